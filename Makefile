@@ -1,0 +1,46 @@
+# Two commands do all the set-up a fresh machine needs: `make demo` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench soak data clean
+
+help:  ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## create .venv with resile and everything the targets need
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (the first time takes a few minutes) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "resile needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+data: $(READY)  ## write the handwritten digits as PNG files under .cache/mnist_png
+	@$(BIN)/python examples/pytorch/mnist/make_mnist_png.py --output .cache/mnist_png
+
+demo: $(READY) data  ## train on three local nodes while a process and then a whole node are killed
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
+	@$(BIN)/python -m pytest tests
+
+lint: $(READY)  ## ruff, mypy --strict, and the design's layers
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
+
+format: $(READY)  ## rewrite the code in the house format
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(READY)  ## every figure the README promises, with its peer in the same run
+	@$(BIN)/python -m benchmarks
+
+soak: $(READY)  ## the long proofs: 10,000 random fault schedules
+	@$(BIN)/python -m pytest tests -m soak --timeout 7200
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

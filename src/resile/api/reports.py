@@ -1,0 +1,97 @@
+"""What agents report and the core decides on: plain values that wire messages and core events both carry."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from resile.api.ids import Bytes, Rank
+
+MAX_LOG_TAIL = 8 * 1024
+MAX_ERROR = 4 * 1024
+"""In characters. A master with 10,000 failing workers must stay small (DLRover #1723)."""
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of rendezvous that an agent was started with (`--nnodes`, `--node_unit`, `--rdzv-conf`)."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_unit: int = 1
+    max_restarts: int = 3
+    join_timeout: float | None = None
+    last_call: float | None = None
+    pend_timeout: float | None = None
+
+
+class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One training process that ended badly, as its agent saw it."""
+
+    global_rank: int
+    local_rank: int
+    pid: int
+    at: float
+    """Wall-clock seconds when the process ended (or when `@record` wrote its error)."""
+    exit_code: int = 0
+    """As the shell would give it; 0 when a signal ended the process."""
+    signal: int = 0
+    error: str = ""
+    """The exception's type and message if the script recorded one, else empty."""
+    traceback: str = ""
+    log_tail: str = ""
+    oom: bool = False
+
+    def __str__(self) -> str:
+        how = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+        why = f": {self.error.splitlines()[0]}" if self.error.strip() else ""
+        return f"rank {self.global_rank} (pid {self.pid}) ended with {how}{why}"
+
+
+class NodeStatus(enum.StrEnum):
+    """What a platform says of a node."""
+
+    LAUNCHING = "Launching"
+    """Asked for; the platform has not answered yet."""
+    PENDING = "Pending"
+    """It cannot start now (no room, image missing); nobody waits for it."""
+    STARTING = "Starting"
+    """It has a place and is on its way."""
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+    @property
+    def ended(self) -> bool:
+        """Whether a node in this status will never run again."""
+        return self in (NodeStatus.SUCCEEDED, NodeStatus.FAILED, NodeStatus.DELETED)
+
+
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a node ended, in the platform's words."""
+
+    exit_code: int | None = None
+    """128 + signal when a signal ended it."""
+    reason: str = ""
+    """`OOMKilled`, `Evicted`, `Preempted`, `DeadlineExceeded`, … as the platform names it; empty if it says nothing."""
+    message: str = ""
+
+
+class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the core wants a launched node to have, where it differs from the role's template."""
+
+    memory: Bytes | None = None
+    cpu: float | None = None
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's part of a round: all a torchrun-style agent needs to start its processes."""
+
+    group_rank: Rank
+    group_world_size: int
+    first_rank: int
+    """The global rank of its local rank 0."""
+    world_size: int
+    master_addr: str
+    master_port: int

@@ -1,0 +1,1 @@
+"""Where nodes run: one port (`port.Platform`), one adapter per place."""

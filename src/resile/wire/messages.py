@@ -1,0 +1,251 @@
+"""Everything that agents, masters, command lines and training processes say to each other.
+
+All messages are one-way. An agent's `Hello` carries its whole state, so a lost connection loses nothing: the agent says
+Hello again and repeats the requests that were not answered. Every message may arrive twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
+from resile.api.reports import Meeting, Place, WorkerFailure
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all messages; the type's name is the tag on the wire."""
+
+
+# agent -> master ------------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """The first message of an agent on every connection: who it is and all it holds."""
+
+    protocol: int
+    job: str
+    incarnation: str
+    """Made anew by every agent process; tells a returning agent from another process in its place."""
+    address: str
+    """Where this node's rank 0 would listen: an IP address or a name that the other nodes can reach."""
+    host: str
+    nproc: int
+    meeting: Meeting
+    role: str = "worker"
+    node_id: NodeId | None = None
+    """None on bare machines, where the master numbers the nodes."""
+    rank: Rank | None = None
+    round: Round = NO_ROUND
+    """The round its processes run in, or ran in last."""
+    running: bool = False
+    finished: bool = False
+    """All its processes of `round` ended well."""
+    elastic: bool = False
+    """Its processes regroup without restarting, so nobody needs to wait for late joiners."""
+
+
+class Heartbeat(Message):
+    """I am alive and have nothing else to say."""
+
+
+class Join(Message):
+    """My processes are down; take me into any round newer than `after`."""
+
+    after: Round
+    port: int
+    """A free port for the round's store, in case this node becomes group rank 0."""
+
+
+class Failed(Message):
+    """A training process of `round` ended badly."""
+
+    round: Round
+    failure: WorkerFailure
+
+
+class Finished(Message):
+    """All training processes of `round` on this node ended well."""
+
+    round: Round
+
+
+class Stepped(Message):
+    """Training reached `step` of `total` (0 = unknown) in `round`."""
+
+    round: Round
+    step: int
+    total: int = 0
+    at: float = 0.0
+    """Wall-clock seconds of the newest step."""
+
+
+class WorkerGone(Message):
+    """The training process `worker` is gone, however it ended; what it had taken is free."""
+
+    worker: str
+
+
+class Leaving(Message):
+    """This node leaves for good, by its own will (a signal, a person)."""
+
+    because: str
+
+
+# training process -> agent -> master: the shard ledger ------------------------------------------------------------------
+
+
+class OpenDataset(Message):
+    """Register a data set; the same words twice change nothing, other words are refused."""
+
+    worker: str
+    request: int
+    name: str
+    size: int
+    shard_size: int
+    epochs: int = 1
+    seed: int | None = None
+    """Shuffles the order of shards, the same way for everybody; None keeps them in order."""
+
+
+class TakeShard(Message):
+    """Ask for the next shard. The answer comes when there is one, or when there will be none."""
+
+    worker: str
+    request: int
+    dataset: str
+
+
+class ShardProgress(Message):
+    """Of the shard held under `lease`, everything before `upto` is done."""
+
+    worker: str
+    request: int
+    dataset: str
+    lease: int
+    upto: int
+
+
+# master -> agent ------------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message):
+    """The master knows this agent."""
+
+    node: NodeKey
+    rank: Rank
+    heartbeat: float
+    silence: float
+    regroup_grace: float
+    exit_grace: float
+
+
+class Refused(Message):
+    """The master will not serve this peer; `because` is one sentence for its user. The connection ends."""
+
+    because: str
+
+
+class RoundFormed(Message):
+    """Start your processes: this is your place in the round."""
+
+    round: Round
+    place: Place
+
+
+class RoundOver(Message):
+    """Stop the processes of `round` and join again: somebody was lost, or somebody waits to come in."""
+
+    round: Round
+    because: str
+
+
+class Leave(Message):
+    """This node is no longer part of the job: stop and exit with `exit_code`."""
+
+    because: str
+    exit_code: int
+
+
+class JobOver(Message):
+    """The job has ended."""
+
+    succeeded: bool
+    reason: str
+    message: str
+    failure: WorkerFailure | None = None
+    """The failure that came first, and the node it came from."""
+    failed_node: str = ""
+
+
+class DatasetOpen(Message):
+    """Answer to OpenDataset; `error` is empty or one sentence."""
+
+    worker: str
+    request: int
+    error: str = ""
+
+
+class ShardGranted(Message):
+    """Answer to TakeShard: [start, end) of `epoch`, yours until done or lost. `lease` 0 means there is no more."""
+
+    worker: str
+    request: int
+    lease: int = 0
+    epoch: int = 0
+    start: int = 0
+    end: int = 0
+
+
+class ShardNoted(Message):
+    """Answer to ShardProgress: it is in the ledger (`counted`), or it came from somebody who no longer holds it."""
+
+    worker: str
+    request: int
+    counted: bool
+
+
+# command line <-> master ------------------------------------------------------------------------------------------------
+
+
+class Ask(Message):
+    """A command for the master; `what` is one of the verbs in `resile.master.asks`."""
+
+    request: int
+    what: str
+    arguments: dict[str, Any] = {}
+
+
+class Answer(Message):
+    """The result of an Ask; `error` is empty or one sentence."""
+
+    request: int
+    error: str = ""
+    result: Any = None
+
+
+# training process <-> its agent (Unix socket) ---------------------------------------------------------------------------
+
+
+class Attach(Message):
+    """The first message of a training process to its agent."""
+
+    worker: str
+
+
+AgentMessage = (
+    Hello | Heartbeat | Join | Failed | Finished | Stepped | WorkerGone | Leaving | OpenDataset | TakeShard | ShardProgress
+)
+"""What a master hears from an agent."""
+
+MasterMessage = (
+    Welcome | Refused | RoundFormed | RoundOver | Leave | JobOver | DatasetOpen | ShardGranted | ShardNoted | Answer
+)
+"""What an agent or a command line hears from a master."""
+
+ToMaster = AgentMessage | Ask
+WorkerMessage = Attach | Stepped | OpenDataset | TakeShard | ShardProgress
+"""What an agent hears from its training processes."""
