@@ -1,0 +1,241 @@
+"""Listening and calling: the ways to a `Connection` whose two sides have proved that they hold the job's token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from typing import Any
+
+from resile.api.ids import Seconds
+from resile.wire.frames import MAX_ANSWER, MAX_FRAME, BadFrame, encode
+from resile.wire.handshake import HANDSHAKE_DEADLINE, NotWelcome
+from resile.wire.protocol import (
+    UNSENT_LIMIT,
+    CallingConnection,
+    CannotConnect,
+    Connection,
+    Endpoint,
+    OnClose,
+    OnMessage,
+    OnOpen,
+    OnRefused,
+    address,
+    nothing,
+)
+
+__all__ = [
+    "BadFrame",
+    "CannotConnect",
+    "CannotListen",
+    "Connection",
+    "NotWelcome",
+    "Server",
+    "connect",
+    "encode",
+    "serve",
+]
+
+BACKLOG = 8192
+"""Connections the kernel holds until we accept them (capped by net.core.somaxconn): all agents come at once."""
+
+KEEPALIVE_IDLE = Seconds(15)
+KEEPALIVE_PROBES = 4
+KEEPALIVE_INTERVAL = Seconds(5)
+"""The kernel's own look after the peer, for owners without heartbeats: gone after 15 s and 4 probes of 5 s."""
+
+
+class CannotListen(OSError):
+    """The address cannot be served; the text is one sentence."""
+
+
+class Server:
+    """A listening address and the connections that came in by it."""
+
+    def __init__(self, endpoint: Endpoint, listener: asyncio.Server, port: int) -> None:
+        self._endpoint = endpoint
+        self._listener = listener
+        self.port = port
+
+    @property
+    def connections(self) -> set[Connection]:
+        """The open connections whose peers have proved themselves. The live set: do not change it."""
+        return self._endpoint.connections
+
+    def close(self) -> None:
+        """Listen no more and close every connection; `on_close` follows for each."""
+        self._listener.close()
+        for connection in tuple(self._endpoint.connections):
+            connection.close("the server stopped")
+
+
+async def serve(
+    host: str,
+    port: int,
+    *,
+    token: bytes,
+    decode: Any,
+    on_message: OnMessage,
+    on_close: OnClose = nothing,
+    on_open: OnOpen = nothing,
+    on_refused: OnRefused = nothing,
+    tls: ssl.SSLContext | None = None,
+    backlog: int = BACKLOG,
+    user_timeout: float | None = None,
+    deadline: float = HANDSHAKE_DEADLINE,
+    max_frame: int = MAX_FRAME,
+    unsent_limit: int = UNSENT_LIMIT,
+) -> Server:
+    """Listen on `host:port` (port 0 takes a free one, an empty host all IPv4 addresses).
+
+    `on_open(connection)` comes once a peer has proved itself, then `on_message(connection, message)` for every message,
+    heartbeats included, then `on_close(connection, because)` exactly once, however it ended.
+    `on_refused(peer, because)` comes for those who never got that far (but not for a failed TLS handshake: asyncio
+    keeps that to itself).
+
+    Args:
+        host: Address or name to listen on.
+        port: Port to listen on.
+        token: The job's secret; must not be empty.
+        decode: Message type or union of types that peers may send.
+        on_message: See above.
+        on_close: See above.
+        on_open: See above.
+        on_refused: See above.
+        tls: From `resile.wire.tls.server_context`, or None for plain TCP.
+        backlog: Connections the kernel may hold before they are accepted.
+        user_timeout: Seconds that sent bytes may stay unacknowledged before the kernel ends the connection.
+        deadline: Seconds a peer has to prove itself.
+        max_frame: Largest message accepted.
+        unsent_limit: Bytes a peer may leave unread before it is dropped.
+
+    Raises:
+        CannotListen: the address is in use, not ours or not resolvable.
+    """
+    endpoint = Endpoint(
+        token=token,
+        decode=decode,
+        on_message=on_message,
+        on_close=on_close,
+        on_open=on_open,
+        on_refused=on_refused,
+        max_receive=max_frame,
+        deadline=deadline,
+        unsent_limit=unsent_limit,
+    )
+    listener = await _listen(host, port, endpoint.loop)
+    try:
+        _look_after(listener, user_timeout)  # Linux hands these options on to every accepted connection
+        server = await endpoint.loop.create_server(
+            lambda: Connection(endpoint), sock=listener, ssl=tls, backlog=backlog
+        )
+    except BaseException:
+        listener.close()
+        raise
+    return Server(endpoint, server, listener.getsockname()[1])
+
+
+async def connect(
+    host: str,
+    port: int,
+    *,
+    token: bytes,
+    decode: Any,
+    on_message: OnMessage,
+    on_close: OnClose = nothing,
+    tls: ssl.SSLContext | None = None,
+    server_name: str | None = None,
+    timeout: float = HANDSHAKE_DEADLINE,  # noqa: ASYNC109 (its end is a sentence of ours, not a bare TimeoutError)
+    user_timeout: float | None = None,
+    max_frame: int = MAX_ANSWER,
+) -> Connection:
+    """Call `host:port` and return once both sides have proved themselves. Tries once.
+
+    A message that the server sends at once may reach `on_message` before this returns.
+
+    Args:
+        host: Address or name of the server.
+        port: Its port.
+        token: The job's secret; must not be empty.
+        decode: Message type or union of types that the server may send.
+        on_message: As for `serve`.
+        on_close: As for `serve`; not called when this raises.
+        tls: From `resile.wire.tls.client_context`, or None for plain TCP.
+        server_name: The name the server's certificate must hold, if it is not `host`.
+        timeout: Seconds for all of it: name, connection, TLS, handshake.
+        user_timeout: Seconds that sent bytes may stay unacknowledged before the kernel ends the connection.
+        max_frame: Largest message accepted.
+
+    Raises:
+        CannotConnect: nobody there, or no answer in time; trying again may help.
+        NotWelcome: wrong token, or a server that is none of ours; trying again will not help.
+    """
+    endpoint = Endpoint(
+        token=token,
+        decode=decode,
+        on_message=on_message,
+        on_close=on_close,
+        max_receive=max_frame,
+        max_send=MAX_FRAME,
+    )
+    where = address(host, port)
+    connection = CallingConnection(endpoint, where)
+    try:
+        async with asyncio.timeout(timeout):
+            transport, _ = await endpoint.loop.create_connection(
+                lambda: connection, host, port, ssl=tls, server_hostname=(server_name or host) if tls else None
+            )
+            _look_after(transport.get_extra_info("socket"), user_timeout)
+            return await connection.done
+    except TimeoutError:
+        connection.abort()
+        raise CannotConnect(f"the server at {where} did not answer within {timeout:g} s") from None
+    except ssl.SSLCertVerificationError as error:
+        raise NotWelcome(f"the server at {where} showed a certificate that fails: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        raise NotWelcome(f"the server at {where} does not speak TLS with us: {error.reason or error}") from None
+    except (CannotConnect, NotWelcome):
+        raise
+    except OSError as error:
+        raise CannotConnect(f"cannot connect to {where}: {_reason(error)}") from None
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
+
+
+async def _listen(host: str, port: int, loop: asyncio.AbstractEventLoop) -> socket.socket:
+    where = address(host, port)
+    try:
+        found = await loop.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # One name, one socket; IPv4 first, as that is what an address in a manifest or an environment mostly is.
+        family, kind, proto, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listener = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {where}: {_reason(error)}") from None
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted master takes its port at once
+        listener.bind(place)
+    except OSError as error:
+        listener.close()
+        raise CannotListen(f"cannot listen on {where}: {_reason(error)}") from None
+    return listener
+
+
+def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
+    """No delay for small messages; let the kernel notice peers that vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(KEEPALIVE_IDLE))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(KEEPALIVE_INTERVAL))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    if user_timeout is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(user_timeout * 1000))
+
+
+def _reason(error: OSError) -> str:
+    """The system's words, in the middle of a sentence."""
+    known = error.errno is not None and not isinstance(error, socket.gaierror)
+    words = os.strerror(error.errno) if known else error.strerror or str(error)
+    return words[:1].lower() + words[1:]

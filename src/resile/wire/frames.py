@@ -1,0 +1,137 @@
+"""Messages to bytes and back, without I/O: a frame is a 4-byte big-endian length and a msgpack body.
+
+A length is checked before anything is kept for it, so a peer cannot make us hold more than one limit's worth of bytes.
+Whole frames that arrive alone, as heartbeats do, are recognised without touching a buffer: that path runs 16,000 times
+a second in a master with 10,000 agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from resile.api.ids import Bytes, MiB
+from resile.wire.messages import Heartbeat, Message
+
+PREFIX = 4
+"""Bytes of the length before each body."""
+
+MAX_FRAME = Bytes(MiB)
+"""What a server accepts: the largest message to a master (a failure with its log tail) stays under 64 KiB."""
+
+MAX_ANSWER = Bytes(16 * MiB)
+"""What a client accepts from its server: a status table of 10,000 nodes comes to some 2 MiB."""
+
+
+class BadFrame(ValueError):
+    """Bytes that are no message of ours; the text is one sentence without the peer's name."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message, limit: int = MAX_ANSWER) -> bytes:
+    """One message as one frame, ready for any number of `send_frame` calls.
+
+    Raises:
+        BadFrame: the message is longer than `limit`.
+    """
+    body = _encoder.encode(message)
+    if len(body) > limit:
+        raise BadFrame(f"a {type(message).__name__} message of {len(body)} bytes is over the limit of {limit} bytes")
+    return len(body).to_bytes(PREFIX, "big") + body
+
+
+HEARTBEAT = Heartbeat()
+HEARTBEAT_FRAME = encode(HEARTBEAT)
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into frame bodies, however the stream was chopped up.
+
+    Keeps nothing between whole frames, so an idle connection costs one small object.
+    """
+
+    __slots__ = ("_limit", "_rest")
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._rest: bytearray | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether the stream stands in the middle of a frame."""
+        return self._rest is not None
+
+    def feed(self, data: bytes) -> Sequence[memoryview]:
+        """The bodies that `data` completes, in order; the views are valid for as long as they are held.
+
+        Raises:
+            BadFrame: a length is over the limit. The stream is lost: feed nothing more. Frames that came whole before
+                the bad length are lost with it.
+        """
+        if self._rest is None:
+            if len(data) >= PREFIX and len(data) - PREFIX == self._check(data, 0):
+                return (memoryview(data)[PREFIX:],)
+            whole: bytes | bytearray = data
+        else:
+            whole = self._rest
+            whole += data
+        frames: list[memoryview] = []
+        start, end = 0, len(whole)
+        view: memoryview | None = None
+        while end - start >= PREFIX:
+            stop = start + PREFIX + self._check(whole, start)
+            if stop > end:
+                break
+            if view is None:
+                # Growing a bytearray under a view is an error, so views are only ever made of finished bytes.
+                view = memoryview(bytes(whole))
+            frames.append(view[start + PREFIX : stop])
+            start = stop
+        if start == end:
+            self._rest = None
+        elif start or self._rest is None:
+            self._rest = bytearray(whole[start:])
+        return frames
+
+    def _check(self, data: bytes | bytearray, at: int) -> int:
+        size = int.from_bytes(data[at : at + PREFIX], "big")
+        if size > self._limit:
+            raise BadFrame(f"a message of {size} bytes is over the limit of {self._limit} bytes")
+        return size
+
+
+class MessageDecoder:
+    """Bodies to typed messages of one union; shared by all connections of a server.
+
+    Only msgspec's typed decoding runs on a peer's bytes: a value that is not of the declared types never exists.
+    """
+
+    __slots__ = ("_decoder", "heartbeat")
+
+    def __init__(self, kind: Any) -> None:
+        """`kind` is a message type or a union of them."""
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+        self.heartbeat: bytes | None = HEARTBEAT_FRAME
+        """The one frame that may be recognised by comparison; None if this union does not know it."""
+        try:
+            self.decode(memoryview(HEARTBEAT_FRAME)[PREFIX:])
+        except BadFrame:
+            self.heartbeat = None
+
+    def decode(self, body: bytes | memoryview) -> Message:
+        """The message in `body`.
+
+        Raises:
+            BadFrame: it is not msgpack, or none of the union's messages, or has unknown or wrong fields.
+        """
+        try:
+            message: Message = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise BadFrame(f"a message that is not allowed here: {error}") from None
+        except (ValueError, RecursionError, OverflowError):
+            raise BadFrame("bytes that are no message") from None
+        return message

@@ -1,0 +1,167 @@
+"""Who may talk: both sides prove that they hold the job's token before a single message is decoded. No I/O.
+
+The client speaks first, all parts have a fixed length, and the token itself never travels:
+
+    client -> server    MAGIC, client nonce
+    server -> client    MAGIC, server nonce
+    client -> server    HMAC(token, "client", client nonce, server nonce)
+    server -> client    "+", HMAC(token, "server", client nonce, server nonce)     or REFUSAL and the end
+
+Both nonces are fresh, so a recorded handshake is worthless; the roles differ, so an answer cannot be sent back to its
+sender; the client proves itself first, so a stranger gets nothing that depends on the token. Guarantees hold for tokens
+that cannot be guessed (`secrets.token_bytes(32)`). What follows is not encrypted: that is what TLS is for.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+
+from resile.api.ids import Seconds
+
+PRODUCT = b"resile/"
+MAGIC = PRODUCT + b"1\n"
+NONCE = 32
+PROOF = 32
+ACCEPTED = b"+"
+REFUSAL = b"-wrong or missing job token\n"
+"""All that a peer without the token ever gets to read after the server's nonce."""
+
+HANDSHAKE_DEADLINE = Seconds(10.0)
+"""Three small packets take milliseconds; 10,000 agents that come at once on a busy machine take some seconds."""
+
+LONGEST_PART = max(len(MAGIC) + NONCE, len(ACCEPTED) + PROOF, len(REFUSAL))
+"""No more than this is ever kept of an unproven peer's bytes, plus the one chunk they came in."""
+
+
+class NotWelcome(ConnectionError):
+    """The two sides do not belong together, and trying again will not help; the text is one sentence."""
+
+
+def _proof(token: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    return hmac.digest(token, MAGIC + role + client_nonce + server_nonce, "sha256")
+
+
+def _check_token(token: bytes) -> bytes:
+    if not token:
+        raise ValueError("the job token is empty")
+    return token
+
+
+def _check_magic(data: bytes, who: str) -> None:
+    """Refuse at the first byte that cannot be ours."""
+    got = data[: len(MAGIC)]
+    if MAGIC.startswith(got):
+        return
+    if got.startswith(PRODUCT):
+        version = got[len(PRODUCT) :].split(b"\n")[0].decode("ascii", "replace")
+        raise NotWelcome(f"{who} speaks version {version} of resile's protocol, not version 1")
+    raise NotWelcome(f"{who} does not speak resile's protocol")
+
+
+class _Handshake:
+    """What both sides share: collecting the peer's bytes and naming it in sentences."""
+
+    __slots__ = ("_got", "_mine", "_theirs", "_token", "_who", "finished")
+
+    def __init__(self, token: bytes, who: str) -> None:
+        self._token = _check_token(token)
+        self._who = who
+        self._got = b""
+        self._mine = os.urandom(NONCE)
+        self._theirs = b""
+        self.finished = False
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the handshake, once it is finished: the start of the stream of frames."""
+        return self._got
+
+    def _take(self, size: int) -> bytes:
+        part, self._got = self._got[:size], self._got[size:]
+        return part
+
+    def _take_nonce(self) -> bool:
+        """Whether MAGIC and the peer's nonce are there now."""
+        _check_magic(self._got, self._who)
+        if len(self._got) < len(MAGIC) + NONCE:
+            return False
+        self._take(len(MAGIC))
+        self._theirs = self._take(NONCE)
+        return True
+
+
+class ServerHandshake(_Handshake):
+    """The side that was called. `feed` what arrives and send what it returns until `finished`."""
+
+    __slots__ = ()
+
+    def __init__(self, token: bytes, peer: str) -> None:
+        super().__init__(token, f"the peer at {peer}")
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to send now.
+
+        Raises:
+            NotWelcome: send REFUSAL and end the connection.
+        """
+        self._got += data
+        answer = b""
+        if not self._theirs:
+            if not self._take_nonce():
+                return b""
+            answer = MAGIC + self._mine
+        if len(self._got) < PROOF:
+            return answer
+        proof = self._take(PROOF)
+        if not hmac.compare_digest(proof, _proof(self._token, b"client", self._theirs, self._mine)):
+            raise NotWelcome(f"{self._who} has a wrong or missing job token")
+        self.finished = True
+        return answer + ACCEPTED + _proof(self._token, b"server", self._theirs, self._mine)
+
+
+class ClientHandshake(_Handshake):
+    """The side that called. Send `hello`, then `feed` what arrives and send what it returns until `finished`."""
+
+    __slots__ = ()
+
+    def __init__(self, token: bytes, server: str) -> None:
+        super().__init__(token, f"the server at {server}")
+
+    @property
+    def hello(self) -> bytes:
+        """The first bytes to send."""
+        return MAGIC + self._mine
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to send now.
+
+        Raises:
+            NotWelcome: end the connection.
+        """
+        self._got += data
+        answer = b""
+        if not self._theirs:
+            if self._got[:1] in (b"\x15", b"\x16"):  # a TLS alert or handshake record
+                raise NotWelcome(f"{self._who} speaks TLS, and no TLS is set up here")
+            if REFUSAL.startswith(self._got[: len(REFUSAL)]):
+                self._refused()
+                return b""
+            if not self._take_nonce():
+                return b""
+            answer = _proof(self._token, b"client", self._mine, self._theirs)
+        if REFUSAL.startswith(self._got[: len(REFUSAL)]):
+            self._refused()
+            return answer
+        if len(self._got) < len(ACCEPTED) + PROOF:
+            return answer
+        accepted, proof = self._take(len(ACCEPTED)), self._take(PROOF)
+        expected = _proof(self._token, b"server", self._mine, self._theirs)
+        if accepted != ACCEPTED or not hmac.compare_digest(proof, expected):
+            raise NotWelcome(f"{self._who} does not hold this job's token")
+        self.finished = True
+        return answer
+
+    def _refused(self) -> None:
+        if self._got.startswith(REFUSAL):
+            raise NotWelcome(f"{self._who} refused this peer: wrong or missing job token")

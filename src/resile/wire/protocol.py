@@ -1,0 +1,343 @@
+"""Connections over asyncio: one small object each, no task and no stream, so 10,000 idle ones stay cheap.
+
+Everything runs on the event loop's thread: the callbacks are plain functions called on it, and `send` never waits. What
+a peer does wrong ends its own connection with one sentence and nothing else; an exception out of a callback is a defect
+of the owner and ends that connection too, reported to the loop's exception handler.
+
+Measured (benchmarks/rpc.py, docs/decisions/0001-rpc.md): 10,000 agents with a heartbeat every 0.625 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, cast
+
+from resile.api.ids import Bytes, MiB, Seconds
+from resile.wire.frames import HEARTBEAT, MAX_ANSWER, MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
+from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, NotWelcome, ServerHandshake
+from resile.wire.messages import Message
+
+RECEIVE_BUFFER = Bytes(32 * 1024)
+"""One for all connections of a server: bytes are taken out of it before the next connection is read."""
+
+UNSENT_LIMIT = Bytes(MiB)
+"""A peer that has left this much unread is not served any more: it is stuck, and memory is everybody's."""
+
+LINGER = Seconds(2.0)
+"""How long a closed connection may take to pass on what was sent before."""
+
+
+class CannotConnect(ConnectionError):
+    """Nobody answered as hoped, and trying again may help; the text is one sentence."""
+
+
+OnOpen = Callable[["Connection"], None]
+OnMessage = Callable[["Connection", Any], None]
+OnClose = Callable[["Connection", str], None]
+OnRefused = Callable[[str, str], None]
+
+
+def nothing(*_: object) -> None:
+    """The callback of an owner that does not care."""
+
+
+class Endpoint:
+    """What all connections of one server, or the one of a client, have in common."""
+
+    __slots__ = (
+        "buffer",
+        "connections",
+        "deadline",
+        "decoder",
+        "loop",
+        "max_receive",
+        "max_send",
+        "on_close",
+        "on_message",
+        "on_open",
+        "on_refused",
+        "token",
+        "unsent_limit",
+    )
+
+    def __init__(
+        self,
+        *,
+        token: bytes | None,
+        decode: Any,
+        on_message: OnMessage,
+        on_close: OnClose,
+        on_open: OnOpen = nothing,
+        on_refused: OnRefused = nothing,
+        max_receive: int = MAX_FRAME,
+        max_send: int = MAX_ANSWER,
+        unsent_limit: int = UNSENT_LIMIT,
+        deadline: float = HANDSHAKE_DEADLINE,
+    ) -> None:
+        """`token` None means that another guard lets peers in (the owner of a Unix socket): there is no handshake."""
+        if token is not None and not token:
+            raise ValueError("the job token is empty")
+        self.loop = asyncio.get_running_loop()
+        self.token = token
+        self.decoder = MessageDecoder(decode)
+        self.on_message = on_message
+        self.on_close = on_close
+        self.on_open = on_open
+        self.on_refused = on_refused
+        self.max_receive = max_receive
+        self.max_send = max_send
+        self.unsent_limit = unsent_limit
+        self.deadline = deadline
+        self.buffer = memoryview(bytearray(RECEIVE_BUFFER))
+        self.connections: set[Connection] = set()
+
+
+class _Opening:
+    """What a connection needs until its peer has proved itself."""
+
+    __slots__ = ("done", "handshake", "timer")
+
+    def __init__(
+        self,
+        handshake: ServerHandshake | ClientHandshake,
+        timer: asyncio.TimerHandle | None = None,
+        done: asyncio.Future[Connection] | None = None,
+    ) -> None:
+        self.handshake = handshake
+        self.timer = timer
+        """Ends a caller that is too slow; a client's own time-out covers more than the handshake."""
+        self.done = done
+        """Who waits for the handshake: set on the calling side only."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection to a peer that has proved itself. Made by `serve`, `connect` and `serve_local`, never by hand."""
+
+    __slots__ = ("_because", "_closed", "_decoder", "_endpoint", "_opening", "_transport", "_who", "owner", "peer")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.peer = "nowhere"
+        """Where the peer is: `address:port`, or `pid N` on a Unix socket."""
+        self.owner: Any = None
+        """Free for whoever holds the connection: what it knows of this peer."""
+        self._endpoint = endpoint
+        self._decoder = FrameDecoder(endpoint.max_receive)
+        self._opening: _Opening | None = None
+        self._transport: asyncio.Transport | None = None
+        self._who = "the peer at nowhere"
+        self._because: str | None = None
+        self._closed: asyncio.Future[None] | None = None
+
+    # what an owner uses -----------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended or is ending: nothing more will be sent or heard."""
+        return self._because is not None
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the peer's side has not taken yet (beyond the kernel's buffers)."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def send(self, message: Message) -> None:
+        """Encode and hand to the kernel; never waits. On an ended connection it does nothing.
+
+        Raises:
+            BadFrame: the message is longer than the other side would accept.
+        """
+        self.send_frame(encode(message, self._endpoint.max_send))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Like `send`, for a frame made once by `encode` and sent to many."""
+        if self._because is not None or self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:
+            self.abort(f"{self._who} does not read what it is sent")
+            return
+        self._transport.write(frame)
+
+    def close(self, because: str = "closed here") -> None:
+        """End the connection after what was sent before, waiting at most LINGER for that. `on_close` follows."""
+        if self._because is None and self._transport is not None:
+            self._because = because
+            self._transport.close()
+            if self._transport.get_write_buffer_size():
+                self._endpoint.loop.call_later(LINGER, self._transport.abort)
+
+    def abort(self, because: str = "closed here") -> None:
+        """End the connection at once; what was not sent yet is lost. `on_close` follows."""
+        if self._transport is not None:
+            if self._because is None:
+                self._because = because
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Return once `on_close` has been called."""
+        if self._transport is None:
+            return
+        if self._closed is None:
+            self._closed = self._endpoint.loop.create_future()
+        await asyncio.shield(self._closed)
+
+    # what asyncio calls -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the handshake, or open at once where there is none."""
+        endpoint = self._endpoint
+        self._transport = cast("asyncio.Transport", transport)
+        self.peer = _peer_of(transport)
+        self._who = f"the peer at {self.peer}"
+        if endpoint.token is not None:
+            timer = endpoint.loop.call_later(endpoint.deadline, self._too_late)
+            self._opening = _Opening(ServerHandshake(endpoint.token, self.peer), timer)
+        elif stranger := _stranger(transport):
+            self._because = stranger
+            self._transport.abort()
+            endpoint.on_refused(self.peer, stranger)
+        else:
+            self._open()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The shared buffer; it is empty again when `buffer_updated` returns."""
+        return self._endpoint.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what arrived: the hot path of a master."""
+        endpoint = self._endpoint
+        data = bytes(endpoint.buffer[:nbytes])
+        if data == endpoint.decoder.heartbeat and self._opening is None and not self._decoder.partial:
+            if self._because is None:
+                endpoint.on_message(self, HEARTBEAT)
+        elif self._opening is not None:
+            self._shake(self._opening, data)
+        else:
+            self._receive(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the owner, once, with one sentence."""
+        because = self._because
+        if because is None:
+            because = self._because = self._why_lost(exc)
+        opening, self._opening = self._opening, None
+        self._transport = None
+        if opening is not None:
+            self._not_opened(opening, CannotConnect(because))
+        elif self in self._endpoint.connections:
+            self._endpoint.connections.discard(self)
+            self._endpoint.on_close(self, because)
+        if self._closed is not None:
+            self._closed.set_result(None)
+
+    # inside -----------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._endpoint.connections.add(self)
+        self._endpoint.on_open(self)
+
+    def _shake(self, opening: _Opening, data: bytes) -> None:
+        if self._because is not None or self._transport is None:
+            return
+        try:
+            answer = opening.handshake.feed(data)
+        except NotWelcome as refusal:
+            self._because = str(refusal)
+            self._opening = None
+            if opening.done is None:
+                self._transport.write(REFUSAL)
+            self._transport.close()
+            self._not_opened(opening, refusal)
+            return
+        if answer:
+            self._transport.write(answer)
+        if opening.handshake.finished:
+            if opening.timer is not None:
+                opening.timer.cancel()
+            self._opening = None
+            self._open()
+            if opening.done is not None and not opening.done.done():
+                opening.done.set_result(self)
+            if opening.handshake.rest:
+                self._receive(opening.handshake.rest)
+
+    def _not_opened(self, opening: _Opening, error: ConnectionError) -> None:
+        """Tell whoever waits for this connection, or watches who is turned away."""
+        if opening.timer is not None:
+            opening.timer.cancel()
+        if opening.done is None:
+            self._endpoint.on_refused(self.peer, str(error))
+        elif not opening.done.done():
+            opening.done.set_exception(error)
+
+    def _receive(self, data: bytes) -> None:
+        endpoint = self._endpoint
+        decode = endpoint.decoder.decode
+        try:
+            for body in self._decoder.feed(data):
+                message = decode(body)
+                if self._because is not None:
+                    return
+                endpoint.on_message(self, message)
+        except BadFrame as bad:
+            self.close(f"{self._who} sent {bad}")
+
+    def _too_late(self) -> None:
+        self.abort(f"{self._who} did not finish the handshake within {self._endpoint.deadline:g} s")
+
+    def _why_lost(self, exc: Exception | None) -> str:
+        if isinstance(exc, OSError):
+            return f"the connection to {self._who} broke: {exc.strerror or exc}"
+        if exc is not None:
+            return f"the connection to {self._who} was given up after an error here: {exc!r}"
+        if self._opening is not None:
+            return f"{self._who} closed the connection during the handshake"
+        middle = " in the middle of a message" if self._decoder.partial else ""
+        return f"{self._who} closed the connection{middle}"
+
+
+class CallingConnection(Connection):
+    """The calling side of a connection: says hello first and keeps the server's name as its user wrote it."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, endpoint: Endpoint, where: str) -> None:
+        super().__init__(endpoint)
+        self.peer = where
+        self._who = f"the server at {where}"
+        self.done: asyncio.Future[Connection] = endpoint.loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello."""
+        self._transport = cast("asyncio.Transport", transport)
+        client = ClientHandshake(self._endpoint.token or b"", self.peer)
+        self._opening = _Opening(client, done=self.done)
+        self._transport.write(client.hello)
+
+
+def address(host: str, port: int) -> str:
+    """How a place is written in sentences."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _credentials(transport: asyncio.BaseTransport) -> tuple[int, int]:
+    """Pid and uid of the process at the other end of a Unix socket."""
+    sock = transport.get_extra_info("socket")
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
+
+
+def _peer_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    if isinstance(name, tuple):
+        return address(name[0], name[1])
+    return f"pid {_credentials(transport)[0]}"
+
+
+def _stranger(transport: asyncio.BaseTransport) -> str:
+    """Why a process that came by a Unix socket is not let in; empty if it is: our own user or root."""
+    pid, uid = _credentials(transport)
+    return "" if uid in (os.geteuid(), 0) else f"the process with pid {pid} belongs to user {uid}, not to ours"

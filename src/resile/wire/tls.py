@@ -1,0 +1,95 @@
+"""TLS for the wire: contexts from the certificate files of a job's Secret, with one clear sentence for each wrong file.
+
+TLS encrypts; who may talk is decided by the job token all the same (`resile.wire.handshake`). Mutual TLS is had by
+giving the server a CA and the client a certificate.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+OLDEST = ssl.TLSVersion.TLSv1_3
+"""Both ends are ours, so nothing older is ever needed."""
+
+
+class BadTLS(ValueError):
+    """A certificate, key or CA file that cannot be used; the text is one sentence that names the file."""
+
+
+def server_context(certificate: Path, key: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
+    """The server's side; with `client_ca`, only clients with a certificate of that CA get through.
+
+    Raises:
+        BadTLS: a file is missing, unreadable, no PEM, or key and certificate do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = OLDEST
+    _load_pair(context, certificate, key)
+    if client_ca is not None:
+        _load_ca(context, client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(
+    ca: Path, *, certificate: Path | None = None, key: Path | None = None, check_name: bool = True
+) -> ssl.SSLContext:
+    """The client's side: trusts the servers that `ca` has signed, and no others.
+
+    `check_name` False accepts any name in the certificate: right where `ca` signs for one job alone and its master is
+    called by an address that nobody knew when the certificate was made.
+
+    Raises:
+        BadTLS: as for `server_context`; or only one of `certificate` and `key` was given.
+    """
+    if (certificate is None) != (key is None):
+        given, lacking = ("certificate", "key") if key is None else ("key", "certificate")
+        raise BadTLS(f"a TLS {given} was given without its {lacking}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = OLDEST
+    context.check_hostname = check_name
+    _load_ca(context, ca)
+    if certificate is not None and key is not None:
+        _load_pair(context, certificate, key)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    _readable("certificate", certificate, b"CERTIFICATE-----")
+    _readable("key", key, b"PRIVATE KEY-----")
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password(key))
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise BadTLS(f"the TLS key {key} does not belong to the certificate {certificate}") from None
+        why = error.reason or error
+        raise BadTLS(f"the TLS certificate {certificate} and key {key} cannot be used: {why}") from None
+
+
+def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
+    _readable("CA", ca, b"CERTIFICATE-----")
+    try:
+        context.load_verify_locations(ca)
+    except ssl.SSLError as error:
+        raise BadTLS(f"the TLS CA {ca} cannot be used: {error.reason or error}") from None
+
+
+def _readable(what: str, file: Path, mark: bytes) -> None:
+    """OpenSSL's own errors name neither the file nor the trouble."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise BadTLS(f"the TLS {what} {file} cannot be read: {error.strerror}") from None
+    if mark not in content:
+        raise BadTLS(f"the TLS {what} {file} holds no PEM {what.lower() if what != 'CA' else 'certificate'}")
+
+
+def _no_password(key: Path) -> Callable[[], str]:
+    """Without this OpenSSL would ask the terminal and wait."""
+
+    def refuse() -> str:
+        raise BadTLS(f"the TLS key {key} is protected by a password")
+
+    return refuse
