@@ -236,6 +236,7 @@ def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
 
 def _reason(error: OSError) -> str:
     """The system's words, in the middle of a sentence."""
-    known = error.errno is not None and not isinstance(error, socket.gaierror)
-    words = os.strerror(error.errno) if known else error.strerror or str(error)
+    words = error.strerror or str(error)
+    if error.errno is not None and not isinstance(error, socket.gaierror):
+        words = os.strerror(error.errno)
     return words[:1].lower() + words[1:]

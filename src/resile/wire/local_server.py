@@ -71,8 +71,7 @@ async def serve_local(
         raise CannotListen(f"cannot listen on {path}: a socket's path may have at most {LONGEST_PATH} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _own_directory(path.parent)
-        path.unlink(missing_ok=True)
+        _make_room(path)
         listener.bind(str(path))
         server = await endpoint.loop.create_unix_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
     except OSError as error:
@@ -83,10 +82,12 @@ async def serve_local(
     return LocalServer(endpoint, server, path)
 
 
-def _own_directory(directory: Path) -> None:
+def _make_room(path: Path) -> None:
+    directory = path.parent
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.geteuid():
         raise CannotListen(f"cannot listen in {directory}: the directory belongs to another user")
     if found.st_mode & 0o077:
         raise CannotListen(f"cannot listen in {directory}: the directory is open to others (mode must be 0700)")
+    path.unlink(missing_ok=True)
