@@ -1,0 +1,67 @@
+"""The entry point of `resile`: finds the command and loads only what that command needs.
+
+`run` is on the way of every new agent, and an agent's start is part of recovery: it must not wait for click or rich.
+Every other command is in the click group `resile.cli.commands:cli`, loaded when one is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from resile import __version__
+
+COMMANDS: dict[str, str] = {
+    "run": "run a training script on this machine, alone or together with others",
+    "submit": "run an ElasticJob manifest, here (--local) or on a cluster",
+    "explain": "print what the engine derived from your settings, such as its time-outs",
+    "chaos": "break something on purpose and watch the job recover",
+}
+"""Every command and what it is for: the overview below and the click group's help are made from this."""
+
+BAD_USAGE = 2
+
+
+def overview() -> str:
+    """What `resile` and `resile --help` print."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"resile {__version__}: elastic, fault-tolerant training",
+            "",
+            "usage: resile COMMAND [flags]",
+            "",
+            *lines,
+            "",
+            "`resile COMMAND --help` explains a command; start with",
+            "    resile run --standalone --nproc-per-node 2 train.py",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs one command and ends the process with its exit code; 2 for a command that does not exist."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    first = words[0] if words else "--help"
+    if first == "run":
+        from resile.cli.run import main as run
+
+        run(words[1:], "resile run")
+    elif first in ("--help", "-h", "help"):
+        print(overview())
+    elif first in ("--version", "-V"):
+        print(f"resile {__version__}")
+    elif first in COMMANDS:
+        from resile.cli.commands import cli
+
+        cli(args=words, prog_name="resile")
+    else:
+        from difflib import get_close_matches
+
+        near = get_close_matches(first, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}"
+        print(f"resile: no command {first!r}; {hint}", file=sys.stderr)
+        sys.exit(BAD_USAGE)
+    sys.exit(0)
