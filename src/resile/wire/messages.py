@@ -20,10 +20,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     """Base of all messages; the type's name is the tag on the wire."""
 
 
-# agent -> master ------------------------------------------------------------------------------------------------------
+# agent -> master ---------------------------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True):
     """The first message of an agent on every connection: who it is and all it holds."""
 
     protocol: int
@@ -48,11 +48,11 @@ class Hello(Message):
     """Its processes regroup without restarting, so nobody needs to wait for late joiners."""
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """I am alive and have nothing else to say."""
 
 
-class Join(Message):
+class Join(Message, frozen=True, kw_only=True):
     """My processes are down; take me into any round newer than `after`."""
 
     after: Round
@@ -60,20 +60,20 @@ class Join(Message):
     """A free port for the round's store, in case this node becomes group rank 0."""
 
 
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """A training process of `round` ended badly."""
 
     round: Round
     failure: WorkerFailure
 
 
-class Finished(Message):
+class Finished(Message, frozen=True, kw_only=True):
     """All training processes of `round` on this node ended well."""
 
     round: Round
 
 
-class Stepped(Message):
+class Stepped(Message, frozen=True, kw_only=True):
     """Training reached `step` of `total` (0 = unknown) in `round`."""
 
     round: Round
@@ -83,22 +83,22 @@ class Stepped(Message):
     """Wall-clock seconds of the newest step."""
 
 
-class WorkerGone(Message):
+class WorkerGone(Message, frozen=True, kw_only=True):
     """The training process `worker` is gone, however it ended; what it had taken is free."""
 
     worker: str
 
 
-class Leaving(Message):
+class Leaving(Message, frozen=True, kw_only=True):
     """This node leaves for good, by its own will (a signal, a person)."""
 
     because: str
 
 
-# training process -> agent -> master: the shard ledger ------------------------------------------------------------------
+# training process -> agent -> master: the shard ledger ---------------------------------------------------------------
 
 
-class OpenDataset(Message):
+class OpenDataset(Message, frozen=True, kw_only=True):
     """Register a data set; the same words twice change nothing, other words are refused."""
 
     worker: str
@@ -111,7 +111,7 @@ class OpenDataset(Message):
     """Shuffles the order of shards, the same way for everybody; None keeps them in order."""
 
 
-class TakeShard(Message):
+class TakeShard(Message, frozen=True, kw_only=True):
     """Ask for the next shard. The answer comes when there is one, or when there will be none."""
 
     worker: str
@@ -119,7 +119,7 @@ class TakeShard(Message):
     dataset: str
 
 
-class ShardProgress(Message):
+class ShardProgress(Message, frozen=True, kw_only=True):
     """Of the shard held under `lease`, everything before `upto` is done."""
 
     worker: str
@@ -129,10 +129,10 @@ class ShardProgress(Message):
     upto: int
 
 
-# master -> agent ------------------------------------------------------------------------------------------------------
+# master -> agent ---------------------------------------------------------------------------------------------------
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True, kw_only=True):
     """The master knows this agent."""
 
     node: NodeKey
@@ -143,34 +143,34 @@ class Welcome(Message):
     exit_grace: float
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """The master will not serve this peer; `because` is one sentence for its user. The connection ends."""
 
     because: str
 
 
-class RoundFormed(Message):
+class RoundFormed(Message, frozen=True, kw_only=True):
     """Start your processes: this is your place in the round."""
 
     round: Round
     place: Place
 
 
-class RoundOver(Message):
+class RoundOver(Message, frozen=True, kw_only=True):
     """Stop the processes of `round` and join again: somebody was lost, or somebody waits to come in."""
 
     round: Round
     because: str
 
 
-class Leave(Message):
+class Leave(Message, frozen=True, kw_only=True):
     """This node is no longer part of the job: stop and exit with `exit_code`."""
 
     because: str
     exit_code: int
 
 
-class JobOver(Message):
+class JobOver(Message, frozen=True, kw_only=True):
     """The job has ended."""
 
     succeeded: bool
@@ -181,7 +181,7 @@ class JobOver(Message):
     failed_node: str = ""
 
 
-class DatasetOpen(Message):
+class DatasetOpen(Message, frozen=True, kw_only=True):
     """Answer to OpenDataset; `error` is empty or one sentence."""
 
     worker: str
@@ -189,7 +189,7 @@ class DatasetOpen(Message):
     error: str = ""
 
 
-class ShardGranted(Message):
+class ShardGranted(Message, frozen=True, kw_only=True):
     """Answer to TakeShard: [start, end) of `epoch`, yours until done or lost. `lease` 0 means there is no more."""
 
     worker: str
@@ -200,7 +200,7 @@ class ShardGranted(Message):
     end: int = 0
 
 
-class ShardNoted(Message):
+class ShardNoted(Message, frozen=True, kw_only=True):
     """Answer to ShardProgress: it is in the ledger (`counted`), or it came from somebody who no longer holds it."""
 
     worker: str
@@ -208,10 +208,10 @@ class ShardNoted(Message):
     counted: bool
 
 
-# command line <-> master ------------------------------------------------------------------------------------------------
+# command line <-> master ---------------------------------------------------------------------------------------------
 
 
-class Ask(Message):
+class Ask(Message, frozen=True, kw_only=True):
     """A command for the master; `what` is one of the verbs in `resile.master.asks`."""
 
     request: int
@@ -219,7 +219,7 @@ class Ask(Message):
     arguments: dict[str, Any] = {}
 
 
-class Answer(Message):
+class Answer(Message, frozen=True, kw_only=True):
     """The result of an Ask; `error` is empty or one sentence."""
 
     request: int
@@ -227,10 +227,10 @@ class Answer(Message):
     result: Any = None
 
 
-# training process <-> its agent (Unix socket) ---------------------------------------------------------------------------
+# training process <-> its agent (Unix socket) ------------------------------------------------------------------------
 
 
-class Attach(Message):
+class Attach(Message, frozen=True, kw_only=True):
     """The first message of a training process to its agent."""
 
     worker: str

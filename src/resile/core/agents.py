@@ -1,0 +1,201 @@
+"""Agents coming, going, falling silent, and reporting their processes."""
+
+from __future__ import annotations
+
+from resile.api.ids import NodeKey, Rank, Round
+from resile.api.reports import Meeting, NodeEnd, NodeStatus
+from resile.core import endings, ledger, membership, rounds
+from resile.core.deadlines import Alarm
+from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
+from resile.core.endings import Reason
+from resile.core.events import AgentCame, AgentLeaving, NodeFinished, WorkerFailed
+from resile.core.state import Agent, Blame, Done, Idle, JobState, Node, Phase, Training, Underway
+from resile.core.turn import Turn
+
+MAX_BLAMED = 64
+"""How many failures of one round are kept: the first is the one that matters, the rest are collateral."""
+
+
+def came(turn: Turn, event: AgentCame) -> None:
+    """An agent said Hello: find or make its node, and bring both sides to the same view of the round."""
+    state = turn.state
+    if state.phase.over:
+        endings.tell(turn, event.session)
+        return
+    error = _rules_error(state, event)
+    if error:
+        turn.decide(Refuse(session=event.session, because=error))
+        return
+    node = _node_of(turn, event)
+    if isinstance(node, str):
+        turn.decide(Refuse(session=event.session, because=node))
+        return
+    if state.meeting is None:
+        rounds.open_forming(turn)
+    state.meeting = _merge(state, event.meeting)
+    if node.agent is not None and node.agent.incarnation != event.incarnation:
+        _forget_process(turn, node)
+    node.agent = Agent(
+        incarnation=event.incarnation,
+        address=event.address,
+        host=event.host,
+        nproc=event.nproc,
+        session=event.session,
+        stance=node.agent.stance if node.agent is not None else Idle(),
+        elastic=event.elastic,
+    )
+    node.host = event.host
+    node.status = NodeStatus.RUNNING
+    if state.phase in (Phase.CREATED, Phase.PENDING):
+        state.phase = Phase.RUNNING
+    turn.deadlines.clear(Alarm.AWAY, node.key)
+    turn.deadlines.watch(node.key, turn.now)
+    turn.decide(Admit(session=event.session, node=node.key, rank=node.rank))
+    _agree_on_round(turn, node, node.agent, event)
+    turn.touch(node)
+    rounds.form(turn)
+
+
+def went(turn: Turn, node: Node, session: int) -> None:
+    """A connection ended. If it was this agent's current one, it has a blink to come back."""
+    if node.agent is not None and node.agent.session == session and not node.status.ended:
+        turn.detach(node, turn.now + turn.timeouts.blink)
+
+
+def leaving(turn: Turn, node: Node, event: AgentLeaving) -> None:
+    """An agent takes its leave: its peers need not find out the hard way."""
+    if node.alive:
+        membership.ended(turn, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
+
+
+def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
+    """A training process ended badly. The first failure of a round ends it; the others are its echo."""
+    state = turn.state
+    _blame(state, node.key, event)
+    gathering = state.gathering
+    current = isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places
+    if not current or not node.alive:
+        return
+    failure, trained = event.failure, state.progress.trained
+    turn.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
+    rounds.stop(turn, f"on {node.key}, {failure}", node.key)
+    if failure.oom and state.spec.managed:
+        turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
+        membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
+        return
+    node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
+    allowed = state.meeting.max_restarts if state.meeting is not None else 0
+    if len(node.crashes) <= allowed:
+        return
+    message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
+    if state.spec.managed:
+        turn.decide(SendAway(node=node.key, because=message, exit_code=1))
+        membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
+    else:
+        endings.fail(turn, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
+
+
+def _blame(state: JobState, node: NodeKey, event: WorkerFailed) -> None:
+    if event.round > state.blame.round:
+        state.blame = Blame(round=event.round)
+    known = state.blame.failures
+    same = any(key == node and failure.pid == event.failure.pid for key, failure in known)
+    if event.round == state.blame.round and not same and len(known) < MAX_BLAMED:
+        known.append((node, event.failure))
+
+
+def _agree_on_round(turn: Turn, node: Node, agent: Agent, event: AgentCame) -> None:
+    gathering = turn.state.gathering
+    place = gathering.places.get(node.key) if isinstance(gathering, Underway) else None
+    number = gathering.round if isinstance(gathering, Underway) else Round(0)
+    if event.running or event.finished:
+        agent.stance = Training(event.round)
+        if place is None or event.round != number:
+            because = "the job is in another round"
+            turn.decide(EndRound(round=event.round, because=because, nodes=(node.key,)))
+        elif event.finished:
+            rounds.finished(turn, node, NodeFinished(node=node.key, round=event.round))
+    elif place is not None and event.round < number:
+        # It is a member and does not know: the word was lost with its connection, or with the old master.
+        agent.stance = Training(number)
+        turn.decide(FormRound(round=number, places={node.key: place}))
+    elif isinstance(agent.stance, Done) or place is None:
+        agent.stance = Idle()
+
+
+def _node_of(turn: Turn, event: AgentCame) -> Node | str:
+    """The node an agent speaks for, or one sentence saying why it is not welcome."""
+    state = turn.state
+    if event.node_id is not None:
+        node = state.nodes.get(NodeKey(event.role, event.node_id))
+        if node is not None and node.alive:
+            return node
+        if state.spec.managed:
+            if node is None:
+                return f"this job has no node {event.role}-{event.node_id}"
+            how = node.leaving or membership.describe(node.status, node.end)
+            return f"{node.key} {how}; it is not part of the job any more"
+    elif state.spec.managed:
+        return "this job's nodes have ids (NODE_ID) and this agent has none"
+    known = turn.index.incarnations.get(event.incarnation)
+    if known is not None and state.nodes[known].alive:
+        return state.nodes[known]
+    node = Node(
+        key=membership.new_key(turn, event.role),
+        rank=_free_rank(turn, event.role, event.rank),
+        status=NodeStatus.RUNNING,
+        launched_at=turn.now,
+    )
+    state.nodes[node.key] = node
+    turn.note("NodeCame", f"{node.key} came from {event.host} with rank {node.rank}", node.key)
+    return node
+
+
+def _free_rank(turn: Turn, role: str, wanted: Rank | None) -> Rank:
+    places = turn.index.places
+    if wanted is not None and (role, wanted) not in places:
+        return wanted
+    hint = turn.index.lowest_free.get(role, 0)
+    while (role, Rank(hint)) in places:
+        hint += 1
+    turn.index.lowest_free[role] = hint
+    return Rank(hint)
+
+
+def _rules_error(state: JobState, event: AgentCame) -> str:
+    meeting, new = state.meeting, event.meeting
+    if not 1 <= new.min_nodes <= new.max_nodes or new.node_unit < 1 or event.nproc < 1:
+        return "the rules of rendezvous make no sense: 1 <= min <= max nodes, node_unit >= 1 and nproc >= 1 are needed"
+    if meeting is None:
+        return ""
+    same = (meeting.min_nodes, meeting.node_unit) == (new.min_nodes, new.node_unit)
+    if same and (state.spec.managed or meeting.max_nodes == new.max_nodes):
+        return ""
+    return (
+        f"this node was started with {_rules(new)}, but the job runs with {_rules(meeting)}; "
+        "start all nodes with the same --nnodes and --node_unit"
+    )
+
+
+def _rules(meeting: Meeting) -> str:
+    unit = f" --node_unit={meeting.node_unit}" if meeting.node_unit > 1 else ""
+    return f"--nnodes={meeting.min_nodes}:{meeting.max_nodes}{unit}"
+
+
+def _merge(state: JobState, new: Meeting) -> Meeting:
+    """The newest agent's rules; a managed job's maximum only grows, since older nodes know only the older one."""
+    old = state.meeting
+    if old is None or old.max_nodes <= new.max_nodes:
+        return new
+    return rounds.with_max(new, old.max_nodes)
+
+
+def _forget_process(turn: Turn, node: Node) -> None:
+    """Another agent process speaks for this node: the old one's training processes died with it."""
+    freed = ledger.release_node(turn.state.ledger, node.key)
+    if freed:
+        turn.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
+    gathering = turn.state.gathering
+    if isinstance(gathering, Underway) and node.key in gathering.places:
+        rounds.stop(turn, f"the agent of {node.key} restarted", node.key)
+    node.agent = None

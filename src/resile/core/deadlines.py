@@ -1,0 +1,102 @@
+"""What the passing of time brings: silent agents, agents that do not come back, rounds that must close.
+
+An alarm may be moved later for nothing (one dictionary write, which is all a heartbeat costs); the heap finds out
+when the old time comes. So the cost per event does not grow with the number of nodes, and there is no scan.
+Alarms are not part of the journal: after a restart they are set anew.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from itertools import count
+
+from resile.api.ids import NodeKey
+from resile.core.events import AgentSilent, AgentStayedAway, AnyEvent, JoinOver, PendOver, SettleOver
+
+
+class Alarm(enum.IntEnum):
+    """The kinds of alarm. The last two concern the job, the others a node."""
+
+    SILENCE = 0
+    AWAY = 1
+    PEND = 2
+    SETTLE = 3
+    JOIN = 4
+
+
+class Deadlines:
+    """All alarms of one job."""
+
+    def __init__(self, silence: float) -> None:
+        self._silence = silence
+        self._at: tuple[dict[NodeKey | None, float], ...] = tuple({} for _ in Alarm)
+        self._heap: list[tuple[float, int, Alarm, NodeKey | None]] = []
+        self._order = count()
+        self._silent_at = self._at[Alarm.SILENCE]
+
+    def heard(self, node: NodeKey, now: float) -> None:
+        """A watched agent spoke; one dictionary write. Unwatched nodes are ignored."""
+        if node in self._silent_at:
+            self._silent_at[node] = now + self._silence
+
+    def watch(self, node: NodeKey, now: float) -> None:
+        """Expect this agent to speak from now on."""
+        self.set(Alarm.SILENCE, now + self._silence, node)
+
+    def set(self, alarm: Alarm, at: float, node: NodeKey | None = None) -> None:
+        """Set or move an alarm."""
+        known = self._at[alarm].get(node)
+        self._at[alarm][node] = at
+        if known is None or at < known:
+            heapq.heappush(self._heap, (at, next(self._order), alarm, node))
+
+    def clear(self, alarm: Alarm, node: NodeKey | None = None) -> None:
+        """Call an alarm off; fine if it was not set."""
+        self._at[alarm].pop(node, None)
+
+    def forget(self, node: NodeKey) -> None:
+        """Call off everything about a node."""
+        for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PEND):
+            self.clear(alarm, node)
+
+    def reset(self) -> None:
+        """Call everything off."""
+        self._heap.clear()
+        for alarms in self._at:
+            alarms.clear()
+
+    def amnesty(self, now: float) -> None:
+        """Nobody could be heard for a while (the listener itself stood still): start listening afresh."""
+        for node, at in self._silent_at.items():
+            self._silent_at[node] = max(at, now + self._silence)
+
+    def next(self) -> float | None:
+        """When to call `due` next (it may then find nothing); None when nothing is set."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[AnyEvent]:
+        """The events that are due; each alarm goes off once."""
+        fired: list[AnyEvent] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, alarm, node = heapq.heappop(self._heap)
+            current = self._at[alarm].get(node)
+            if current is None or current < at:
+                continue  # called off, or moved earlier and thus queued again
+            if current > now:
+                heapq.heappush(self._heap, (current, next(self._order), alarm, node))
+                continue
+            del self._at[alarm][node]
+            fired.append(self._event(alarm, node))
+        return fired
+
+    def _event(self, alarm: Alarm, node: NodeKey | None) -> AnyEvent:
+        if node is None:
+            return SettleOver() if alarm is Alarm.SETTLE else JoinOver()
+        match alarm:
+            case Alarm.SILENCE:
+                return AgentSilent(node=node, seconds=self._silence)
+            case Alarm.AWAY:
+                return AgentStayedAway(node=node)
+            case _:
+                return PendOver(node=node)

@@ -1,0 +1,210 @@
+"""The engine: one job's state, and the one function that changes it.
+
+The shell feeds `handle` one ordered queue of events and executes the decisions that come out. `durable` events must
+be in the journal before their decisions are executed; `Engine.replay` of those events gives the same state again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resile.api.ids import NodeKey
+from resile.core import agents, endings, ledger, membership, progress, rounds
+from resile.core import events as ev
+from resile.core.deadlines import Deadlines
+from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
+from resile.core.endings import Reason
+from resile.core.ledger import Lease, Wish
+from resile.core.state import Forming, JobState, Phase, Underway
+from resile.core.turn import Index, Turn
+
+
+class Engine:
+    """One job's brain. Not thread-safe: events come one after the other."""
+
+    def __init__(self, state: JobState) -> None:
+        self.state = state
+        self._index = Index(state)
+        self._deadlines = Deadlines(state.spec.timeouts.silence)
+
+    @classmethod
+    def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
+        """The engine after a journal: a snapshot and what happened since. Decisions were executed long ago."""
+        engine = cls(state)
+        for now, event in history:
+            engine.handle(event, now)
+        return engine
+
+    def heard(self, node: NodeKey, now: float) -> None:
+        """An agent spoke. Costs one dictionary write; changes nothing but the moment it would be missed."""
+        self._deadlines.heard(node, now)
+
+    def amnesty(self, now: float) -> None:
+        """The shell stood still and could hear nobody: nobody is to be missed for that."""
+        self._deadlines.amnesty(now)
+
+    def next_deadline(self) -> float | None:
+        """When to ask `due` again; None if nothing is awaited."""
+        return self._deadlines.next()
+
+    def due(self, now: float) -> list[ev.AnyEvent]:
+        """What the passing of time has brought; feed each to `handle` like any other event."""
+        return self._deadlines.due(now)
+
+    @staticmethod
+    def durable(event: ev.AnyEvent) -> bool:
+        """Whether the journal must have this event: all but step reports, which only move the gauges."""
+        return not isinstance(event, ev.Stepped)
+
+    def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
+        """Change the state by one event and say what is to be done. Repeated and late events are harmless."""
+        turn = Turn(self.state, self._index, self._deadlines, now)
+        _handle(turn, event)
+        _serve_wishes(turn)
+        return turn.decisions
+
+
+def _handle(turn: Turn, event: ev.AnyEvent) -> None:
+    state = turn.state
+    match event:
+        case ev.Started():
+            _start(turn)
+        case ev.MasterReturned():
+            _return(turn)
+        case ev.NodeSeen():
+            membership.seen(turn, event)
+        case ev.NodesListed():
+            membership.listed(turn, event)
+        case ev.AgentCame():
+            agents.came(turn, event)
+        case ev.ScaleWanted():
+            membership.scale(turn, event)
+        case ev.SuspendWanted():
+            membership.suspend(turn, event)
+        case ev.StopWanted():
+            turn.decide(Reply(request=event.request))
+            endings.fail(turn, Reason.STOPPED, event.because)
+        case ev.SettleOver():
+            rounds.settle_over(turn)
+        case ev.JoinOver():
+            rounds.join_over(turn)
+        case ev.DatasetOpened():
+            error = ledger.open_dataset(
+                state.ledger, event.name, event.size, event.shard_size, event.epochs, event.seed
+            )
+            turn.decide(AnswerDataset(node=event.node, worker=event.worker, request=event.request, error=error))
+        case _:
+            _handle_of_node(turn, event)
+
+
+def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
+    """Events that concern a node; those of unknown nodes and of nodes that ended say nothing new."""
+    node = turn.state.nodes.get(event.node)  # type: ignore[union-attr]  # every remaining event has a node
+    if node is None:
+        return
+    match event:
+        case ev.ShardAdvanced():  # before the check below: even a lost node gets the truth about its report
+            _advance(turn, event)
+        case _ if node.status.ended:
+            return
+        case ev.AgentWent():
+            agents.went(turn, node, event.session)
+        case ev.AgentLeaving():
+            agents.leaving(turn, node, event)
+        case ev.AgentJoined():
+            rounds.join(turn, node, event)
+        case ev.WorkerFailed():
+            agents.worker_failed(turn, node, event)
+        case ev.NodeFinished():
+            rounds.finished(turn, node, event)
+        case ev.Stepped():
+            _stepped(turn, event)
+        case ev.ShardWanted():
+            _want_shard(turn, event)
+        case ev.WorkerWent():
+            ledger.release_worker(turn.state.ledger, event.node, event.worker)
+        case ev.AgentSilent():
+            if node.connected:
+                membership.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
+        case ev.AgentStayedAway():
+            if node.agent is not None and not node.connected:
+                membership.lose(turn, node, "its agent's connection closed and did not come back")
+        case ev.PendOver():
+            membership.pend_over(turn, node)
+
+
+def _start(turn: Turn) -> None:
+    state = turn.state
+    if state.started_at is not None:
+        return
+    state.started_at = turn.now
+    if state.suspended:
+        state.phase = Phase.SUSPENDED
+        turn.note("JobSuspended", "the job waits to be resumed")
+        return
+    state.phase = Phase.PENDING
+    turn.note("JobStarted", f"job {state.spec.name} starts")
+    membership.fill(turn)
+
+
+def _return(turn: Turn) -> None:
+    """A new master: every agent gets time to come home before it counts as lost."""
+    turn.deadlines.reset()
+    ledger.forget_wishes(turn.state.ledger)
+    if turn.state.phase.over:
+        return
+    turn.note("MasterReturned", "the master came back from its journal")
+    for node in turn.state.nodes.values():
+        if node.agent is not None and not node.status.ended:
+            turn.detach(node, turn.now + turn.timeouts.homecoming)
+    if isinstance(turn.state.gathering, Forming) and turn.state.meeting is not None:
+        rounds.open_forming(turn)
+
+
+def _stepped(turn: Turn, event: ev.Stepped) -> None:
+    state = turn.state
+    if not isinstance(state.gathering, Underway) or state.gathering.round != event.round:
+        return
+    first = state.progress.step < 0
+    outage = progress.stepped(state.progress, event.round, event.step, event.total, turn.now)
+    if outage is not None:
+        took = turn.now - outage.noticed_at
+        turn.note("TrainingResumed", f"step {event.step} was taken {took:.2f} s after: {outage.because}", event.node)
+    elif first:
+        turn.note("TrainingStarted", f"step {event.step} was taken", event.node)
+
+
+def _want_shard(turn: Turn, event: ev.ShardWanted) -> None:
+    dataset = turn.state.ledger.datasets.get(event.dataset)
+    wish = Wish(event.node, event.worker, event.request)
+    if dataset is None:
+        _grant(turn, wish, 0, Lease(event.node, event.worker, event.request, 0, 0, 0))
+        return
+    granted = ledger.want(turn.state.ledger, dataset, wish)
+    if granted is not None:
+        _grant(turn, wish, *granted)
+
+
+def _advance(turn: Turn, event: ev.ShardAdvanced) -> None:
+    dataset = turn.state.ledger.datasets.get(event.dataset)
+    counted = dataset is not None and ledger.advance(dataset, event.worker, event.lease, event.upto)
+    turn.decide(AnswerProgress(node=event.node, worker=event.worker, request=event.request, counted=counted))
+
+
+def _serve_wishes(turn: Turn) -> None:
+    for wish, number, lease in ledger.grantable(turn.state.ledger):
+        _grant(turn, wish, number, lease)
+
+
+def _grant(turn: Turn, wish: Wish, number: int, lease: Lease) -> None:
+    turn.decide(
+        AnswerShard(
+            node=wish.node,
+            worker=wish.worker,
+            request=wish.request,
+            lease=number,
+            epoch=lease.epoch,
+            start=lease.start,
+            end=lease.end,
+        )
+    )

@@ -1,0 +1,218 @@
+"""What can happen to a job. Every event is plain data, so a journal of them is the job's whole history."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.ids import NodeId, NodeKey, Rank, Round
+from resile.api.reports import Meeting, NodeEnd, NodeStatus, WorkerFailure
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all events; the type's name is the tag in the journal."""
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """The job begins."""
+
+
+class MasterReturned(Event, frozen=True, kw_only=True):
+    """A new master has read the journal: nobody is connected, agents are expected home."""
+
+
+class NodeSeen(Event, frozen=True, kw_only=True):
+    """The platform's word on one node."""
+
+    node: NodeKey
+    status: NodeStatus
+    end: NodeEnd = NodeEnd()
+    host: str = ""
+
+
+class NodesListed(Event, frozen=True, kw_only=True):
+    """All the platform knows, after a restart: what is missing here is missing there."""
+
+    seen: tuple[NodeSeen, ...]
+
+
+class AgentCame(Event, frozen=True, kw_only=True):
+    """An agent said Hello on connection `session`."""
+
+    session: int
+    incarnation: str
+    address: str
+    host: str
+    nproc: int
+    meeting: Meeting
+    role: str = "worker"
+    node_id: NodeId | None = None
+    rank: Rank | None = None
+    round: Round = Round(0)
+    running: bool = False
+    finished: bool = False
+    elastic: bool = False
+
+
+class AgentWent(Event, frozen=True, kw_only=True):
+    """Connection `session` of this node's agent ended."""
+
+    node: NodeKey
+    session: int
+
+
+class AgentLeaving(Event, frozen=True, kw_only=True):
+    """The agent says it leaves for good."""
+
+    node: NodeKey
+    because: str
+
+
+class AgentJoined(Event, frozen=True, kw_only=True):
+    """The agent's processes are down and it waits for a round newer than `after`."""
+
+    node: NodeKey
+    after: Round
+    port: int
+
+
+class WorkerFailed(Event, frozen=True, kw_only=True):
+    """A training process of `round` ended badly."""
+
+    node: NodeKey
+    round: Round
+    failure: WorkerFailure
+
+
+class NodeFinished(Event, frozen=True, kw_only=True):
+    """All training processes of `round` on this node ended well."""
+
+    node: NodeKey
+    round: Round
+
+
+class Stepped(Event, frozen=True, kw_only=True):
+    """Training reached `step` of `total` (0 = unknown)."""
+
+    node: NodeKey
+    round: Round
+    step: int
+    total: int = 0
+
+
+class DatasetOpened(Event, frozen=True, kw_only=True):
+    """A worker registers a data set."""
+
+    node: NodeKey
+    worker: str
+    request: int
+    name: str
+    size: int
+    shard_size: int
+    epochs: int = 1
+    seed: int | None = None
+
+
+class ShardWanted(Event, frozen=True, kw_only=True):
+    """A worker asks for its next shard."""
+
+    node: NodeKey
+    worker: str
+    request: int
+    dataset: str
+
+
+class ShardAdvanced(Event, frozen=True, kw_only=True):
+    """Of the shard held under `lease`, everything before `upto` is done."""
+
+    node: NodeKey
+    worker: str
+    request: int
+    dataset: str
+    lease: int
+    upto: int
+
+
+class WorkerWent(Event, frozen=True, kw_only=True):
+    """A training process is gone; what it had taken is free."""
+
+    node: NodeKey
+    worker: str
+
+
+class ScaleWanted(Event, frozen=True, kw_only=True):
+    """Somebody wants `role` to have `replicas` nodes."""
+
+    role: str
+    replicas: int
+    request: int = 0
+
+
+class SuspendWanted(Event, frozen=True, kw_only=True):
+    """Somebody wants the job to let go of its nodes (`on`) or to take them back."""
+
+    on: bool
+    request: int = 0
+
+
+class StopWanted(Event, frozen=True, kw_only=True):
+    """Somebody wants the job to end."""
+
+    because: str
+    request: int = 0
+
+
+# what only the passing of time brings: made by `deadlines.Deadlines.due`, never by the shell ------------------------
+
+
+class AgentSilent(Event, frozen=True, kw_only=True):
+    """An open connection was silent for too long."""
+
+    node: NodeKey
+    seconds: float
+
+
+class AgentStayedAway(Event, frozen=True, kw_only=True):
+    """A closed connection did not come back in time."""
+
+    node: NodeKey
+
+
+class SettleOver(Event, frozen=True, kw_only=True):
+    """Nobody else came; the round being formed closes with those who wait."""
+
+
+class JoinOver(Event, frozen=True, kw_only=True):
+    """Too few nodes came for too long."""
+
+
+class PendOver(Event, frozen=True, kw_only=True):
+    """This node has been unschedulable for too long."""
+
+    node: NodeKey
+
+
+AnyEvent = (
+    Started
+    | MasterReturned
+    | NodeSeen
+    | NodesListed
+    | AgentCame
+    | AgentWent
+    | AgentLeaving
+    | AgentJoined
+    | WorkerFailed
+    | NodeFinished
+    | Stepped
+    | DatasetOpened
+    | ShardWanted
+    | ShardAdvanced
+    | WorkerWent
+    | ScaleWanted
+    | SuspendWanted
+    | StopWanted
+    | AgentSilent
+    | AgentStayedAway
+    | SettleOver
+    | JoinOver
+    | PendOver
+)

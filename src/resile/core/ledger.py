@@ -1,0 +1,215 @@
+"""The shard ledger: who has which part of a data set, with exactly-once accounting per epoch.
+
+Every record of every epoch is in exactly one of three places: done, under somebody's lease, or to do. A worker reports
+how far it has come, so of a lost worker's shard only the unfinished part returns. A report under a lease
+that was taken back is not counted, so nothing is counted twice. Cost: memory grows with the shards in
+flight, not with the data set; an epoch's order is computed, not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from resile.api.ids import NodeKey
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Records [start, end) of an epoch."""
+
+    epoch: int
+    start: int
+    end: int
+
+
+class Lease(msgspec.Struct, array_like=True):
+    """A part somebody holds; `start` moves on as it reports progress."""
+
+    node: NodeKey
+    worker: str
+    request: int
+    epoch: int
+    start: int
+    end: int
+
+
+class Wish(msgspec.Struct, frozen=True, array_like=True):
+    """A request that waits for a shard."""
+
+    node: NodeKey
+    worker: str
+    request: int
+
+
+class Dataset(msgspec.Struct, kw_only=True):
+    """One data set's ledger. `epochs` 0 repeats for ever."""
+
+    name: str
+    size: int
+    shard_size: int
+    epochs: int
+    seed: int | None
+    dealt: int = 0
+    """How many shards were dealt from the front, over all epochs."""
+    returned: list[Part] = []
+    leases: dict[int, Lease] = {}
+    last_lease: int = 0
+    wishes: list[Wish] = []
+    done: int = 0
+    """Records done, over all epochs."""
+
+    @property
+    def shards_per_epoch(self) -> int:
+        """How many shards make one epoch."""
+        return -(-self.size // self.shard_size)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no shard is left to deal (some may still be under a lease)."""
+        return not self.returned and bool(self.epochs) and self.dealt >= self.epochs * self.shards_per_epoch
+
+    @property
+    def complete(self) -> bool:
+        """Whether every record of every epoch is done."""
+        return self.exhausted and not self.leases
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """All data sets of a job, and the workers that are known to be gone."""
+
+    datasets: dict[str, Dataset] = {}
+    gone: dict[NodeKey, set[str]] = {}
+    """Workers that ended on nodes that live on: a late request of theirs must not be served."""
+
+
+def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: int, seed: int | None) -> str:
+    """Register a data set; returns an empty string or one sentence saying why not."""
+    if size < 0 or shard_size < 1 or epochs < 0:
+        return f"data set '{name}': size and epochs must be 0 or more and shard_size 1 or more"
+    if size == 0 and epochs == 0:
+        return f"data set '{name}': an empty data set cannot be repeated for ever"
+    known = ledger.datasets.get(name)
+    if known is None:
+        ledger.datasets[name] = Dataset(name=name, size=size, shard_size=shard_size, epochs=epochs, seed=seed)
+        return ""
+    if (known.size, known.shard_size, known.epochs, known.seed) == (size, shard_size, epochs, seed):
+        return ""
+    return (
+        f"data set '{name}' is open with size {known.size}, shard_size {known.shard_size}, epochs {known.epochs}, "
+        f"seed {known.seed}; it cannot be opened again with other values"
+    )
+
+
+def want(ledger: Ledger, dataset: Dataset, wish: Wish) -> tuple[int, Lease] | None:
+    """The lease for a request: a new one, the one it already has, or (0, …) for none ever; None means wait."""
+    for number, lease in dataset.leases.items():
+        if lease.worker == wish.worker and lease.request == wish.request:
+            return number, lease
+    if wish.worker in ledger.gone.get(wish.node, ()):
+        return 0, Lease(wish.node, wish.worker, wish.request, 0, 0, 0)
+    part = _next_part(dataset)
+    if part is not None:
+        dataset.last_lease += 1
+        lease = Lease(wish.node, wish.worker, wish.request, part.epoch, part.start, part.end)
+        dataset.leases[dataset.last_lease] = lease
+        return dataset.last_lease, lease
+    if dataset.complete:
+        return 0, Lease(wish.node, wish.worker, wish.request, 0, 0, 0)
+    if wish not in dataset.wishes:
+        dataset.wishes.append(wish)
+    return None
+
+
+def advance(dataset: Dataset, worker: str, number: int, upto: int) -> bool:
+    """Note progress under a lease; False if this worker does not hold it (any more).
+
+    Saying the same, or less than was said before, changes nothing.
+    """
+    lease = dataset.leases.get(number)
+    if lease is None or lease.worker != worker or not lease.start <= upto <= lease.end:
+        return lease is not None and lease.worker == worker and upto < lease.start
+    dataset.done += upto - lease.start
+    lease.start = upto
+    if lease.start == lease.end:
+        del dataset.leases[number]
+    return True
+
+
+def release_worker(ledger: Ledger, node: NodeKey, worker: str) -> int:
+    """A worker is gone: its parts are to do again. Returns how many records that is."""
+    ledger.gone.setdefault(node, set()).add(worker)
+    return _release(ledger, lambda lease: lease.node == node and lease.worker == worker)
+
+
+def release_node(ledger: Ledger, node: NodeKey) -> int:
+    """A node is gone with all its workers. Returns how many records are to do again."""
+    ledger.gone.pop(node, None)
+    return _release(ledger, lambda lease: lease.node == node)
+
+
+def grantable(ledger: Ledger) -> Iterator[tuple[Wish, int, Lease]]:
+    """Serve the wishes that can be served now, oldest first."""
+    for dataset in ledger.datasets.values():
+        while dataset.wishes and (not dataset.exhausted or dataset.complete):
+            wish = dataset.wishes.pop(0)
+            granted = want(ledger, dataset, wish)
+            if granted is not None:
+                yield wish, *granted
+
+
+def forget_wishes(ledger: Ledger) -> None:
+    """After a restart of the master the agents ask again; what the old one owed is void."""
+    for dataset in ledger.datasets.values():
+        dataset.wishes.clear()
+
+
+def _release(ledger: Ledger, lost: Callable[[Lease], bool]) -> int:
+    freed = 0
+    for dataset in ledger.datasets.values():
+        numbers = [number for number, lease in dataset.leases.items() if lost(lease)]
+        for number in numbers:
+            lease = dataset.leases.pop(number)
+            dataset.returned.append(Part(lease.epoch, lease.start, lease.end))
+            freed += lease.end - lease.start
+        dataset.wishes = [w for w in dataset.wishes if not lost(Lease(w.node, w.worker, w.request, 0, 0, 0))]
+    return freed
+
+
+def _next_part(dataset: Dataset) -> Part | None:
+    if dataset.returned:
+        return dataset.returned.pop(0)
+    per_epoch = dataset.shards_per_epoch
+    if not per_epoch or dataset.exhausted:
+        return None
+    epoch, index = divmod(dataset.dealt, per_epoch)
+    dataset.dealt += 1
+    if dataset.seed is not None:
+        index = shuffled(index, per_epoch, dataset.seed * 0x9E3779B1 + epoch)
+    start = index * dataset.shard_size
+    return Part(epoch, start, min(start + dataset.shard_size, dataset.size))
+
+
+def shuffled(index: int, size: int, seed: int) -> int:
+    """Where `index` goes in the permutation of range(size) that `seed` names; O(1) memory.
+
+    A four-round Feistel network over the next even number of bits, walked until it lands inside the range.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    value = index
+    while True:
+        left, right = value >> half, value & mask
+        for turn in range(4):
+            left, right = right, left ^ (_mix(_mix(seed + turn) ^ right) & mask)
+        value = (left << half) | right
+        if value < size:
+            return value
+
+
+def _mix(value: int) -> int:
+    """Scatter an integer's bits (the finaliser of splitmix64)."""
+    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)

@@ -1,0 +1,90 @@
+"""Step speed, goodput and outages: how much of the job's life went into steps that count.
+
+Training time is the time between reports of steps that were never reached before. A step done again after a restore,
+and the time without any step, are not training time. Goodput is training time over the time since
+the first node was launched.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, Round
+
+SPEED_WINDOW = 60.0
+"""Seconds over which the current speed is averaged."""
+MAX_MARKS = 120
+MAX_OUTAGES = 100
+
+
+class Outage(msgspec.Struct, kw_only=True):
+    """Training stood still: from when the core knew, to the next step that was taken."""
+
+    because: str
+    noticed_at: float
+    node: str = ""
+    next_step_at: float | None = None
+    new_step_at: float | None = None
+    """The first step beyond the newest one before the outage."""
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """How far training is."""
+
+    step: int = -1
+    """The newest step reached, -1 before the first."""
+    total: int = 0
+    trained: float = 0.0
+    round: Round = NO_ROUND
+    reported_at: float | None = None
+    marks: list[tuple[float, int]] = []
+    """(when, step), at most one a second, of the last minutes."""
+    outages: list[Outage] = []
+
+
+def stepped(progress: Progress, round_: Round, step: int, total: int, now: float) -> Outage | None:
+    """Take a report in; returns the outage that this step ended, if it did."""
+    ended = None
+    outage = progress.outages[-1] if progress.outages else None
+    if outage is not None and outage.next_step_at is None:
+        outage.next_step_at = now
+        ended = outage
+    if total > 0:
+        progress.total = total
+    if step > progress.step:
+        if outage is not None and outage.new_step_at is None:
+            outage.new_step_at = now
+        if progress.round == round_ and progress.reported_at is not None:
+            progress.trained += max(0.0, now - progress.reported_at)
+        progress.step = step
+        if not progress.marks or now - progress.marks[-1][0] >= 1.0:
+            progress.marks = [*progress.marks[-MAX_MARKS + 1 :], (now, step)]
+    progress.round = round_
+    progress.reported_at = now
+    return ended
+
+
+def stopped(progress: Progress, because: str, node: str, now: float) -> None:
+    """Training stands still from now on (if it had begun and does not stand still already)."""
+    if progress.step < 0:
+        return
+    if progress.outages and progress.outages[-1].next_step_at is None:
+        return
+    progress.outages = [*progress.outages[-MAX_OUTAGES + 1 :], Outage(because=because, noticed_at=now, node=node)]
+
+
+def speed(progress: Progress, now: float) -> float:
+    """Steps per second over the last minute; 0 when nothing was reported in it."""
+    recent = [mark for mark in progress.marks if now - mark[0] <= SPEED_WINDOW]
+    if len(recent) < 2:
+        return 0.0
+    (begun, first), (_, last) = recent[0], recent[-1]
+    until = progress.reported_at if progress.reported_at is not None else now
+    return (max(last, progress.step) - first) / max(until - begun, 1e-9)
+
+
+def goodput(progress: Progress, started_at: float | None, until: float) -> float:
+    """Training time over elapsed time, between 0 and 1."""
+    if started_at is None or until <= started_at:
+        return 0.0
+    return min(1.0, progress.trained / (until - started_at))

@@ -1,0 +1,112 @@
+"""Relaunch policy: why a node ended, what that costs, and whether its place is filled again.
+
+Budgets are separate by cause, so a preemption never costs a crash, and they are counted in training time: what
+happened more than `forgive` seconds of training ago is forgotten, so a job that makes progress for months is not
+ended by its fourth crash. A job that cannot make progress spends its budget and ends with a reason.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from resile.api.ids import Bytes, GiB
+from resile.api.reports import NodeEnd, NodeStatus
+
+
+class Cause(enum.StrEnum):
+    """Why a node ended, as far as budgets are concerned."""
+
+    CRASH = "crash"
+    OOM = "oom"
+    PREEMPTION = "preemption"
+    INFRASTRUCTURE = "infrastructure"
+
+
+OOM_EXIT_CODES = frozenset({247})
+HARDWARE_EXIT_CODES = frozenset({201, 202, 14})
+KILLED_EXIT_CODES = frozenset({137, 143})
+OOM_REASONS = frozenset({"OOMKilled"})
+PREEMPTION_REASONS = frozenset(
+    {"Evicted", "Preempted", "Preempting", "Terminated", "NodeShutdown", "TaintManagerEviction"}
+)
+LOST = "Lost"
+"""The reason given to a node that fell silent."""
+
+INFRASTRUCTURE_BUDGET = 20
+PREEMPTION_BUDGET = 100
+"""Per place and per `forgive` seconds of training. Neither is the script's fault, so both are generous; both are
+bounded, so a place that is lost again and again does not spin for ever."""
+
+LARGEST_MEMORY = Bytes(64 * GiB)
+LARGEST_MEMORY_STEP = Bytes(8 * GiB)
+
+
+class Spent(msgspec.Struct, kw_only=True):
+    """What one place (role and rank) has used of its budgets: the training time at each loss, by cause."""
+
+    losses: dict[Cause, list[float]] = {}
+
+    def count(self, cause: Cause, trained: float, forgive: float) -> int:
+        """How many losses of this cause still count."""
+        return sum(1 for at in self.losses.get(cause, ()) if trained - at < forgive)
+
+    def add(self, cause: Cause, trained: float, forgive: float) -> None:
+        """Count one more, and drop what is forgiven."""
+        self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < forgive] + [trained]
+
+
+class Relaunch(msgspec.Struct, frozen=True):
+    """Fill the place again; `memory` is None where it stays as it was."""
+
+    memory: Bytes | None = None
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """Leave the place empty; `because` completes the sentence "worker-1 is not replaced: …"."""
+
+    because: str
+
+
+def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
+    """Classify an end the way its platform described it."""
+    if end.reason in OOM_REASONS or end.exit_code in OOM_EXIT_CODES:
+        return Cause.OOM
+    if end.reason == LOST or end.exit_code in HARDWARE_EXIT_CODES:
+        return Cause.INFRASTRUCTURE
+    if status is NodeStatus.DELETED or end.reason in PREEMPTION_REASONS or end.exit_code in KILLED_EXIT_CODES:
+        return Cause.PREEMPTION
+    return Cause.CRASH
+
+
+def decide(cause: Cause, used: int, crash_budget: int, memory: Bytes | None) -> Relaunch | GiveUp:
+    """Whether a place that was lost `used` times before (for this cause) is filled again.
+
+    Args:
+        cause: why it was lost this time.
+        used: how many earlier losses of this cause still count.
+        crash_budget: the role's `restartCount`.
+        memory: what the lost node was given, if that is known.
+    """
+    match cause:
+        case Cause.CRASH:
+            if used >= crash_budget:
+                return GiveUp(f"it crashed {used + 1} times and restartCount is {crash_budget}")
+            return Relaunch()
+        case Cause.OOM:
+            if used >= crash_budget:
+                return GiveUp(f"it ran out of memory {used + 1} times and restartCount is {crash_budget}")
+            if memory is None:
+                return Relaunch()
+            if memory >= LARGEST_MEMORY:
+                return GiveUp(f"it ran out of {memory // GiB} GiB of memory, the most a node is given")
+            return Relaunch(Bytes(min(memory * 2, memory + LARGEST_MEMORY_STEP, LARGEST_MEMORY)))
+        case Cause.INFRASTRUCTURE:
+            if used >= INFRASTRUCTURE_BUDGET:
+                return GiveUp(f"its machine or network failed {used + 1} times")
+            return Relaunch()
+        case Cause.PREEMPTION:
+            if used >= PREEMPTION_BUDGET:
+                return GiveUp(f"it was preempted {used + 1} times")
+            return Relaunch()

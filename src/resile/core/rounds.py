@@ -1,0 +1,191 @@
+"""Rendezvous: rounds of agreed membership.
+
+A round closes the moment every node that can come has come; nodes that cannot start now are not waited for, and nodes
+that are on their way are waited for only as long as their late arrival would cost. A round ends the moment a
+member is lost or enough newcomers wait, and every member is told at once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.ids import NodeKey, Rank, Round
+from resile.api.reports import Meeting, NodeStatus, Place
+from resile.core import endings, progress
+from resile.core.deadlines import Alarm
+from resile.core.decisions import EndRound, FormRound
+from resile.core.endings import Reason
+from resile.core.events import AgentJoined, NodeFinished
+from resile.core.state import TRAINERS, Done, Forming, JobState, Node, Phase, Training, Underway, Waiting
+from resile.core.turn import Turn
+
+
+def fit(nodes: int, meeting: Meeting) -> int:
+    """How many of so many nodes make a round: at most max, a whole number of units, or 0 if below min."""
+    size = min(nodes, meeting.max_nodes) // meeting.node_unit * meeting.node_unit
+    return size if size >= meeting.min_nodes else 0
+
+
+def with_max(meeting: Meeting, max_nodes: int) -> Meeting:
+    """The same rules with another maximum."""
+    return msgspec.structs.replace(meeting, max_nodes=max_nodes)
+
+
+def raise_max(state: JobState, wanted: int) -> None:
+    """Make room for a wish that goes beyond the maximum the agents were started with."""
+    if state.meeting is not None and state.meeting.max_nodes < wanted:
+        state.meeting = with_max(state.meeting, wanted)
+
+
+def join(turn: Turn, node: Node, event: AgentJoined) -> None:
+    """A node's processes are down and it waits for a round newer than `after`."""
+    state, agent = turn.state, node.agent
+    if agent is None or not node.alive:
+        return
+    gathering = state.gathering
+    if isinstance(gathering, Underway) and node.key in gathering.places:
+        if event.after < gathering.round:
+            return  # it asked before it was told that it is a member; it was told since
+        stop(turn, f"{node.key} left the round", node.key)
+    agent.stance = Waiting(event.port)
+    turn.touch(node)
+    gathering = state.gathering
+    if isinstance(gathering, Underway):
+        _grow(turn, gathering, node.key)
+    else:
+        form(turn, newcomer=True)
+
+
+def _grow(turn: Turn, gathering: Underway, newcomer: NodeKey) -> None:
+    meeting = turn.state.meeting
+    assert meeting is not None
+    if gathering.done:
+        return  # some members have finished: the round is about to end well, and a newcomer would undo that
+    if fit(len(gathering.places) + len(turn.index.waiting), meeting) > len(gathering.places):
+        stop(turn, f"{newcomer} is ready to join", None)
+
+
+def form(turn: Turn, *, newcomer: bool = False) -> None:
+    """Close the round being formed if nobody else can come; else see to it that it closes in time."""
+    state, index, meeting = turn.state, turn.index, turn.state.meeting
+    gathering = state.gathering
+    if not isinstance(gathering, Forming) or meeting is None or state.phase.over or state.suspended:
+        return
+    size = fit(len(index.waiting), meeting)
+    if not size:
+        turn.deadlines.clear(Alarm.SETTLE)
+        return
+    unknown_may_come = gathering.first and not state.spec.managed
+    if fit(size + meeting.node_unit, meeting) == size or not (index.coming or unknown_may_come):
+        _close(turn, size)
+    elif newcomer:
+        wait: float = turn.timeouts.settle
+        if gathering.first:
+            wait = turn.timeouts.last_call if meeting.last_call is None else meeting.last_call
+        turn.deadlines.set(Alarm.SETTLE, turn.now + wait)
+
+
+def settle_over(turn: Turn) -> None:
+    """Nobody else came in time."""
+    meeting = turn.state.meeting
+    if isinstance(turn.state.gathering, Forming) and meeting is not None:
+        size = fit(len(turn.index.waiting), meeting)
+        if size:
+            _close(turn, size)
+
+
+def join_over(turn: Turn) -> None:
+    """Too few came for too long."""
+    state, meeting = turn.state, turn.state.meeting
+    if not isinstance(state.gathering, Forming) or meeting is None:
+        return
+    pending = [str(n.key) for n in state.nodes.values() if n.alive and n.status is NodeStatus.PENDING]
+    also = f"; {', '.join(sorted(pending))} cannot start" if pending else ""
+    endings.fail(
+        turn,
+        Reason.RENDEZVOUS_TIMEOUT,
+        f"{len(turn.index.waiting)} of at least {meeting.min_nodes} nodes came within {_join_timeout(turn):g} s{also}",
+    )
+
+
+def open_forming(turn: Turn) -> None:
+    """Start the clock for a round that has too few nodes."""
+    turn.deadlines.set(Alarm.JOIN, turn.now + _join_timeout(turn))
+
+
+def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
+    """End the running round, if one runs: every member that still lives is told to join again."""
+    state = turn.state
+    gathering = state.gathering
+    if not isinstance(gathering, Underway):
+        return
+    members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
+    state.gathering = Forming(since=turn.now)
+    progress.stopped(state.progress, because, str(culprit) if culprit else "", turn.now)
+    turn.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
+    turn.decide(EndRound(round=gathering.round, because=because, nodes=members))
+    open_forming(turn)
+
+
+def finished(turn: Turn, node: Node, event: NodeFinished) -> None:
+    """A member's processes ended well; when all members' have, so has the job."""
+    gathering = turn.state.gathering
+    if not isinstance(gathering, Underway) or event.round != gathering.round or node.key not in gathering.places:
+        return
+    assert node.agent is not None
+    node.agent.stance = Done(event.round)
+    gathering.done.add(node.key)
+    if len(gathering.done) == len(gathering.places):
+        endings.succeed(turn, f"all {len(gathering.places)} nodes of round {gathering.round} finished")
+
+
+def _close(turn: Turn, size: int) -> None:
+    state = turn.state
+    members = sorted(
+        (state.nodes[key] for key in turn.index.waiting), key=lambda n: (TRAINERS.index(n.key.role), n.rank)
+    )
+    members = members[:size]
+    number = Round(state.last_round + 1)
+    places = _places(members)
+    state.last_round = number
+    state.gathering = Underway(round=number, since=turn.now, places=places)
+    state.phase = Phase.RUNNING
+    for node in members:
+        assert node.agent is not None
+        node.agent.stance = Training(number)
+        turn.touch(node)
+    turn.deadlines.clear(Alarm.SETTLE)
+    turn.deadlines.clear(Alarm.JOIN)
+    left = f"; {len(turn.index.waiting)} more wait" if turn.index.waiting else ""
+    turn.note("RoundFormed", f"round {number} runs with {_count(size, 'node')}{left}")
+    turn.decide(FormRound(round=number, places=places))
+
+
+def _places(members: list[Node]) -> dict[NodeKey, Place]:
+    agents = [node.agent for node in members if node.agent is not None]
+    world = sum(agent.nproc for agent in agents)
+    first = agents[0]
+    assert isinstance(first.stance, Waiting)
+    places, rank = {}, 0
+    for group_rank, (node, agent) in enumerate(zip(members, agents, strict=True)):
+        places[node.key] = Place(
+            group_rank=Rank(group_rank),
+            group_world_size=len(members),
+            first_rank=rank,
+            world_size=world,
+            master_addr=first.address,
+            master_port=first.stance.port,
+        )
+        rank += agent.nproc
+    return places
+
+
+def _join_timeout(turn: Turn) -> float:
+    meeting = turn.state.meeting
+    if meeting is not None and meeting.join_timeout is not None:
+        return meeting.join_timeout
+    return turn.timeouts.join
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,168 @@
+"""All a job's brain remembers, as plain data: it can be copied, compared, put in a journal and read back."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
+from resile.api.job import CHIEF, WORKER, JobSpec
+from resile.api.reports import Meeting, NodeEnd, NodeResources, NodeStatus, Place, WorkerFailure
+from resile.core.ledger import Ledger
+from resile.core.progress import Progress
+from resile.core.relaunch import Spent
+
+TRAINERS = (CHIEF, WORKER)
+"""The roles whose agents meet in rounds and whose end is the job's end."""
+
+
+class Phase(enum.StrEnum):
+    """The phase people see in `get elasticjob`."""
+
+    CREATED = "Created"
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+# where an agent stands ----------------------------------------------------------------------------------------------
+
+
+class Idle(msgspec.Struct, frozen=True, tag=True):
+    """Connected; its processes are down and it has not asked for a round yet."""
+
+
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """Its processes are down and it waits for a round."""
+
+    port: int
+
+
+class Training(msgspec.Struct, frozen=True, tag=True):
+    """Its processes run in this round (or are being stopped, once the round is over)."""
+
+    round: Round
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Its processes of this round ended well."""
+
+    round: Round
+
+
+Stance = Idle | Waiting | Training | Done
+
+
+class Agent(msgspec.Struct, kw_only=True):
+    """A node's agent as the core knows it."""
+
+    incarnation: str
+    address: str
+    host: str
+    nproc: int
+    session: int
+    """The connection it speaks on; 0 while it has none."""
+    stance: Stance
+    elastic: bool = False
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """One node, from the decision to launch it to its end. Nodes that ended are kept: their ids are used up."""
+
+    key: NodeKey
+    rank: Rank
+    status: NodeStatus
+    launched_at: float
+    relaunch_count: int = 0
+    resources: NodeResources = NodeResources()
+    agent: Agent | None = None
+    host: str = ""
+    leaving: str = ""
+    """Why the core asked it to go; empty unless it did."""
+    end: NodeEnd = NodeEnd()
+    ended_at: float | None = None
+    crashes: list[float] = []
+    """Training time at each of its process failures: what `max_restarts` is compared with."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it fills its place: not ended and not asked to go."""
+        return not self.status.ended and not self.leaving
+
+    @property
+    def connected(self) -> bool:
+        """Whether its agent has an open connection."""
+        return self.agent is not None and self.agent.session != 0
+
+
+# rounds -------------------------------------------------------------------------------------------------------------
+
+
+class Forming(msgspec.Struct, kw_only=True, tag=True):
+    """No round runs; nodes gather."""
+
+    since: float
+    first: bool = False
+    """No round ever ran in this job."""
+
+
+class Underway(msgspec.Struct, kw_only=True, tag=True):
+    """A round runs."""
+
+    round: Round
+    since: float
+    places: dict[NodeKey, Place]
+    done: set[NodeKey] = set()
+
+
+class Blame(msgspec.Struct, kw_only=True):
+    """The process failures of the newest broken round, in the order in which they happened."""
+
+    round: Round = NO_ROUND
+    failures: list[tuple[NodeKey, WorkerFailure]] = []
+
+
+class JobState(msgspec.Struct, kw_only=True):
+    """The whole state of one job."""
+
+    spec: JobSpec
+    created_at: float
+    phase: Phase = Phase.CREATED
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+    message: str = ""
+    suspended: bool = False
+    nodes: dict[NodeKey, Node] = {}
+    next_id: dict[str, NodeId] = {}
+    targets: dict[str, int] = {}
+    """How many nodes each role should have."""
+    given_up: set[tuple[str, Rank]] = set()
+    """Places whose budget is spent."""
+    spent: dict[tuple[str, Rank], Spent] = {}
+    meeting: Meeting | None = None
+    """The agents' rules of rendezvous; None before the first came."""
+    last_round: Round = NO_ROUND
+    gathering: Forming | Underway = msgspec.field(default_factory=lambda: Forming(since=0.0, first=True))
+    blame: Blame = msgspec.field(default_factory=Blame)
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    progress: Progress = msgspec.field(default_factory=Progress)
+
+
+def new_state(spec: JobSpec, now: float) -> JobState:
+    """The state of a job that nothing has happened to."""
+    return JobState(
+        spec=spec,
+        created_at=now,
+        suspended=spec.suspend,
+        targets={role: declared.replicas for role, declared in spec.roles.items()},
+        gathering=Forming(since=now, first=True),
+    )

@@ -1,0 +1,93 @@
+"""One turn of the core: an event being handled at one moment, and the indexes that keep it cheap."""
+
+from __future__ import annotations
+
+from resile.api.ids import NodeKey, Rank
+from resile.api.reports import NodeStatus
+from resile.api.timeouts import Timeouts
+from resile.core.deadlines import Alarm, Deadlines
+from resile.core.decisions import AnyDecision, Note
+from resile.core.state import TRAINERS, Idle, JobState, Node, Waiting
+
+
+class Index:
+    """Which nodes wait, which may still come, who fills which place: derived from the state, never stored."""
+
+    def __init__(self, state: JobState) -> None:
+        self.waiting: set[NodeKey] = set()
+        """Nodes whose agents wait for a round."""
+        self.coming: set[NodeKey] = set()
+        """Nodes that can join the next round but have not yet. A node the platform cannot start is not among them."""
+        self.places: dict[tuple[str, Rank], NodeKey] = {}
+        """The node that fills each place."""
+        self.trainers: set[NodeKey] = set()
+        """Nodes that train, or will."""
+        self.incarnations: dict[str, NodeKey] = {}
+        """Whose agent process it is."""
+        self.lowest_free: dict[str, int] = {}
+        """No place of the role below this rank is free."""
+        for node in state.nodes.values():
+            self.update(node)
+
+    def update(self, node: Node) -> None:
+        """Put a node where it belongs, after any change to it."""
+        key = node.key
+        self.waiting.discard(key)
+        self.coming.discard(key)
+        self.trainers.discard(key)
+        if node.agent is not None:
+            self.incarnations[node.agent.incarnation] = key
+        place = (key.role, node.rank)
+        if not node.alive:
+            if self.places.get(place) == key:
+                del self.places[place]
+                self.lowest_free[key.role] = min(self.lowest_free.get(key.role, 0), node.rank)
+            return
+        self.places[place] = key
+        if key.role not in TRAINERS:
+            return
+        self.trainers.add(key)
+        if node.agent is not None and isinstance(node.agent.stance, Waiting):
+            self.waiting.add(key)
+        elif node.status is not NodeStatus.PENDING:
+            self.coming.add(key)
+
+
+class Turn:
+    """What a handler works with: the state, the moment, and the decisions made so far."""
+
+    def __init__(self, state: JobState, index: Index, deadlines: Deadlines, now: float) -> None:
+        self.state = state
+        self.index = index
+        self.deadlines = deadlines
+        self.now = now
+        self.decisions: list[AnyDecision] = []
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The job's ladder of time-outs."""
+        return self.state.spec.timeouts
+
+    def decide(self, decision: AnyDecision) -> None:
+        """Want something done."""
+        self.decisions.append(decision)
+
+    def note(self, reason: str, message: str, node: NodeKey | None = None, *, warning: bool = False) -> None:
+        """Add a line to the job's story."""
+        self.decisions.append(Note(reason=reason, message=message, node=node, warning=warning))
+
+    def touch(self, node: Node) -> None:
+        """A node changed: bring the indexes and its alarms up to date."""
+        self.index.update(node)
+        if node.status.ended:
+            self.deadlines.forget(node.key)
+
+    def detach(self, node: Node, until: float) -> None:
+        """This node's agent has no connection; it is lost unless it comes back before `until`."""
+        assert node.agent is not None
+        node.agent.session = 0
+        if isinstance(node.agent.stance, Waiting):
+            node.agent.stance = Idle()
+        self.deadlines.clear(Alarm.SILENCE, node.key)
+        self.deadlines.set(Alarm.AWAY, until, node.key)
+        self.touch(node)
