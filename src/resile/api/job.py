@@ -64,8 +64,14 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: str = ""
     grace: float | None = None
     """`terminationGracePeriodSeconds` of the template, if given."""
+    restart_policy: str = ""
+    """The role's `restartPolicy`, else its template's; empty where neither says anything."""
+    restart_timeout: float | None = None
+    critical_nodes: str = ""
+    """Whose loss ends the job: `all`, `none`, or `index:count` pairs with commas; empty for the strategy's own rule."""
+    batch_scheduler: str = ""
     template: dict[str, Any] = {}
-    """The pod template as the user wrote it, for the platform that makes pods."""
+    """The pod template as the user wrote it plus the job's `envs`, for the platform that makes pods."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,7 +84,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     strategy: Strategy = Strategy.ALLREDUCE
     roles: dict[str, RoleSpec] = {}
     """Empty for a job on bare machines (`resile run`): nodes come by themselves and nobody launches them."""
+    master: RoleSpec | None = None
+    """What the user wants changed about the master's own pod; its template may be partial."""
     resource_limits: Resources = Resources()
+    """Of the whole job; scaling stays within it."""
     optimize_mode: str = "single-job"
     brain_service: str = ""
     suspend: bool = False

@@ -55,8 +55,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadTimeouts(f"{field}: must be more than 0 seconds, not {getattr(self, field)}")
         if not SMALLEST_RECOVERY_BUDGET <= self.recovery_budget <= LARGEST_RECOVERY_BUDGET:
             raise BadTimeouts(
-                f"recovery_budget: must be between {SMALLEST_RECOVERY_BUDGET:g} and {LARGEST_RECOVERY_BUDGET:g} seconds, "
-                f"not {self.recovery_budget:g}"
+                f"recovery_budget: must be between {SMALLEST_RECOVERY_BUDGET:g} and {LARGEST_RECOVERY_BUDGET:g} "
+                f"seconds, not {self.recovery_budget:g}"
             )
         if self.silence < 3 * self.heartbeat:
             raise BadTimeouts(

@@ -1,0 +1,123 @@
+"""How mistakes in a manifest are told: all of them, each in one sentence that names the field and what is allowed.
+
+A reader of manifests never stops at the first mistake; it hands a `Mistakes` along and goes on, so that a user mends
+a file once. The price is that a mistake can have echoes (a misspelt required field is both unknown and missing).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+MAX_MISTAKES = 100
+"""More than a person reads; a generated file of garbage must not become a message of megabytes."""
+
+MAX_SHOWN = 60
+"""In characters of a wrong value."""
+
+
+class Mistake(msgspec.Struct, frozen=True):
+    """One thing wrong with a manifest."""
+
+    path: str
+    """The field, as in `spec.replicaSpecs.worker.replicas`; empty when the document as a whole is meant."""
+    problem: str
+    """What is allowed there, or what is the matter."""
+    document: str = ""
+    """Which document of a file with several, as in `document 2`."""
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.document, self.path, self.problem) if part)
+
+
+class BadManifest(ValueError):
+    """A manifest that cannot be used. `mistakes` holds at least one; the message has one line for each."""
+
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+
+
+class Mistakes:
+    """Collects what is wrong while reading goes on."""
+
+    def __init__(self, document: str = "") -> None:
+        self._document = document
+        self._found: list[Mistake] = []
+        self._left_out = 0
+
+    def add(self, path: str, problem: str) -> None:
+        """Note a mistake; beyond `MAX_MISTAKES` they are only counted."""
+        if len(self._found) >= MAX_MISTAKES:
+            self._left_out += 1
+            return
+        self._found.append(Mistake(path, problem, self._document))
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def found(self) -> tuple[Mistake, ...]:
+        """All of them, in the order in which the fields were read."""
+        if not self._left_out:
+            return tuple(self._found)
+        return (*self._found, Mistake("", f"and {self._left_out} more mistakes", self._document))
+
+    def raise_if_any(self) -> None:
+        """Raise `BadManifest` with everything found, if anything was."""
+        if self._found:
+            raise BadManifest(self.found())
+
+
+def under(path: str, field: str | int) -> str:
+    """The path of a field, a key or an item of what is at `path`."""
+    if isinstance(field, int):
+        return f"{path}[{field}]"
+    shown_key = field if field and len(field) <= MAX_SHOWN and field.isprintable() else shown(field)
+    return f"{path}.{shown_key}" if path else shown_key
+
+
+def shown(value: Any) -> str:
+    """A wrong value as a sentence shows it: short, on one line, in the words of YAML."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case str() if len(value) > MAX_SHOWN:
+            return repr(value[:MAX_SHOWN] + "…")
+        case int() if value.bit_length() > 200:
+            return "a number of more than 60 digits"
+        case str() | int() | float():
+            return repr(value)
+    return f"a value of type {type(value).__name__}"
+
+
+def text_problem(value: Any) -> str:
+    """The sentence for a value that should be text and is not."""
+    hint = "; put it in quotes" if isinstance(value, bool | int | float) else ""
+    return f"must be text, not {shown(value)}{hint}"
+
+
+def listed(choices: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *most, last = choices
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def unknown_field(name: str, known: Iterable[str]) -> str:
+    """The sentence for a field that does not exist, with the one that was probably meant."""
+    candidates = sorted(known)
+    for candidate in candidates:
+        if candidate.lower() == name.lower():
+            return f"unknown field; did you mean {candidate}?"
+    near = difflib.get_close_matches(name[:MAX_SHOWN], candidates, n=1, cutoff=0.6)
+    if near:
+        return f"unknown field; did you mean {near[0]}?"
+    return f"unknown field; known are {', '.join(candidates)}" if candidates else "unknown field; none is known here"

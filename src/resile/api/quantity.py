@@ -1,0 +1,92 @@
+"""Kubernetes quantities: `500m`, `2`, `0.5`, `4Gi`, `8192Mi`, `1e3`, as numbers and back.
+
+Amounts are read exactly (as fractions) and rounded only at the end and upwards, as Kubernetes does: nobody gets less
+than was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from resile.api.ids import Bytes
+
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_QUANTITY = re.compile(
+    r"(?P<number>\+?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))"
+    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]{1,2}))?",
+    re.ASCII,
+)
+
+ALLOWED = "must be a quantity of 0 or more such as 500m, 2, 0.5 or 4Gi"
+
+LARGEST = 2**63 - 1
+"""What Kubernetes can hold."""
+
+
+class BadQuantity(ValueError):
+    """Not an amount; the message says what is allowed."""
+
+
+def amount(text: str | int | float) -> Fraction:
+    """The exact amount that `text` stands for; a bare number stands for itself.
+
+    Raises:
+        BadQuantity: when it is not a quantity, less than 0, or more than Kubernetes can hold.
+    """
+    if isinstance(text, bool) or (isinstance(text, float) and not math.isfinite(text)):
+        raise BadQuantity(f"{ALLOWED}, not {text}")
+    if isinstance(text, int) and not 0 <= text <= LARGEST:
+        raise BadQuantity(f"{ALLOWED}, not a number out of range")
+    written = text if isinstance(text, str) else repr(text)
+    match = _QUANTITY.fullmatch(written)
+    if match is None:
+        raise BadQuantity(f"{ALLOWED}, not {written[:40]!r}")
+    suffix = match["suffix"] or ""
+    if suffix in _BINARY:
+        unit = Fraction(1024 ** _BINARY[suffix])
+    else:
+        unit = Fraction(10) ** int(match["exponent"] or _DECIMAL[suffix])
+    total = Fraction(match["number"]) * unit
+    if total > LARGEST:
+        raise BadQuantity(f"{ALLOWED} and of at most 8Ei, not {written[:40]!r}")
+    return total
+
+
+def cores(text: str | int | float) -> float:
+    """CPU cores, to the thousandth, rounded up. Raises `BadQuantity`."""
+    return math.ceil(amount(text) * 1000) / 1000
+
+
+def size(text: str | int | float) -> Bytes:
+    """Whole bytes, rounded up. Raises `BadQuantity`."""
+    return Bytes(math.ceil(amount(text)))
+
+
+def count(text: str | int | float) -> int:
+    """A number of things that cannot be divided, such as GPUs.
+
+    Raises:
+        BadQuantity: also when the amount is not whole.
+    """
+    total = amount(text)
+    if total.denominator != 1:
+        raise BadQuantity(f"must be a whole number of 0 or more, not {text!r}")
+    return int(total)
+
+
+def write_cores(value: float) -> str:
+    """The quantity for a number of cores, to the thousandth, rounded up: `2`, `500m`."""
+    thousandths = math.ceil(Fraction(repr(value)) * 1000)
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
+def write_size(value: int) -> str:
+    """The shortest exact quantity for a number of bytes: `4Gi`, `1536Mi`, `1000`."""
+    for suffix, power in reversed(_BINARY.items()):
+        whole, rest = divmod(value, 1024**power)
+        if whole and not rest:
+            return f"{whole}{suffix}"
+    return str(value)
