@@ -1,0 +1,114 @@
+"""Memory limits for local nodes, by the kernel's memory controller (cgroup version 1 or 2).
+
+A limit makes a laptop behave like a cluster: a node that takes too much is killed and reported as `OOMKilled` instead
+of taking the machine down. It needs root and a mounted memory controller; without them nodes run without limits, and
+that is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from resile.api.ids import Bytes
+
+ROOT = "resile"
+
+
+class NoMemoryLimitsError(RuntimeError):
+    """Limits cannot be enforced here; the message is one sentence for the user."""
+
+
+class MemoryLimits:
+    """The memory cgroups of one job: `resile/<job>/<node>` below the controller's mount point."""
+
+    def __init__(self, job: str) -> None:
+        """Find the controller and try it out.
+
+        Raises:
+            NoMemoryLimitsError: there is no usable memory controller.
+        """
+        mount, self._version = _controller()
+        self._job = mount / ROOT / job.replace("/", "_")
+        self._mount = mount
+        try:
+            self._make(self._job)
+        except OSError as error:
+            raise NoMemoryLimitsError(
+                f"memory limits are not enforced: cannot create {error.filename or self._job} ({error.strerror})"
+            ) from error
+        self._prune()
+
+    def create(self, node: str, limit: Bytes) -> Path:
+        """Make the cgroup of a node; an empty one that was left behind is replaced.
+
+        Raises:
+            OSError: it could not be made.
+        """
+        path = self._job / node
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir()
+        self._make(path)
+        try:
+            if self._version == 1:
+                (path / "memory.limit_in_bytes").write_text(str(limit))
+                with contextlib.suppress(OSError):  # kernels without swap accounting do not have it
+                    (path / "memory.memsw.limit_in_bytes").write_text(str(limit))
+            else:
+                (path / "memory.max").write_text(str(limit))
+                with contextlib.suppress(OSError):
+                    (path / "memory.swap.max").write_text("0")
+        except OSError:
+            self.remove(path)
+            raise
+        return path
+
+    def remove(self, path: Path) -> None:
+        """Remove a node's cgroup if nothing runs in it; one that is gone already is fine."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        self._prune()
+
+    def _make(self, path: Path) -> None:
+        parts = path.relative_to(self._mount).parts
+        for attempt in range(3):  # the shim of another node may be removing an empty parent right now
+            try:
+                at = self._mount
+                for part in parts:
+                    if self._version == 2:
+                        (at / "cgroup.subtree_control").write_text("+memory")
+                    at = at / part
+                    at.mkdir(exist_ok=True)
+                return
+            except FileNotFoundError:
+                if attempt == 2:
+                    raise
+
+    def _prune(self) -> None:
+        for path in (self._job, self._job.parent):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _controller() -> tuple[Path, int]:
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    except OSError:
+        mounts = ""
+    for line in mounts.splitlines():
+        _, point, kind, options, *_ = line.split()
+        mount = Path(point)
+        if kind == "cgroup" and "memory" in options.split(","):
+            return _writable(mount), 1
+        if kind == "cgroup2":
+            with contextlib.suppress(OSError):
+                if "memory" in (mount / "cgroup.controllers").read_text().split():
+                    return _writable(mount), 2
+    raise NoMemoryLimitsError("memory limits are not enforced: this machine has no memory controller mounted (cgroup)")
+
+
+def _writable(mount: Path) -> Path:
+    if not os.access(mount, os.W_OK):
+        raise NoMemoryLimitsError(f"memory limits are not enforced: no permission to create cgroups in {mount}")
+    return mount

@@ -1,0 +1,229 @@
+"""The files of local nodes: what was launched, what was asked, how it ended. They are the only truth between processes.
+
+    <job directory>/nodes/<role>-<id>/node.json   what was launched, where, and its processes (the shim adds those)
+                                      stop.json   it was asked to end, and how long it has
+                                      exit.json   how it ended
+    <job directory>/logs/<pod name>.log           its standard output and error
+
+Reading needs no platform and no master, so the command line and the chaos tools see what the master sees. Every file is
+replaced as a whole: a reader sees the old one or the new one. A file that cannot be understood counts as missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from resile.api.ids import MiB, NodeId, NodeKey, Rank
+from resile.api.reports import NodeEnd, NodeStatus
+from resile.platform.local import processes
+
+LAUNCH_WINDOW = 2.0
+"""Seconds for which a record without a process is taken for a node on its way rather than one that was lost."""
+
+
+class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`node.json`. The processes are zero until the shim has started the command."""
+
+    name: str
+    role: str
+    id: int
+    rank: int
+    address: str
+    command: list[str]
+    workdir: str
+    log: str
+    relaunch_count: int = 0
+    memory: int = 0
+    """The enforced limit in bytes; 0 if there is none."""
+    cgroup: str = ""
+    launched_at: float = 0.0
+    started_at: float = 0.0
+    boot: str = ""
+    shim_pid: int = 0
+    shim_start: int = 0
+    pid: int = 0
+    pid_start: int = 0
+
+    @property
+    def key(self) -> NodeKey:
+        """The node this is the record of."""
+        return NodeKey(self.role, NodeId(self.id))
+
+
+class StopFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`stop.json`."""
+
+    asked_at: float
+    grace: float
+
+
+class ExitFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`exit.json`."""
+
+    exit_code: int
+    signal: int = 0
+    oom: bool = False
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    error: str = ""
+    """Why the command could not be started; empty if it was."""
+    survivors: int = 0
+    """Processes that not even SIGKILL ended."""
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a job directory, as its files and /proc have it at this moment."""
+
+    node: NodeKey
+    name: str
+    rank: Rank
+    address: str
+    status: NodeStatus
+    end: NodeEnd
+    """How it ended; of a deleted node too, where that is known."""
+    command: tuple[str, ...]
+    log: Path
+    relaunch_count: int
+    shim_pid: int
+    """0 once the shim is gone."""
+    pid: int
+    """The main process, which leads the node's process group and session; 0 when the node does not run."""
+    launched_at: float
+    started_at: float
+    """0 if it never ran."""
+    ended_at: float
+    """0 while it runs, and when nobody saw the end."""
+
+    def pids(self) -> list[int]:
+        """Every live process of the node, the main process first; empty if it does not run. Reads all of /proc."""
+        return processes.tree(self.pid) if self.pid else []
+
+
+F = TypeVar("F", NodeFile, StopFile, ExitFile)
+
+
+def node_directory(directory: Path, node: NodeKey) -> Path:
+    """Where a node's files are."""
+    return directory / "nodes" / str(node)
+
+
+def read(path: Path, kind: type[F]) -> F | None:
+    """A file of the given kind, or None if it is missing or makes no sense."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def write(path: Path, content: NodeFile | StopFile | ExitFile) -> None:
+    """Replace a file as a whole. Survives a crash of the process, not of the machine: its nodes are gone then as well.
+
+    Raises:
+        OSError: the file is as it was before.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(msgspec.json.encode(content))
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def node_directories(directory: Path) -> list[Path]:
+    """The node directories of a job, oldest id first."""
+    try:
+        names = os.listdir(directory / "nodes")
+    except OSError:
+        return []
+    found = [(role, int(number)) for role, _, number in (name.rpartition("-") for name in names) if number.isdigit()]
+    return [directory / "nodes" / f"{role}-{number}" for role, number in sorted(found, key=lambda item: item[::-1])]
+
+
+def outcome(ended: ExitFile, memory: int = 0) -> tuple[NodeStatus, NodeEnd]:
+    """What an end means, in the words of kubectl's STATUS column."""
+    if ended.error:
+        return NodeStatus.FAILED, NodeEnd(exit_code=ended.exit_code, reason="StartError", message=ended.error)
+    left = f"; {ended.survivors} of its processes could not be killed" if ended.survivors else ""
+    if ended.exit_code == 0:
+        return NodeStatus.SUCCEEDED, NodeEnd(exit_code=0, reason="Completed", message=left.lstrip("; "))
+    if ended.oom:
+        limit = f" of {memory / MiB:g} MiB" if memory else ""
+        reason, message = "OOMKilled", f"it exceeded its memory limit{limit}"
+    elif ended.signal:
+        reason = "Killed" if ended.signal == signal.SIGKILL else "Error"
+        message = f"ended by {signal_name(ended.signal)}"
+    else:
+        reason, message = "Error", f"exited with code {ended.exit_code}"
+    return NodeStatus.FAILED, NodeEnd(exit_code=ended.exit_code, reason=reason, message=message + left)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` rather than 9; `signal 40` where there is no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def lost(record: NodeFile) -> NodeEnd:
+    """The end of a node whose shim is gone without a word."""
+    if record.boot and record.boot != processes.boot_id():
+        return NodeEnd(reason="NodeLost", message="the machine was restarted while the node ran")
+    if not record.shim_pid:
+        return NodeEnd(reason="StartError", message="the master ended before the node had been started")
+    message = f"the process that watches the node (pid {record.shim_pid}) was killed, and the node with it"
+    return NodeEnd(exit_code=128 + signal.SIGKILL, reason="Killed", message=message)
+
+
+def read_node(directory: Path) -> NodeRecord | None:
+    """The node of one node directory; None where there is no readable record."""
+    record = read(directory / "node.json", NodeFile)
+    if record is None:
+        return None
+    ended = read(directory / "exit.json", ExitFile)
+    stop = read(directory / "stop.json", StopFile)
+    shim_lives = processes.is_alive(record.shim_pid, record.shim_start, record.boot)
+    shim_pid = record.shim_pid if shim_lives else 0
+    if ended is None and not record.shim_pid:
+        shim_pid = processes.find_shim(directory) or 0
+    if ended is not None:
+        status, end = outcome(ended, record.memory)
+    elif shim_pid:
+        status, end = (NodeStatus.RUNNING if record.pid else NodeStatus.STARTING), NodeEnd()
+    elif not record.shim_pid and time.time() - record.launched_at < LAUNCH_WINDOW:
+        status, end = NodeStatus.STARTING, NodeEnd()
+    elif (ended := read(directory / "exit.json", ExitFile)) is not None:  # it ended while we looked
+        status, end = outcome(ended, record.memory)
+    else:
+        status, end = NodeStatus.FAILED, lost(record)
+    return NodeRecord(
+        node=record.key,
+        name=record.name,
+        rank=Rank(record.rank),
+        address=record.address,
+        status=NodeStatus.DELETED if stop is not None and status.ended else status,
+        end=end,
+        command=tuple(record.command),
+        log=Path(record.log),
+        relaunch_count=record.relaunch_count,
+        shim_pid=shim_pid,
+        pid=record.pid if status is NodeStatus.RUNNING else 0,
+        launched_at=record.launched_at,
+        started_at=record.started_at or (ended.started_at if ended else 0.0),
+        ended_at=ended.ended_at if ended else 0.0,
+    )
+
+
+def read_nodes(directory: Path) -> list[NodeRecord]:
+    """Every node of a job directory, oldest id first. Reads three small files per node."""
+    found = (read_node(path) for path in node_directories(directory))
+    return [record for record in found if record is not None]

@@ -1,0 +1,235 @@
+"""`LocalPlatform`: nodes as process groups on this machine, with all that a pod would have given them.
+
+Each node has a shim above it (`shim.py`), a directory (`files.py`), a log, a loopback address of its own, the
+environment of a pod and, if asked for, a memory limit. A launch costs the master's loop 1 to 2 ms; the
+command runs some 20 ms later. What is not isolated: files, the network apart from the address, and CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from resile.api.environment import node_environment
+from resile.api.ids import NodeId, NodeKey, Seconds
+from resile.api.job import JobSpec, node_name
+from resile.api.reports import NodeStatus
+from resile.platform.local import files
+from resile.platform.local.addresses import Addresses, AddressesUsedUpError
+from resile.platform.local.cgroup import MemoryLimits, NoMemoryLimitsError
+from resile.platform.local.node import LocalNode
+from resile.platform.local.processes import COOKIE
+from resile.platform.local.shim import NOT_EXECUTABLE, NOT_FOUND, STATUS_FD
+from resile.platform.port import Launch, Observation
+
+HOST_ADDRESS = "127.0.0.1"
+
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+"""Starts the shim as a module, from its compiled form; behind the standard library, which no file here may hide."""
+
+_RESTORED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
+"""Signals that the master's own parent may have set to be ignored, which a program would inherit."""
+
+
+class LocalPlatform:
+    """The nodes of one job on this machine. See `port.Platform` for what each method promises."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        directory: Path,
+        master_address: str,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        enforce_memory: bool = False,
+        workdir: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare; nothing is started or read before `start`.
+
+        Args:
+            spec: the job.
+            directory: the job's directory; nodes and logs go below it.
+            master_address: `host:port` where nodes reach the master.
+            secrets: further variables for every node, such as the path of the token's file; they win over all others.
+            enforce_memory: whether memory limits are enforced; where that is impossible `warnings` says why.
+            workdir: where the commands run; the current directory if not given.
+            environment: what nodes inherit, in a pod the image's; this process's own if not given.
+        """
+        self._spec = spec
+        self._directory = directory.absolute()
+        self._master_address = master_address
+        self._secrets = dict(secrets or {})
+        self._workdir = (workdir or Path.cwd()).absolute()
+        self._environment = dict(os.environ if environment is None else environment)
+        self._addresses = Addresses()
+        self._nodes: dict[NodeKey, LocalNode] = {}
+        self._observe: Callable[[Observation], None] | None = None
+        self._limits: MemoryLimits | None = None
+        self._warnings: list[str] = []
+        if enforce_memory:
+            unique = f"{zlib.crc32(os.fsencode(self._directory)):08x}"
+            try:
+                self._limits = MemoryLimits(spec.uid or f"{spec.namespace}-{spec.name}-{unique}")
+            except NoMemoryLimitsError as error:
+                self._warnings.append(str(error))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What could not be had, one sentence each; grows if a limit cannot be set for a later node."""
+        return list(self._warnings)
+
+    async def start(self, observe: Callable[[Observation], None]) -> None:
+        """Take over every node that an earlier master left, then watch; see `adopt` for what was found."""
+        self._observe = observe
+        for directory in files.node_directories(self._directory):
+            record = files.read(directory / "node.json", files.NodeFile)
+            if record is not None and record.key not in self._nodes:
+                self._addresses.go_on_after(record.address)
+                node = LocalNode(record, directory, self._tell)
+                self._nodes[record.key] = node
+                node.adopt()
+
+    async def adopt(self) -> list[Observation]:
+        """Every node of the job directory as it is now, the ended and the deleted included. Call it after `start`."""
+        return [node.observation for node in self._nodes.values()]
+
+    def launch(self, launch: Launch) -> None:
+        """Start a node. Whatever keeps it from starting is observed as `FAILED` with one sentence."""
+        key = launch.node
+        if key in self._nodes:
+            return
+        role = self._spec.roles.get(key.role)
+        name = node_name(self._spec, key.role, key.id)
+        record = files.NodeFile(
+            name=name,
+            role=key.role,
+            id=key.id,
+            rank=launch.rank,
+            address="",
+            command=list(role.command) if role else [],
+            workdir=str(self._workdir),
+            log=str(self._directory / "logs" / f"{name}.log"),
+            relaunch_count=launch.relaunch_count,
+            launched_at=time.time(),
+        )
+        node = LocalNode(record, files.node_directory(self._directory, key), self._tell)
+        self._nodes[key] = node
+        if role is None:
+            node.could_not_start(NOT_FOUND, f"the job has no role {key.role}")
+            return
+        if not record.command:
+            node.could_not_start(NOT_FOUND, f"role {key.role} has no command: a local node needs one in its template")
+            return
+        try:
+            node.record = self._with_resources(record, launch)
+            node.launched(*self._spawn(node.record, launch))
+        except AddressesUsedUpError as error:
+            node.could_not_start(NOT_EXECUTABLE, str(error))
+        except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument or a variable
+            node.could_not_start(NOT_EXECUTABLE, f"cannot start {name}: {_sentence(error)}")
+
+    def delete(self, node: NodeKey, grace: Seconds) -> None:
+        """End a node: SIGTERM to its process group, SIGKILL to all that is left of it after `grace`.
+
+        The shim does both, so it happens even if this master dies in between.
+        """
+        known = self._nodes.get(node)
+        if known is not None:
+            known.stop(grace)
+        else:
+            unknown = Observation(node=node, status=NodeStatus.DELETED)
+            asyncio.get_running_loop().call_soon(self._tell, unknown)
+
+    async def close(self) -> None:
+        """Stop watching. Nodes keep running; another platform on the same directory can take them over."""
+        self._observe = None
+        for node in self._nodes.values():
+            node.release()
+
+    def _tell(self, observation: Observation) -> None:
+        if self._observe is not None:
+            self._observe(observation)
+
+    def _with_resources(self, record: files.NodeFile, launch: Launch) -> files.NodeFile:
+        in_use = {node.record.address for node in self._nodes.values() if not node.status.ended}
+        record = msgspec.structs.replace(record, address=self._addresses.take(in_use))
+        limit = launch.resources.memory or self._spec.roles[record.role].limits.memory
+        if self._limits is None or limit is None:
+            return record
+        try:
+            cgroup = self._limits.create(str(record.key), limit)
+        except OSError as error:
+            self._warnings.append(f"the memory limit of {record.name} is not enforced: {_sentence(error)}")
+            return record
+        return msgspec.structs.replace(record, memory=limit, cgroup=str(cgroup))
+
+    def _spawn(self, record: files.NodeFile, launch: Launch) -> tuple[int, int]:
+        """Start the shim; returns its pid and our end of its pipe."""
+        directory = files.node_directory(self._directory, record.key)
+        with contextlib.ExitStack() as undo:
+            if self._limits is not None and record.cgroup:
+                undo.callback(self._limits.remove, Path(record.cgroup))
+            directory.mkdir(parents=True, exist_ok=True)
+            files.write(directory / "node.json", record)
+            Path(record.log).parent.mkdir(parents=True, exist_ok=True)
+            log = os.open(record.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            with contextlib.ExitStack() as close:
+                close.callback(os.close, log)
+                reader, writer = os.pipe()
+                close.callback(os.close, writer)
+                undo.callback(os.close, reader)
+                arguments = [str(Path(__file__).parent), str(directory), record.workdir, record.cgroup, *record.command]
+                pid = os.posix_spawn(
+                    sys.executable,
+                    [sys.executable, "-I", "-S", "-c", _BOOT, *arguments],
+                    self._environment_of(record, launch),
+                    file_actions=[
+                        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                        (os.POSIX_SPAWN_DUP2, log, 1),
+                        (os.POSIX_SPAWN_DUP2, log, 2),
+                        (os.POSIX_SPAWN_DUP2, writer, STATUS_FD),
+                    ],
+                    setsid=True,
+                    setsigmask=signal.valid_signals(),
+                    setsigdef=_RESTORED,
+                )
+            undo.pop_all()
+        return pid, reader
+
+    def _environment_of(self, record: files.NodeFile, launch: Launch) -> dict[str, str]:
+        environment = {
+            **self._environment,
+            **self._spec.roles[record.role].env,
+            **node_environment(
+                self._spec,
+                role=record.role,
+                node_id=NodeId(record.id),
+                rank=launch.rank,
+                replicas=launch.replicas,
+                address=record.address,
+                host_address=HOST_ADDRESS,
+                master_address=self._master_address,
+                relaunch_count=launch.relaunch_count,
+            ),
+            **self._secrets,
+            COOKIE: str(files.node_directory(self._directory, record.key)),
+        }
+        # First of all, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        return environment
+
+
+def _sentence(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

@@ -1,0 +1,110 @@
+"""Processes by what does not lie: a pid together with its start time and the boot it belongs to.
+
+A bare pid from a file may be somebody else's by the time it is read. Everything here that hands out a pid or a pidfd
+has checked that it is still the process that was meant. Linux only: it reads /proc and needs pidfd_open (kernel 5.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from resile.platform.local.shim import start_time, stat_of
+
+COOKIE = "RESILE_LOCAL_NODE"
+"""In the environment of every process of a node: its node directory. So strays are found when their shim is gone."""
+
+
+@cache
+def boot_id() -> str:
+    """Which boot of the machine this is; pids of another boot mean nothing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int, start: int, boot: str) -> bool:
+    """Whether exactly this process still runs; a zombie does not."""
+    if pid <= 0 or boot != boot_id():
+        return False
+    fields = stat_of(str(pid))
+    return bool(fields) and int(fields[19]) == start and fields[0] not in "ZX"
+
+
+def open_pidfd(pid: int, start: int) -> int | None:
+    """A pidfd of exactly this process, which turns readable when it ends; None if it is gone and collected."""
+    if pid <= 0:
+        return None
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if start_time(pid) != start:  # checked after opening: from here on the descriptor cannot come to mean another
+        os.close(fd)
+        return None
+    return fd
+
+
+def all_pids() -> Iterator[int]:
+    """Every process of the machine that we may see."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def find_shim(node_directory: Path) -> int | None:
+    """The live shim of a node whose record does not name it yet, by its command line; reads all of /proc."""
+    mark = [os.fsencode(Path(__file__).parent), os.fsencode(node_directory)]
+    for pid in all_pids():
+        with contextlib.suppress(OSError):
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(arguments[at : at + 2] == mark for at in range(len(arguments))):
+                return pid
+    return None
+
+
+def tree(root: int) -> list[int]:
+    """A process and everything below it, parents first; empty if it is gone. Reads all of /proc."""
+    parents: dict[int, list[int]] = {}
+    for pid in all_pids():
+        fields = stat_of(str(pid))
+        if fields and fields[0] not in "ZX":
+            parents.setdefault(int(fields[1]), []).append(pid)
+    found = [root] if os.path.exists(f"/proc/{root}") else []
+    for pid in found:
+        found.extend(parents.get(pid, []))
+    return found
+
+
+def kill_strays(node_directory: Path, session: int | None) -> int:
+    """SIGKILL what is left of a node whose shim is gone; returns how many processes that was.
+
+    They are known by the cookie in their environment and, where `session` is given, by their session: give it only when
+    the shim ended just now, a session's number is free again later. Costs two or more scans of /proc, a few
+    milliseconds each.
+    """
+    mark = f"{COOKIE}={node_directory}".encode()
+    killed: set[int] = set()
+    while True:
+        fresh = {pid for pid in all_pids() if pid not in killed and _belongs(pid, mark, session)}
+        if not fresh:
+            return len(killed)
+        for pid in fresh:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= fresh
+
+
+def _belongs(pid: int, mark: bytes, session: int | None) -> bool:
+    fields = stat_of(str(pid))
+    if not fields or fields[0] in "ZX":
+        return False
+    if session is not None and int(fields[3]) == session:
+        return True
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,331 @@
+"""The shim: one small process above each local node, so that the node and its end outlive the master.
+
+It starts the node's command in a session of its own, waits for it, kills whatever the node leaves behind and records
+how it ended. It is the parent of every orphan below it (child subreaper), so when it has no children left the node
+is gone, also those of its processes that made sessions of their own. If the shim itself is killed the kernel kills
+the node's main process (parent-death signal), and the platform sweeps up the rest.
+
+It is on the way to every recovery, so it imports little, is started with `-I -S` and as a module (which saves compiling
+it), and runs without the rest of resile. The platform starts it with every signal blocked: none is lost, and only
+SIGKILL ends it.
+
+Arguments: node directory, working directory, memory cgroup (or an empty string), then the command. File descriptor 3
+is a pipe to the platform: `running PID`, then `ended JSON`, one line each. SIGTERM means: read `stop.json` and
+end the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+
+STATUS_FD = 3
+DEFAULT_GRACE = 30.0
+"""Seconds, when `stop.json` cannot be read; what Kubernetes takes when nothing is said."""
+UNKILLABLE_AFTER = 10.0
+"""Seconds after which a process that SIGKILL has not ended (it hangs in the kernel) is reported and left."""
+SWEEP_AFTER = 0.5
+"""Seconds after which the kill looks below a process that does not die; before, its children come up by themselves."""
+RESERVED = 1024
+"""Bytes of `exit.json` claimed at the start, so that a disk that is full at the end does not cost the exit code."""
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+
+class Node:
+    """The node's main process: its pid, and its wait status once it has been reaped."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.status: int | None = None
+
+    def reap(self) -> bool:
+        """Collect every child that has ended, without waiting; False when no child is left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid == self.pid:
+                    self.status = status
+        except ChildProcessError:
+            return False
+
+    @property
+    def fell_to_sigterm(self) -> bool:
+        """Whether SIGTERM ended the main process, as it does a shell that waits for the program that should save."""
+        return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGTERM
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """Set an attribute of this process; an option that the kernel lacks is ignored."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, int, str]:
+    """Start the command; returns the node, or an exit code and one sentence why there is none."""
+    shim = os.getpid()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        step = "fork"
+        try:
+            os.setsid()
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != shim:
+                os._exit(128 + signal.SIGKILL)
+            if cgroup:
+                step = "cgroup"
+                with open(f"{cgroup}/cgroup.procs", "w") as procs:
+                    procs.write("0")
+            step = "workdir"
+            os.chdir(workdir)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            step = "exec"
+            os.execvp(command[0], command)
+        except OSError as error:
+            os.write(writer, f"{step} {error.errno or 0}".encode())
+        finally:
+            os._exit(NOT_FOUND)
+    os.close(writer)
+    answer = os.read(reader, 100).decode()  # the end of the pipe is the exec
+    os.close(reader)
+    if not answer:
+        return Node(pid), 0, ""
+    os.waitpid(pid, 0)
+    step, number = answer.split()
+    why = os.strerror(int(number))
+    if step == "workdir":
+        return None, NOT_EXECUTABLE, f"cannot enter the working directory {workdir}: {why}"
+    if step == "cgroup":
+        return None, NOT_EXECUTABLE, f"cannot join the memory cgroup {cgroup}: {why}"
+    if why == os.strerror(2):
+        return None, NOT_FOUND, f"{command[0]}: command not found"
+    return None, NOT_EXECUTABLE, f"{command[0]}: cannot be executed: {why}"
+
+
+def stat_of(pid: str) -> list[str]:
+    """The fields of /proc/PID/stat from the third (state) on; empty if there is no such process any more."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; with the pid and the boot it names a process for good."""
+    fields = stat_of(str(pid))
+    return int(fields[19]) if fields else 0
+
+
+def children() -> list[int]:
+    """The shim's own children, in one read where the kernel can tell, else by a scan of /proc."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        me = str(os.getpid())
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_of(pid)[1:2] == [me]]
+
+
+def descendants() -> dict[int, list[str]]:
+    """Every process below the shim with its stat fields. Reads all of /proc, some 20 microseconds per process."""
+    stats = {int(pid): stat_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+    below: dict[int, list[int]] = {}
+    for pid, fields in stats.items():
+        if fields:
+            below.setdefault(int(fields[1]), []).append(pid)
+    found: dict[int, list[str]] = {}
+    todo = [os.getpid()]
+    while todo:
+        for pid in below.get(todo.pop(), []):
+            found[pid] = stats[pid]
+            todo.append(pid)
+    return found
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of this group, zombies aside, is still below the shim."""
+    return any(fields[0] != "Z" and fields[2] == str(group) for fields in descendants().values())
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process that may be gone already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_rest(node: Node) -> int:
+    """SIGKILL every process of the node and wait until they are gone; returns how many would not go.
+
+    The children of one that dies become the shim's before its end is reported, so level by level all are reached.
+    """
+    if node.status is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(node.pid, signal.SIGKILL)
+    began = time.monotonic()
+    while node.reap():
+        waited = time.monotonic() - began
+        if waited > UNKILLABLE_AFTER:
+            return len(descendants())
+        for pid in children() if waited < SWEEP_AFTER else descendants():
+            kill(pid)
+        signal.sigtimedwait([signal.SIGCHLD], SWEEP_AFTER)
+    return 0
+
+
+def read_grace(directory: str) -> float:
+    """The seconds between SIGTERM and SIGKILL that `stop.json` asks for."""
+    import json
+
+    try:
+        with open(f"{directory}/stop.json", encoding="utf-8") as file:
+            return max(0.0, float(json.load(file)["grace"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_GRACE
+
+
+def wait(node: Node, directory: str) -> None:
+    """Return when the main process has ended, or when the node has been told to end and its grace is over.
+
+    A main process that SIGTERM kills outright is most often a shell around the program that is saving: the rest of its
+    group then has the rest of the grace. One that ends by itself takes the node with it, as in a container.
+    """
+    deadline: float | None = None
+    while True:
+        if deadline is None:
+            info = signal.sigwaitinfo((signal.SIGCHLD, signal.SIGTERM))
+        else:
+            left = max(0.0, deadline - time.monotonic())
+            timely = signal.sigtimedwait((signal.SIGCHLD, signal.SIGTERM), left)
+            if timely is None:
+                return
+            info = timely
+        if info.si_signo == signal.SIGTERM:
+            grace = read_grace(directory)
+            if deadline is None and grace > 0 and node.status is None:
+                os.killpg(node.pid, signal.SIGTERM)
+            asked = time.monotonic() + grace
+            deadline = asked if deadline is None else min(deadline, asked)
+        node.reap()
+        if node.status is not None and not (deadline and node.fell_to_sigterm and group_lives(node.pid)):
+            return
+
+
+def oom_kills(cgroup: str) -> int:
+    """How many processes the kernel killed for exceeding the limit of this cgroup (version 1 or 2)."""
+    for name in ("memory.oom_control", "memory.events"):
+        try:
+            with open(f"{cgroup}/{name}") as file:
+                for line in file:
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        except OSError:
+            continue
+    return 0
+
+
+def remove_cgroup(cgroup: str) -> None:
+    """Remove the node's cgroup, and those of the job and of resile if it was the last in them."""
+    for _ in range(3):
+        try:
+            os.rmdir(cgroup)
+        except OSError:
+            return
+        cgroup = os.path.dirname(cgroup)
+
+
+def tell(line: str) -> None:
+    """Send one line to the platform; a platform that is gone will read the files."""
+    with contextlib.suppress(OSError):
+        os.write(STATUS_FD, line.encode() + b"\n")
+
+
+def record_start(directory: str, node: Node, started_at: float) -> None:
+    """Add the processes to `node.json`, and claim the space of `exit.json`; a full disk costs neither node nor job."""
+    import json
+
+    try:
+        with open(f"{directory}/exit.json.tmp", "wb") as file:
+            file.write(b" " * RESERVED)
+        with open(f"{directory}/node.json", encoding="utf-8") as record:
+            fields = json.load(record)
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            fields["boot"] = boot.read().strip()
+        fields["shim_pid"], fields["shim_start"] = os.getpid(), start_time(os.getpid())
+        fields["pid"], fields["pid_start"] = node.pid, start_time(node.pid)
+        fields["started_at"] = started_at
+        with open(f"{directory}/node.json.tmp", "w", encoding="utf-8") as record:
+            json.dump(fields, record)
+        os.rename(f"{directory}/node.json.tmp", f"{directory}/node.json")
+    except (OSError, ValueError) as error:
+        print(f"resile: cannot record the start of the node: {error}", file=sys.stderr, flush=True)
+
+
+def record_end(directory: str, end: dict[str, object]) -> None:
+    """Write `exit.json` and tell the platform.
+
+    Readers see all of the file or none. It reaches the disk after the platform has been told: a disk busy with a
+    checkpoint must not delay a recovery, and only a power failure, which ends the node anyway, can see the difference.
+    """
+    import json
+
+    text = json.dumps(end)
+    try:
+        file = os.open(f"{directory}/exit.json.tmp", os.O_WRONLY | os.O_CREAT, 0o644)
+        os.write(file, text.encode().ljust(RESERVED))
+        os.rename(f"{directory}/exit.json.tmp", f"{directory}/exit.json")
+        tell(f"ended {text}")
+        os.fsync(file)
+        folder = os.open(directory, os.O_RDONLY)
+        os.fsync(folder)
+    except OSError as error:
+        tell(f"ended {text}")
+        print(f"resile: cannot record the end of the node: {error}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run one node from start to end."""
+    directory, workdir, cgroup, *command = sys.argv[1:]
+    os.set_inheritable(STATUS_FD, False)
+    os.chdir("/")
+    prctl(PR_SET_NAME, b"resile-shim")
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    started_at = time.time()
+    survivors, exit_code, signal_number = 0, 0, 0
+    node, exit_code, error = start(command, workdir, cgroup)
+    if node is not None:
+        tell(f"running {node.pid}")
+        record_start(directory, node, started_at)
+        wait(node, directory)
+        survivors = kill_rest(node)
+        status = signal.SIGKILL if node.status is None else node.status
+        exit_code = os.waitstatus_to_exitcode(status)
+        if exit_code < 0:
+            exit_code, signal_number = 128 - exit_code, -exit_code
+    end: dict[str, object] = {
+        "exit_code": exit_code,
+        "signal": signal_number,
+        "oom": bool(cgroup) and oom_kills(cgroup) > 0,
+        "started_at": started_at if node else 0.0,
+        "ended_at": time.time(),
+        "error": error,
+        "survivors": survivors,
+    }
+    record_end(directory, end)
+    if cgroup:
+        remove_cgroup(cgroup)
+    os._exit(0)
