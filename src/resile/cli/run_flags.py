@@ -328,4 +328,4 @@ def _unknown(word: str) -> str:
     return f"{name}: no such flag; {hint}"
 
 
-__all__ = ["ACCEPTED", "FLAGS", "FlagError", "Flag", "Given", "Kind", "build_parser", "convert", "parse"]
+__all__ = ["ACCEPTED", "FLAGS", "Flag", "FlagError", "Given", "Kind", "build_parser", "convert", "parse"]

@@ -240,11 +240,11 @@ def endpoint_of(name: str, text: str, default_port: int | None = None) -> Endpoi
         FlagError: naming `name`, if the port is missing (and there is no default) or the words make no address.
     """
     text = text.strip()
-    found = re.fullmatch(r"\[(?P<v6>[0-9A-Fa-f:.%\w]+)\](?::(?P<p6>.*))?|(?P<host>[\w.-]+)(?::(?P<port>.*))?", text)
-    if not found:
+    host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
+    host = (host if colon else text).removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[\w.:%-]+", host):
         raise FlagError(f"{name}: {text!r} is not HOST:PORT; a host is a name, an IPv4 address or [an IPv6 address]")
-    host, port = found["v6"] or found["host"], found["p6"] if found["v6"] else found["port"]
-    if port is None:
+    if not colon:
         if default_port is None:
             raise FlagError(f"{name}: {text!r} has no port; write HOST:PORT, such as {text}:{STATIC_PORT}")
         return Endpoint(host, default_port)
@@ -351,7 +351,7 @@ def _notices(given: Given, conf: RdzvConf) -> tuple[str, ...]:
     lines = []
     for flag in FLAGS:
         effect = ACCEPTED.get(flag.name)
-        asked = flag.dest in given.source and given.values[flag.dest] not in (flag.default, list(flag.default or ()))
+        asked = flag.dest in given.source and given.values[flag.dest] not in (flag.default, [])
         if effect and asked:
             lines.append(f"{given.source[flag.dest]}: accepted; {effect}")
     return (*lines, *conf.notices)
