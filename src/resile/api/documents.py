@@ -1,8 +1,8 @@
 """YAML text to plain documents, safely: bounded in size, depth and in what aliases expand to, without surprising types.
 
 Differs from `yaml.safe_load_all` in what a manifest needs: a key given twice is a mistake, timestamps stay text (as for
-Kubernetes), and only what JSON has can be written. It uses PyYAML's parser in Python, about 20 ms for a usual manifest,
-because the one in C cannot be bounded in depth.
+Kubernetes), and only what JSON has can be written. It uses PyYAML's parser in Python, a few milliseconds for a usual
+manifest, because the one in C cannot be bounded in depth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The environment that a node's main container starts with: DLRover's names in both generations, on every platform.
 
 Pure functions: the platforms add what only they know (credentials; on Kubernetes the addresses, which a pod takes from
-the downward API). The result is laid over what the user's template sets; it leaves out the switches that are the user's to set.
+the downward API). The result is laid over the user's template; switches that are the user's to set are left out if set.
 """
 
 from __future__ import annotations

@@ -56,6 +56,11 @@ class Mistakes:
             return
         self._found.append(Mistake(path, problem, self._document))
 
+    @property
+    def count(self) -> int:
+        """How many there are so far: compare before and after to learn whether a part was right."""
+        return len(self._found) + self._left_out
+
     def __bool__(self) -> bool:
         return bool(self._found)
 

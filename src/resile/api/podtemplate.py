@@ -142,14 +142,12 @@ def _check_container(container: Container, path: str, mistakes: Mistakes) -> Non
 
 
 def _check_requests_and_limits(resources: dict[str, Any], path: str, mistakes: Mistakes) -> None:
-    found = Mistakes()
-    requests = _mapping(resources, "requests", path, found) or {}
-    limits = _mapping(resources, "limits", path, found) or {}
-    check_resources(requests, under(path, "requests"), found)
-    check_resources(limits, under(path, "limits"), found)
-    for mistake in found.found():
-        mistakes.add(mistake.path, mistake.problem)
-    if found:
+    before = mistakes.count
+    requests = _mapping(resources, "requests", path, mistakes) or {}
+    limits = _mapping(resources, "limits", path, mistakes) or {}
+    check_resources(requests, under(path, "requests"), mistakes)
+    check_resources(limits, under(path, "limits"), mistakes)
+    if mistakes.count > before:
         return
     for name, given in requests.items():
         limit = limits.get(name)

@@ -71,8 +71,8 @@ def _check_pod(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
         mistakes.add(path, "must name a pod by its name, or by its type and id")
 
 
-class NewPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One pod of a plan; for a pod to be created nothing need be known."""
+class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One pod of a plan; of a pod to be created nothing need be known."""
 
     name: str = ""
     id: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -95,7 +95,7 @@ class NewPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         return NodeKey(self.type.value, NodeId(self.id))
 
 
-ExistingPod = Annotated[NewPod, rule(_check_pod)]
+NamedPod = Annotated[PodMeta, rule(_check_pod)]
 
 
 class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -103,9 +103,9 @@ class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     owner_job: str = ""
     replica_resource_specs: dict[str, ReplicaResourceSpec] = {}
-    create_pods: tuple[NewPod, ...] = ()
-    remove_pods: tuple[ExistingPod, ...] = ()
-    migrate_pods: tuple[ExistingPod, ...] = ()
+    create_pods: tuple[PodMeta, ...] = ()
+    remove_pods: tuple[NamedPod, ...] = ()
+    migrate_pods: tuple[NamedPod, ...] = ()
     ps_hosts: tuple[str, ...] = ()
 
 
