@@ -98,7 +98,7 @@ class AgentChannel:
         """Tell the agent that training reached `step` of `total` (0 = unknown). Never waits, never raises.
 
         The first step goes out at once and later ones at most every STEP_INTERVAL; a step that is held back goes with
-        the next call after that, with the next request, or at exit. A step that cannot be sent gives way to a newer one.
+        the next call after that, with the next request, or at exit. A step that cannot be sent gives way to a newer.
         """
         self._held = Stepped(round=self.round, step=step, total=total, at=time.time())
         if time.monotonic() < self._next_step or not self._turn.acquire(blocking=False):

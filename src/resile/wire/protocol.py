@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         endpoint = self._endpoint
         self._transport = cast("asyncio.Transport", transport)
         self.peer = _peer_of(transport)
-        self._who = f"the peer at {self.peer}"
+        self._who = f"the {'peer at' if endpoint.token else 'process with'} {self.peer}"
         if endpoint.token is not None:
             timer = endpoint.loop.call_later(endpoint.deadline, self._too_late)
             self._opening = _Opening(ServerHandshake(endpoint.token, self.peer), timer)
