@@ -14,6 +14,7 @@ from pathlib import Path
 from resile.api.ids import Bytes
 
 ROOT = "resile"
+MOUNTS = Path("/proc/self/mounts")
 
 
 class NoMemoryLimitsError(RuntimeError):
@@ -93,7 +94,7 @@ class MemoryLimits:
 
 def _controller() -> tuple[Path, int]:
     try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+        mounts = MOUNTS.read_text(encoding="utf-8")
     except OSError:
         mounts = ""
     for line in mounts.splitlines():

@@ -76,7 +76,13 @@ class LocalNode:
         """Find out how the node of an earlier master is, and watch it if it lives.
 
         One that lives is `RUNNING`, also in the 20 ms in which its shim starts the command: if that fails, it says so.
+        What is found is not told as a change; `observation` has it.
         """
+        changed, self._changed = self._changed, lambda observation: None
+        self._find()
+        self._changed = changed
+
+    def _find(self) -> None:
         self._stopping = files.read(self._directory / "stop.json", files.StopFile) is not None
         if self._ended_by_file():
             return
@@ -163,8 +169,7 @@ class LocalNode:
     def _shim_ended(self) -> None:
         self._read_pipe()
         if self._pidfd is not None:
-            with contextlib.suppress(ChildProcessError):  # not our child if an earlier master started it
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            processes.collect(self._pidfd)
         self._close_pidfd()
         if not self.status.ended and not self._ended_by_file():
             self._lost(session=self.record.pid or None)

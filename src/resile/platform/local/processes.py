@@ -37,17 +37,25 @@ def is_alive(pid: int, start: int, boot: str) -> bool:
 
 
 def open_pidfd(pid: int, start: int) -> int | None:
-    """A pidfd of exactly this process, which turns readable when it ends; None if it is gone and collected."""
+    """A pidfd of exactly this process, which turns readable when it ends; None if it has ended."""
     if pid <= 0:
         return None
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return None
-    if start_time(pid) != start:  # checked after opening: from here on the descriptor cannot come to mean another
-        os.close(fd)
-        return None
-    return fd
+    if is_alive(pid, start, boot_id()):  # checked after opening: now the descriptor cannot come to mean another
+        return fd
+    if start_time(pid) == start:
+        collect(fd)
+    os.close(fd)
+    return None
+
+
+def collect(pidfd: int) -> None:
+    """Take a process that has ended off the process table if it is a child of ours."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
 
 def all_pids() -> Iterator[int]:

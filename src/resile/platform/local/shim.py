@@ -301,6 +301,7 @@ def main() -> None:
     """Run one node from start to end."""
     directory, workdir, cgroup, *command = sys.argv[1:]
     os.set_inheritable(STATUS_FD, False)
+    os.closerange(STATUS_FD + 1, os.sysconf("SC_OPEN_MAX"))  # what the master's parent let everybody inherit
     os.chdir("/")
     prctl(PR_SET_NAME, b"resile-shim")
     prctl(PR_SET_CHILD_SUBREAPER, 1)
