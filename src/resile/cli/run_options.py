@@ -209,6 +209,10 @@ def _meeting_place(given: Given, environ: Mapping[str, str], meeting: Meeting, c
                 f"allowed are 0 to {meeting.max_nodes - 1}"
             )
         endpoint = endpoint_of(given.named("rdzv_endpoint"), text) if text else _master_endpoint(given)
+        if not endpoint.port:
+            raise FlagError(
+                f"{given.named('rdzv_endpoint')}: {text!r}: port 0 is any free port; fixed places need a fixed one"
+            )
         return _MeetingPlace(endpoint, hosts=rank == 0 if conf.is_host is None else conf.is_host, node_rank=rank)
     return _open_place(given, text or "localhost", C10D_PORT, meeting, conf)
 

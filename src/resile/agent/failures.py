@@ -1,0 +1,207 @@
+"""What a training process left behind when it ended badly: read it, and tell it.
+
+Three witnesses, the best first: the error file that torch's `@record` writes, a Python traceback at the end of
+the log, the exit status. None of them is trusted to be well-formed: a process that crashed may have written half a file
+or filled it with anything, and a failure must be reported whatever is found. Everything kept is cut to a size that ten
+thousand failing processes can send to one master.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from resile.api.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
+
+MAX_ERROR_FILE = 1024 * 1024
+"""In bytes. `@record` writes a message and a call stack; a bigger file holds something else and is left alone."""
+
+_CUT = "…"
+_CLOCKS_AGREE = 2.0
+"""In seconds. `@record` notes whole seconds; the file's own time is finer and is taken when the two agree."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_FRAME = re.compile(r'  File ".*", line \d+')
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_NO_HOST_MEMORY = ("MemoryError", "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory")
+
+
+class Recorded(NamedTuple):
+    """The content of an error file, or of a traceback in a log; empty where there was nothing."""
+
+    error: str = ""
+    traceback: str = ""
+    at: float | None = None
+
+
+def read_failure(
+    *,
+    returncode: int,
+    global_rank: int,
+    local_rank: int,
+    pid: int,
+    ended_at: float,
+    error_file: str | None = None,
+    log_tail: bytes = b"",
+    oom_killed: bool = False,
+) -> WorkerFailure:
+    """The report of one process that ended badly. Never fails; reads at most `MAX_ERROR_FILE` bytes.
+
+    Args:
+        returncode: As `Popen.returncode` and `os.waitstatus_to_exitcode` give it: a signal is negative.
+        global_rank: Of the process in its round.
+        local_rank: Of the process on its node.
+        pid: Of the process.
+        ended_at: Wall-clock seconds when its end was seen.
+        error_file: What TORCHELASTIC_ERROR_FILE was; it need not exist.
+        log_tail: The end of what the process wrote, stderr last (see `tail_of`).
+        oom_killed: The agent knows that the kernel killed it for want of memory.
+    """
+    tail = readable(log_tail.decode("utf-8", errors="replace"))
+    recorded = read_error_file(error_file) if error_file else Recorded()
+    if not recorded.error:
+        recorded = find_traceback(tail)._replace(at=recorded.at)
+    at = ended_at if recorded.at is None else min(recorded.at, ended_at)
+    return WorkerFailure(
+        global_rank=global_rank,
+        local_rank=local_rank,
+        pid=pid,
+        at=at,
+        exit_code=max(returncode, 0),
+        signal=max(-returncode, 0),
+        error=head(recorded.error, MAX_ERROR),
+        traceback=last_part(recorded.traceback, MAX_ERROR),
+        log_tail=last_part(tail, MAX_LOG_TAIL),
+        oom=oom_killed or any(word in recorded.error for word in _NO_HOST_MEMORY),
+    )
+
+
+def root_cause(failures: Iterable[WorkerFailure]) -> WorkerFailure | None:
+    """The failure that came first: the others usually failed because of it. None if there is none."""
+    return min(failures, key=lambda failure: (failure.at, failure.global_rank), default=None)
+
+
+def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:
+    """The last bytes of a log; empty if it cannot be read. Costs one seek, however long the log."""
+    return _read(path, limit, from_end=True) or b""
+
+
+def read_error_file(path: str) -> Recorded:
+    """What `@record` wrote, in either of its two forms, or as much of it as makes sense."""
+    data = _read(path, MAX_ERROR_FILE + 1)
+    if not data or len(data) > MAX_ERROR_FILE:
+        return Recorded()
+    try:
+        content: Any = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return Recorded()
+    message = content.get("message") if isinstance(content, dict) else None
+    written = _mtime(path)
+    if isinstance(message, str):
+        return Recorded(readable(message), "", _moment(content.get("timestamp"), written))
+    if not isinstance(message, dict):
+        return Recorded()
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    stack = extra.get("py_callstack")
+    stack = readable(stack) if isinstance(stack, str) else ""
+    text = message.get("message")
+    error = readable(text) if isinstance(text, str) else find_traceback(stack).error
+    return Recorded(error, stack, _moment(extra.get("timestamp"), written))
+
+
+def find_traceback(text: str) -> Recorded:
+    """The last Python traceback in a text, with those that it was chained to; its start may have been cut off."""
+    lines = text.splitlines()
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames:
+        return Recorded()
+    end = next((n for n in range(frames[-1] + 1, len(lines)) if lines[n] and not lines[n].startswith(" ")), None)
+    if end is None:
+        return Recorded()
+    start = frames[-1]
+    while start and (lines[start - 1].startswith("  ") or lines[start - 1] == _TRACEBACK):
+        start -= 1
+        if lines[start] == _TRACEBACK:
+            linked = next((n for n in range(start - 1, -1, -1) if lines[n]), -1)
+            if linked < 0 or lines[linked] not in _CHAINED:
+                break
+            start = linked
+            while start and lines[start] != _TRACEBACK:
+                start -= 1
+    return Recorded(lines[end], "\n".join(lines[start : end + 1]))
+
+
+def readable(text: str) -> str:
+    """A text fit for terminal and wire: no escapes or control characters, progress bars at their last state."""
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n")
+    text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return _CONTROLS.sub("", text).encode("utf-8", errors="replace").decode("utf-8")
+
+
+def head(text: str, limit: int) -> str:
+    """The beginning of a text, with a mark where it was cut."""
+    return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
+
+
+def last_part(text: str, limit: int) -> str:
+    """The end of a text from the start of a line, with a mark where it was cut."""
+    if len(text) <= limit:
+        return text
+    kept = text[len(text) - limit + len(_CUT) + 1 :]
+    _, newline, rest = kept.partition("\n")
+    return f"{_CUT}\n{rest}" if newline and rest else f"{_CUT}{kept}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; real-time and unknown signals by their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _read(path: str, limit: int, from_end: bool = False) -> bytes | None:
+    """At most `limit` bytes of a regular file; None if there is no such file. A pipe or device is not waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return os.pread(descriptor, limit, max(0, status.st_size - limit) if from_end else 0)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _mtime(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
+
+
+def _moment(noted: Any, written: float | None) -> float | None:
+    """When the error was recorded: as finely as the file knows if that agrees with what was noted in it."""
+    try:
+        seconds = float(noted)
+    except (TypeError, ValueError):
+        return written
+    if not 0 < seconds < float("inf"):
+        return written
+    return written if written is not None and abs(written - seconds) <= _CLOCKS_AGREE else seconds
