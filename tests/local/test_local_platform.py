@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from resile.api.ids import Bytes, MiB, NodeId, NodeKey, Rank, Seconds
-from resile.api.job import JobSpec, Resources, RoleSpec
+from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.api.reports import NodeResources, NodeStatus
 from resile.platform.local import LocalPlatform, cgroup, files, node, processes
 from resile.platform.local.addresses import Addresses
@@ -54,10 +55,17 @@ class Job:
         self.platforms: list[LocalPlatform] = []
         self._news = asyncio.Event()
 
-    async def open(self, *command: str, role: RoleSpec | None = None, enforce_memory: bool = False) -> LocalPlatform:
+    async def open(
+        self,
+        *command: str,
+        role: RoleSpec | None = None,
+        enforce_memory: bool = False,
+        strategy: Strategy = Strategy.ALLREDUCE,
+    ) -> LocalPlatform:
         role = role or RoleSpec(replicas=2, command=command)
+        roles = {"worker": role, "ps": role} if strategy is Strategy.PARAMETER_SERVER else {"worker": role}
         platform = LocalPlatform(
-            JobSpec(name="digits", uid=f"test-{os.getpid()}", roles={"worker": role}),
+            JobSpec(name="digits", uid=f"test-{os.getpid()}", roles=roles, strategy=strategy),
             self.directory,
             "127.0.0.1:50001",
             secrets={"TOKEN_FILE": "/somewhere/token"},
@@ -240,6 +248,19 @@ def test_addresses_roll_over_and_skip_those_in_use() -> None:
     assert (first[253], first[254], first[-1]) == ("127.0.1.254", "127.0.2.1", "127.0.254.254")
     assert len(set(first)) == len(first)
     assert addresses.take({"127.0.1.1", "127.0.1.2"}) == "127.0.1.3"
+
+
+async def test_nodes_of_a_parameter_server_job_know_all_places_before_those_are_filled(job: Job) -> None:
+    platform = await job.open(*sh("echo $TF_CONFIG > tf.$NODE_ID"), strategy=Strategy.PARAMETER_SERVER)
+    first, other = NodeKey("ps", NodeId(1)), NodeKey("ps", NodeId(5))
+    for key in (first, other):  # the second replaces the first
+        platform.launch(Launch(node=key, rank=Rank(1), replicas=2))
+        assert (await job.until(NodeStatus.SUCCEEDED, key=key)).address == "127.0.1.4"
+    config = json.loads(await job.appears("tf.1"))
+    assert config["cluster"]["ps"] == ["127.0.1.3:2222", "127.0.1.4:2222"]
+    assert config["cluster"]["worker"] == ["127.0.1.1:3333", "127.0.1.2:3333"]
+    assert config["task"] == {"type": "ps", "index": 1}
+    assert json.loads(await job.appears("tf.5")) == config
 
 
 async def test_launching_a_node_again_leaves_it_alone(job: Job) -> None:

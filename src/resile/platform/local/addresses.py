@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+from resile.api.ids import Rank
 
 HOSTS = 254
 """Addresses in one 127.0.N.0/24, without .0 and .255."""
@@ -42,3 +44,37 @@ class Addresses:
         if len(parts) == 4 and all(part.isdigit() for part in parts):
             number = (int(parts[2]) - 1) * HOSTS + int(parts[3]) - 1
             self._next = max(self._next, (number + 1) % (HOSTS * NETWORKS))
+
+
+class Places:
+    """Addresses by place (role and rank), for jobs whose nodes are told all places when they start (`TF_CONFIG`).
+
+    It stands in for a cluster's Services: a place has an address before its node has started, and a replacement gets
+    the address of the place unless its predecessor still lives.
+    """
+
+    def __init__(self, addresses: Addresses, places: Iterable[tuple[str, Rank]]) -> None:
+        self._addresses = addresses
+        self._of = {place: addresses.take(()) for place in places}
+
+    def take(self, role: str, rank: Rank, in_use: Collection[str]) -> str:
+        """The address of a place, or a new one for it.
+
+        Raises:
+            AddressesUsedUpError: all are in use.
+        """
+        known = self._of.get((role, rank))
+        address = known if known and known not in in_use else self._addresses.take({*in_use, *self._of.values()})
+        self._of[role, rank] = address
+        return address
+
+    def keep(self, role: str, rank: Rank, address: str) -> None:
+        """A node in this place lives at this address already."""
+        self._of[role, rank] = address
+
+    def by_role(self, ports: dict[str, int]) -> dict[str, list[str]]:
+        """`host:port` of every place by role, in the order of ranks."""
+        found: dict[str, list[str]] = {}
+        for (role, _), address in sorted(self._of.items()):
+            found.setdefault(role, []).append(f"{address}:{ports[role]}")
+        return found

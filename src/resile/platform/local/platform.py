@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from resile.api.environment import node_environment
-from resile.api.ids import NodeId, NodeKey, Seconds
-from resile.api.job import JobSpec, node_name
+from resile.api.environment import PS_PORT, TASK_PORT, node_environment, tf_config
+from resile.api.ids import NodeId, NodeKey, Rank, Seconds
+from resile.api.job import PS, ROLES, JobSpec, Strategy, node_name
 from resile.api.reports import NodeStatus
 from resile.platform.local import files
-from resile.platform.local.addresses import Addresses, AddressesUsedUpError
+from resile.platform.local.addresses import Addresses, AddressesUsedUpError, Places
 from resile.platform.local.cgroup import MemoryLimits, NoMemoryLimitsError
 from resile.platform.local.node import LocalNode
 from resile.platform.local.processes import COOKIE
@@ -72,6 +72,11 @@ class LocalPlatform:
         self._workdir = (workdir or Path.cwd()).absolute()
         self._environment = dict(os.environ if environment is None else environment)
         self._addresses = Addresses()
+        self._places: Places | None = None
+        if spec.strategy is Strategy.PARAMETER_SERVER:
+            roles = [(role, spec.roles[role].replicas) for role in ROLES if role in spec.roles]
+            places = [(role, Rank(rank)) for role, replicas in roles for rank in range(replicas)]
+            self._places = Places(self._addresses, places)
         self._nodes: dict[NodeKey, LocalNode] = {}
         self._observe: Callable[[Observation], None] | None = None
         self._limits: MemoryLimits | None = None
@@ -98,6 +103,8 @@ class LocalPlatform:
                 node = LocalNode(record, directory, self._tell)
                 self._nodes[record.key] = node
                 node.adopt()
+                if self._places is not None and record.role in self._spec.roles and not node.status.ended:
+                    self._places.keep(record.role, Rank(record.rank), record.address)
 
     async def adopt(self) -> list[Observation]:
         """Every node of the job directory as it is now, the ended and the deleted included. Call it after `start`."""
@@ -162,7 +169,11 @@ class LocalPlatform:
 
     def _with_resources(self, record: files.NodeFile, launch: Launch) -> files.NodeFile:
         in_use = {node.record.address for node in self._nodes.values() if not node.status.ended}
-        record = msgspec.structs.replace(record, address=self._addresses.take(in_use))
+        if self._places is not None:
+            address = self._places.take(record.role, launch.rank, in_use)
+        else:
+            address = self._addresses.take(in_use)
+        record = msgspec.structs.replace(record, address=address)
         limit = launch.resources.memory or self._spec.roles[record.role].limits.memory
         if self._limits is None or limit is None:
             return record
@@ -224,6 +235,9 @@ class LocalPlatform:
             **self._secrets,
             COOKIE: str(files.node_directory(self._directory, record.key)),
         }
+        if self._places is not None:
+            ports = {role: PS_PORT if role == PS else TASK_PORT for role in self._spec.roles}
+            environment["TF_CONFIG"] = tf_config(self._places.by_role(ports), role=record.role, rank=launch.rank)
         # First of all, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         return environment
