@@ -177,9 +177,9 @@ def signal_name(number: int) -> str:
 def lost(record: NodeFile) -> NodeEnd:
     """The end of a node whose shim is gone without a word."""
     if record.boot and record.boot != processes.boot_id():
-        return NodeEnd(reason="NodeLost", message="the machine was restarted while the node ran")
+        return NodeEnd(reason="Lost", message="the machine was restarted while the node ran")
     if not record.shim_pid:
-        return NodeEnd(reason="StartError", message="the master ended before the node had been started")
+        return NodeEnd(reason="Lost", message="the master ended before the node had been started")
     message = f"the process that watches the node (pid {record.shim_pid}) was killed, and the node with it"
     return NodeEnd(exit_code=128 + signal.SIGKILL, reason="Killed", message=message)
 
