@@ -199,3 +199,4 @@ def _forget_process(turn: Turn, node: Node) -> None:
     if isinstance(gathering, Underway) and node.key in gathering.places:
         rounds.stop(turn, f"the agent of {node.key} restarted", node.key)
     node.agent = None
+    node.restarts += 1

@@ -89,6 +89,8 @@ class Node(msgspec.Struct, kw_only=True):
     """Why the core asked it to go; empty unless it did."""
     end: NodeEnd = NodeEnd()
     ended_at: float | None = None
+    restarts: int = 0
+    """How often another agent process took over this node: its command was started again in place."""
     crashes: list[float] = []
     """Training time at each of its process failures: what `max_restarts` is compared with."""
 

@@ -1,0 +1,98 @@
+"""`python -m resile.master --directory DIR`: the process that serves one job."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resile.master import supervisor
+from resile.wire.directory import DirectoryError, JobDirectory
+
+if TYPE_CHECKING:
+    from resile.platform.port import Platform
+
+
+def main() -> int:
+    """Serve the job in a directory until it is over; see `supervisor` for the exit codes."""
+    parser = argparse.ArgumentParser(prog="python -m resile.master", description=main.__doc__, allow_abbrev=False)
+    parser.add_argument("--directory", required=True, type=Path, help="the job's directory")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: the one used before, or any)")
+    parser.add_argument("--platform", choices=("none", "local"), default="none", help="who launches the nodes")
+    parser.add_argument("--workdir", type=Path, help="where the nodes' commands run (local platform)")
+    parser.add_argument("--enforce-memory", action="store_true", help="hold nodes to their memory limits (cgroup)")
+    parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this loopback port")
+    parser.add_argument("--tls-cert", type=Path, help="certificate to show (PEM); with --tls-key, TLS is spoken")
+    parser.add_argument("--tls-key", type=Path, help="its key (PEM)")
+    parser.add_argument("--tls-ca", type=Path, help="ask callers for a certificate of this CA (PEM)")
+    parser.add_argument("--supervise", action="store_true", help="start the master anew whenever it dies")
+    arguments = parser.parse_args()
+    if arguments.supervise:
+        words = [word for word in sys.argv[1:] if word != "--supervise"]
+        return supervisor.supervise([sys.executable, "-m", "resile.master", *words])
+    return _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from resile.master.app import Options, run_master
+    from resile.master.journal import JournalError
+    from resile.wire.connection import CannotListen
+    from resile.wire.tls import BadTLS, server_context
+
+    logging.basicConfig(format="[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s", level=logging.INFO)
+    directory = JobDirectory(arguments.directory)
+    try:
+        lock = directory.lock() if directory.exists else None
+        if lock is None:
+            why = "has a master already" if directory.exists else "is not there"
+            print(f"resile master: the job in {directory.path} {why}", file=sys.stderr)
+            return supervisor.ALREADY_SERVED if directory.exists else supervisor.CANNOT_SERVE
+        tls = None
+        if arguments.tls_cert is not None and arguments.tls_key is not None:
+            tls = server_context(arguments.tls_cert, arguments.tls_key, client_ca=arguments.tls_ca)
+        options = Options(host=arguments.host, port=arguments.port, tls=tls, metrics_port=arguments.metrics_port)
+        make_platform = _local(arguments, directory) if arguments.platform == "local" else None
+        return asyncio.run(_until_told(run_master(directory, options, make_platform)))
+    except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
+        print(f"resile master: {error}", file=sys.stderr)
+        return supervisor.CANNOT_SERVE
+
+
+async def _until_told(job: Coroutine[Any, Any, bool]) -> int:
+    """Serve until the job is over, or until SIGTERM: then the journal is closed and somebody else may go on."""
+    task = asyncio.ensure_future(job)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        succeeded = await task
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    return supervisor.JOB_SUCCEEDED if succeeded else supervisor.JOB_FAILED
+
+
+def _local(arguments: argparse.Namespace, directory: JobDirectory) -> Callable[[str], Platform]:
+    from resile.platform.local.platform import LocalPlatform
+
+    def make(master_address: str) -> Platform:
+        platform = LocalPlatform(
+            directory.spec(),
+            directory.path,
+            master_address,
+            secrets={"RESILE_TOKEN_FILE": str(directory.token_file)},
+            enforce_memory=arguments.enforce_memory,
+            workdir=arguments.workdir,
+        )
+        for warning in platform.warnings:
+            logging.getLogger("resile.master").warning("%s", warning)
+        return platform
+
+    return make
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""One master process: journal, engine, server and platform put together, from start to the job's end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from resile.api.ids import Seconds
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.core.state import new_state
+from resile.master.asks import Asks
+from resile.master.clock import Clock
+from resile.master.journal import SQLiteJournal
+from resile.master.server import Executor, Switchboard
+from resile.master.shell import Shell
+from resile.master.view import view
+from resile.platform.port import Launch, Observation, Platform
+from resile.wire.connection import Server, serve
+from resile.wire.directory import JobDirectory, MasterAddress
+from resile.wire.messages import ToMaster
+
+log = logging.getLogger("resile.master")
+
+FAREWELL = Seconds(5.0)
+"""How long, beyond the exit grace, a master whose job is over waits for agents and nodes to be gone."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a master is to serve."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls: ssl.SSLContext | None = None
+    metrics_port: int | None = None
+
+
+async def run_master(
+    directory: JobDirectory, options: Options, make_platform: Callable[[str], Platform] | None
+) -> bool:
+    """Serve a job until it is over; whether it succeeded.
+
+    Args:
+        directory: the job.
+        options: where to listen.
+        make_platform: given the master's address, makes the platform that launches nodes; None on bare machines.
+
+    Raises:
+        JournalError: the journal is damaged or cannot be written.
+        CannotListen: the address is taken.
+        DirectoryError: the directory holds no job.
+    """
+    spec = directory.spec()
+    journal = SQLiteJournal(directory.journal)
+    async with AsyncExitStack() as cleanup:
+        cleanup.callback(journal.close)
+        history = journal.load()
+        if history is None:
+            clock = Clock()
+            engine = Engine(new_state(spec, clock()))
+            journal.snapshot(engine.state)
+        else:
+            engine = Engine.replay(history.state, history.events)
+            clock = Clock(not_before=max((at for at, _ in history.events), default=0.0))
+        over = asyncio.Event()
+        board = Switchboard(lambda event: shell.submit(event), lambda node: shell.heard(node), spec.name)
+        executor = Executor(board)
+        shell = Shell(
+            engine,
+            journal,
+            clock,
+            executor,
+            told=journal.last_told(),
+            replayed=len(history.events) if history else 0,
+        )
+        cleanup.callback(shell.close)
+        executor.shell = shell
+        asks = Asks(shell, journal)
+        executor.reply = asks.reply
+        executor.finished = lambda _: over.set()
+        if options.metrics_port is not None:
+            cleanup.callback(_serve_metrics(shell, executor, options.metrics_port))
+        shell.submit(ev.Started() if history is None else ev.MasterReturned())
+        server = await _listen(directory, options, board)
+        cleanup.callback(server.close)
+        board.answer = asks
+        address = MasterAddress(host=options.host, port=server.port, pid=os.getpid())
+        platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
+        if platform is not None:
+            await _attach(platform, shell, executor, fresh=history is None)
+            cleanup.push_async_callback(platform.close)
+        directory.announce(address)
+        log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
+        if engine.state.phase.over:
+            over.set()
+        await over.wait()
+        await _farewell(shell, board)
+        return engine.state.phase == "Succeeded"
+
+
+async def _listen(directory: JobDirectory, options: Options, board: Switchboard) -> Server:
+    before = directory.address()
+    port = options.port or (before.port if before is not None else 0)
+    return await serve(
+        options.host,
+        port,
+        token=directory.token(),
+        decode=ToMaster,
+        on_message=board.on_message,
+        on_close=board.on_close,
+        on_refused=lambda peer, because: log.warning("refused %s: %s", peer, because),
+        tls=options.tls,
+    )
+
+
+async def _attach(platform: Platform, shell: Shell, executor: Executor, *, fresh: bool) -> None:
+    """Connect a platform; after a restart, compare what it has with what the journal says."""
+
+    def seen(observation: Observation) -> ev.NodeSeen:
+        return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
+
+    def launch(decision: de.LaunchNode) -> None:
+        platform.launch(
+            Launch(
+                node=decision.node,
+                rank=decision.rank,
+                replicas=decision.replicas,
+                relaunch_count=decision.relaunch_count,
+                resources=decision.resources,
+            )
+        )
+
+    executor.launch = launch
+    executor.delete = lambda decision: platform.delete(decision.node, Seconds(decision.grace))
+    await platform.start(lambda observation: shell.submit(seen(observation)))
+    if not fresh:
+        shell.submit(ev.NodesListed(seen=tuple(map(seen, await platform.adopt()))))
+
+
+async def _farewell(shell: Shell, board: Switchboard) -> None:
+    """Stay until everybody who can be told has been told and everything launched has ended; not for ever."""
+    gone = asyncio.Event()
+
+    def check() -> None:
+        state = shell.engine.state
+        running = state.spec.managed and any(not node.status.ended for node in state.nodes.values())
+        if not board.agents and not running:
+            gone.set()
+
+    shell.after_turn = check
+    check()
+    try:
+        async with asyncio.timeout(shell.engine.state.spec.timeouts.exit_grace + FAREWELL):
+            await gone.wait()
+    except TimeoutError:
+        log.warning("some nodes are still there after the job's end")
+
+
+def _serve_metrics(shell: Shell, executor: Executor, port: int) -> Callable[[], None]:
+    from resile.master.metrics import JobCollector, serve  # only here: it is not needed for training
+
+    collector = JobCollector(lambda: view(shell.engine.state, shell.now))
+    log_note = executor.noted
+
+    def noted(note: de.Note) -> None:
+        collector.reasons[note.reason] += 1
+        log_note(note)
+
+    executor.noted = noted
+    return serve(collector, port)

@@ -1,0 +1,57 @@
+"""The master's /metrics, read from the same view that the command line shows. Costs nothing until it is scraped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from resile.master.view import JobView
+
+
+class JobCollector:
+    """Turns a view of the job into gauges, and the story's reasons into counters."""
+
+    def __init__(self, look: Callable[[], JobView]) -> None:
+        self._look = look
+        self.reasons: Counter[str] = Counter()
+
+    def collect(self) -> Iterator[Any]:
+        """What a scrape sees."""
+        job = self._look()
+        labels = {"job": job.name, "namespace": job.namespace}
+        for name, help_text, value in (
+            ("resile_round", "Number of the running round, 0 while none runs.", job.round),
+            ("resile_round_members", "Nodes in the running round.", job.members),
+            ("resile_step", "Newest training step.", job.step),
+            ("resile_steps_per_second", "Speed over the last minute.", job.speed),
+            ("resile_goodput", "Training time over elapsed time.", job.goodput),
+        ):
+            gauge = GaugeMetricFamily(name, help_text, labels=list(labels))
+            gauge.add_metric(list(labels.values()), value)
+            yield gauge
+        nodes = GaugeMetricFamily("resile_nodes", "Nodes by role and status.", labels=[*labels, "role", "status"])
+        for (role, status), number in Counter((n.role, n.status) for n in job.nodes).items():
+            nodes.add_metric([*labels.values(), role, status], number)
+        yield nodes
+        events = CounterMetricFamily("resile_events", "Events by reason.", labels=[*labels, "reason"])
+        for reason, number in self.reasons.items():
+            events.add_metric([*labels.values(), reason], number)
+        yield events
+
+
+def serve(collector: JobCollector, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
+    """Serve /metrics from a thread; returns the function that ends it."""
+    registry = CollectorRegistry()
+    registry.register(collector)  # type: ignore[arg-type]  # a base class is asked for, `collect` is enough
+    server, thread = start_http_server(port, addr=host, registry=registry)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=2)
+
+    return stop

@@ -1,0 +1,150 @@
+"""What people see of a job, as plain data: the command line, the metrics and the pages all read this."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.ids import NO_ROUND
+from resile.api.job import ROLES, node_name
+from resile.api.reports import NodeStatus
+from resile.core import progress
+from resile.core.state import JobState, Node, Phase, Underway
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as a row."""
+
+    name: str
+    role: str
+    id: int
+    rank: int
+    status: str
+    """As `kubectl` would show it: Running, Pending, Completed, Error, OOMKilled, Terminating, …"""
+    ready: bool
+    restarts: int
+    """How often this node's command was started again in place; a replacement is another node."""
+    crashes: int
+    """How often its training processes failed."""
+    relaunch_count: int
+    launched_at: float
+    ended_at: float | None
+    host: str
+    address: str
+    message: str
+
+
+class OutageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that training stood still."""
+
+    because: str
+    node: str
+    noticed_at: float
+    next_step_at: float | None
+
+
+class DatasetView(msgspec.Struct, frozen=True, kw_only=True):
+    """One data set's ledger."""
+
+    name: str
+    done: int
+    total: int
+    leased: int
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """One job, with its nodes."""
+
+    name: str
+    namespace: str
+    phase: str
+    reason: str
+    message: str
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    at: float
+    round: int
+    members: int
+    min_nodes: int
+    max_nodes: int
+    step: int
+    total: int
+    speed: float
+    goodput: float
+    nodes: list[NodeView]
+    outages: list[OutageView]
+    datasets: list[DatasetView]
+
+
+def view(state: JobState, now: float) -> JobView:
+    """The job as it is now."""
+    gathering, meeting = state.gathering, state.meeting
+    underway = gathering if isinstance(gathering, Underway) else None
+    until = state.ended_at if state.ended_at is not None else now
+    return JobView(
+        name=state.spec.name,
+        namespace=state.spec.namespace,
+        phase=state.phase,
+        reason=state.reason,
+        message=state.message,
+        created_at=state.created_at,
+        started_at=state.started_at,
+        ended_at=state.ended_at,
+        at=now,
+        round=underway.round if underway else NO_ROUND,
+        members=len(underway.places) if underway else 0,
+        min_nodes=meeting.min_nodes if meeting else 0,
+        max_nodes=meeting.max_nodes if meeting else 0,
+        step=state.progress.step,
+        total=state.progress.total,
+        speed=progress.speed(state.progress, now),
+        goodput=progress.goodput(state.progress, state.started_at, until),
+        nodes=[_node(state, node) for node in sorted(state.nodes.values(), key=_order)],
+        outages=[
+            OutageView(because=o.because, node=o.node, noticed_at=o.noticed_at, next_step_at=o.next_step_at)
+            for o in state.progress.outages
+        ],
+        datasets=[
+            DatasetView(name=d.name, done=d.done, total=d.size * d.epochs, leased=len(d.leases))
+            for d in state.ledger.datasets.values()
+        ],
+    )
+
+
+def _order(node: Node) -> tuple[int, int]:
+    role = node.key.role
+    return (ROLES.index(role) if role in ROLES else len(ROLES), node.key.id)
+
+
+def _node(state: JobState, node: Node) -> NodeView:
+    return NodeView(
+        name=node_name(state.spec, node.key.role, node.key.id),
+        role=node.key.role,
+        id=node.key.id,
+        rank=node.rank,
+        status=_status(state, node),
+        ready=node.status is NodeStatus.RUNNING,
+        restarts=node.restarts,
+        crashes=len(node.crashes),
+        relaunch_count=node.relaunch_count,
+        launched_at=node.launched_at,
+        ended_at=node.ended_at,
+        host=node.host,
+        address=node.agent.address if node.agent is not None else "",
+        message=node.end.message,
+    )
+
+
+def _status(state: JobState, node: Node) -> str:
+    match node.status:
+        case NodeStatus.SUCCEEDED:
+            return "Completed"
+        case NodeStatus.FAILED:
+            return node.end.reason or "Error"
+        case NodeStatus.DELETED:
+            return "Deleted"
+        case NodeStatus.LAUNCHING | NodeStatus.STARTING:
+            return "ContainerCreating"
+    if node.leaving and state.phase is not Phase.SUCCEEDED:
+        return "Terminating"
+    return str(node.status)
