@@ -26,7 +26,7 @@ MAX_ANSWER = Bytes(16 * MiB)
 
 
 class BadFrame(ValueError):
-    """Bytes that are no message of ours; the text is one sentence without the peer's name."""
+    """Bytes that are no message of ours; the text says what they are, to follow `the peer at … sent`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -100,8 +100,18 @@ class FrameDecoder:
     def _check(self, data: bytes | bytearray, at: int) -> int:
         size = int.from_bytes(data[at : at + PREFIX], "big")
         if size > self._limit:
-            raise BadFrame(f"a message of {size} bytes is over the limit of {self._limit} bytes")
+            raise BadFrame(f"a message of {size} bytes, over the limit of {self._limit} bytes")
         return size
+
+
+LONGEST_COMPLAINT = 200
+"""Characters of a complaint that may quote the peer: it goes into a log."""
+
+
+def _one_line(text: str) -> str:
+    """The peer's words without line breaks or control characters, and not too many of them."""
+    short = text if len(text) <= LONGEST_COMPLAINT else text[: LONGEST_COMPLAINT - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in short)
 
 
 class MessageDecoder:
@@ -131,7 +141,7 @@ class MessageDecoder:
         try:
             message: Message = self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise BadFrame(f"a message that is not allowed here: {error}") from None
+            raise BadFrame(f"a message that is not allowed here: {_one_line(str(error))}") from None
         except (ValueError, RecursionError, OverflowError):
             raise BadFrame("bytes that are no message") from None
         return message
