@@ -30,6 +30,8 @@ def came(turn: Turn, event: AgentCame) -> None:
     if isinstance(node, str):
         turn.decide(Refuse(session=event.session, because=node))
         return
+    if node.agent is not None and node.agent.incarnation == event.incarnation and event.session < node.agent.session:
+        return  # it has come again since, on a newer connection: this one is closed or about to be
     if state.meeting is None:
         rounds.open_forming(turn)
     state.meeting = _merge(state, event.meeting)
@@ -58,7 +60,11 @@ def came(turn: Turn, event: AgentCame) -> None:
 
 def went(turn: Turn, node: Node, session: int) -> None:
     """A connection ended. If it was this agent's current one, it has a blink to come back."""
-    if node.agent is not None and node.agent.session == session and not node.status.ended:
+    if node.agent is None or node.agent.session != session or node.status.ended:
+        return
+    if turn.state.phase.over:
+        node.agent.session = 0  # agents go when the job is over; how they ended is the platform's to say
+    else:
         turn.detach(node, turn.now + turn.timeouts.blink)
 
 
@@ -74,12 +80,14 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
     _blame(state, node.key, event)
     gathering = state.gathering
     current = isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places
-    if not current or not node.alive:
+    failure, trained = event.failure, state.trained
+    # Running out of memory is never the echo of another failure, so it counts even if its report is not the first.
+    grow = failure.oom and state.spec.managed and event.round == state.last_round
+    if not node.alive or not (current or grow):
         return
-    failure, trained = event.failure, state.progress.trained
     turn.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
     rounds.stop(turn, f"on {node.key}, {failure}", node.key)
-    if failure.oom and state.spec.managed:
+    if grow:
         turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
         membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return

@@ -16,7 +16,7 @@ from resile.core.events import AgentSilent, AgentStayedAway, AnyEvent, JoinOver,
 
 
 class Alarm(enum.IntEnum):
-    """The kinds of alarm. The last two concern the job, the others a node."""
+    """The kinds of alarm. The first three concern a node, the others the job."""
 
     SILENCE = 0
     AWAY = 1
@@ -32,6 +32,9 @@ class Deadlines:
         self._silence = silence
         self._at: tuple[dict[NodeKey | None, float], ...] = tuple({} for _ in Alarm)
         self._heap: list[tuple[float, int, Alarm, NodeKey | None]] = []
+        self._queued: dict[tuple[Alarm, NodeKey | None], float] = {}
+        """When the heap will look at an alarm next. Other entries of it are leftovers, so the heap cannot grow
+        with the number of times that an alarm is set and called off."""
         self._order = count()
         self._silent_at = self._at[Alarm.SILENCE]
 
@@ -46,10 +49,10 @@ class Deadlines:
 
     def set(self, alarm: Alarm, at: float, node: NodeKey | None = None) -> None:
         """Set or move an alarm."""
-        known = self._at[alarm].get(node)
         self._at[alarm][node] = at
-        if known is None or at < known:
-            heapq.heappush(self._heap, (at, next(self._order), alarm, node))
+        queued = self._queued.get((alarm, node))
+        if queued is None or at < queued:
+            self._push(at, alarm, node)
 
     def clear(self, alarm: Alarm, node: NodeKey | None = None) -> None:
         """Call an alarm off; fine if it was not set."""
@@ -63,6 +66,7 @@ class Deadlines:
     def reset(self) -> None:
         """Call everything off."""
         self._heap.clear()
+        self._queued.clear()
         for alarms in self._at:
             alarms.clear()
 
@@ -80,15 +84,22 @@ class Deadlines:
         fired: list[AnyEvent] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, alarm, node = heapq.heappop(self._heap)
+            if self._queued.get((alarm, node)) != at:
+                continue  # a leftover: the alarm was moved earlier and is queued anew
+            del self._queued[alarm, node]
             current = self._at[alarm].get(node)
-            if current is None or current < at:
-                continue  # called off, or moved earlier and thus queued again
+            if current is None:
+                continue  # called off
             if current > now:
-                heapq.heappush(self._heap, (current, next(self._order), alarm, node))
+                self._push(current, alarm, node)
                 continue
             del self._at[alarm][node]
             fired.append(self._event(alarm, node))
         return fired
+
+    def _push(self, at: float, alarm: Alarm, node: NodeKey | None) -> None:
+        self._queued[alarm, node] = at
+        heapq.heappush(self._heap, (at, next(self._order), alarm, node))
 
     def _event(self, alarm: Alarm, node: NodeKey | None) -> AnyEvent:
         if node is None:

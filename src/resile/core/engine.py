@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
+from resile.api.reports import NodeStatus
 from resile.core import agents, endings, ledger, membership, progress, rounds
 from resile.core import events as ev
 from resile.core.deadlines import Deadlines
@@ -18,6 +19,9 @@ from resile.core.ledger import Lease, Wish
 from resile.core.state import Forming, JobState, Phase, Underway
 from resile.core.turn import Index, Turn
 
+NOTE_STEPS = 1 / 60
+"""Of the time after which a failure is forgiven: how much training time the journal may lack."""
+
 
 class Engine:
     """One job's brain. Not thread-safe: events come one after the other."""
@@ -26,6 +30,7 @@ class Engine:
         self.state = state
         self._index = Index(state)
         self._deadlines = Deadlines(state.spec.timeouts.silence)
+        self._steps_due: float | None = None
 
     @classmethod
     def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
@@ -45,15 +50,19 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When to ask `due` again; None if nothing is awaited."""
-        return self._deadlines.next()
+        return self._deadlines.next() if self._steps_due is None else self._steps_due
 
     def due(self, now: float) -> list[ev.AnyEvent]:
         """What the passing of time has brought; feed each to `handle` like any other event."""
-        return self._deadlines.due(now)
+        events = self._deadlines.due(now)
+        if self._steps_due is not None:
+            self._steps_due = None
+            events.append(_steps_noted(self.state))
+        return events
 
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
-        """Whether the journal must have this event: all but step reports, which only move the gauges."""
+        """Whether the journal must have this event: all but step reports, of which `due` gives a summary."""
         return not isinstance(event, ev.Stepped)
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
@@ -61,6 +70,8 @@ class Engine:
         turn = Turn(self.state, self._index, self._deadlines, now)
         _handle(turn, event)
         _serve_wishes(turn)
+        if turn.note_steps:
+            self._steps_due = now
         return turn.decisions
 
 
@@ -88,6 +99,9 @@ def _handle(turn: Turn, event: ev.AnyEvent) -> None:
             rounds.settle_over(turn)
         case ev.JoinOver():
             rounds.join_over(turn)
+        case ev.StepsNoted():
+            state.trained = max(state.trained, event.trained)
+            progress.noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
         case ev.DatasetOpened():
             error = ledger.open_dataset(
                 state.ledger, event.name, event.size, event.shard_size, event.epochs, event.seed
@@ -109,6 +123,10 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             return
         case ev.AgentWent():
             agents.went(turn, node, event.session)
+        case ev.WorkerWent():
+            ledger.release_worker(turn.state.ledger, event.node, event.worker)
+        case _ if turn.state.phase.over:
+            return
         case ev.AgentLeaving():
             agents.leaving(turn, node, event)
         case ev.AgentJoined():
@@ -121,8 +139,6 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             _stepped(turn, event)
         case ev.ShardWanted():
             _want_shard(turn, event)
-        case ev.WorkerWent():
-            ledger.release_worker(turn.state.ledger, event.node, event.worker)
         case ev.AgentSilent():
             if node.connected:
                 membership.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
@@ -157,13 +173,16 @@ def _return(turn: Turn) -> None:
     for node in turn.state.nodes.values():
         if node.agent is not None and not node.status.ended:
             turn.detach(node, turn.now + turn.timeouts.homecoming)
+        if node.status is NodeStatus.PENDING:
+            membership.watch_pending(turn, node)
     if isinstance(turn.state.gathering, Forming) and turn.state.meeting is not None:
         rounds.open_forming(turn)
 
 
 def _stepped(turn: Turn, event: ev.Stepped) -> None:
     state = turn.state
-    if not isinstance(state.gathering, Underway) or state.gathering.round != event.round:
+    gathering = state.gathering
+    if not isinstance(gathering, Underway) or gathering.round != event.round or event.node not in gathering.places:
         return
     first = state.progress.step < 0
     outage = progress.stepped(state.progress, event.round, event.step, event.total, turn.now)
@@ -172,6 +191,15 @@ def _stepped(turn: Turn, event: ev.Stepped) -> None:
         turn.note("TrainingResumed", f"step {event.step} was taken {took:.2f} s after: {outage.because}", event.node)
     elif first:
         turn.note("TrainingStarted", f"step {event.step} was taken", event.node)
+    behind = state.progress.trained - state.trained
+    turn.note_steps = first or outage is not None or behind >= turn.timeouts.forgive * NOTE_STEPS
+
+
+def _steps_noted(state: JobState) -> ev.StepsNoted:
+    now = state.progress
+    return ev.StepsNoted(
+        trained=now.trained, step=now.step, total=now.total, round=now.round, at=now.reported_at or 0.0
+    )
 
 
 def _want_shard(turn: Turn, event: ev.ShardWanted) -> None:
@@ -187,7 +215,7 @@ def _want_shard(turn: Turn, event: ev.ShardWanted) -> None:
 
 def _advance(turn: Turn, event: ev.ShardAdvanced) -> None:
     dataset = turn.state.ledger.datasets.get(event.dataset)
-    counted = dataset is not None and ledger.advance(dataset, event.worker, event.lease, event.upto)
+    counted = dataset is not None and ledger.advance(dataset, event.node, event.worker, event.lease, event.upto)
     turn.decide(AnswerProgress(node=event.node, worker=event.worker, request=event.request, counted=counted))
 
 

@@ -161,7 +161,7 @@ class StopWanted(Event, frozen=True, kw_only=True):
     request: int = 0
 
 
-# what only the passing of time brings: made by `deadlines.Deadlines.due`, never by the shell ------------------------
+# what only the passing of time brings: made by `Engine.due`, never by the shell -------------------------------------
 
 
 class AgentSilent(Event, frozen=True, kw_only=True):
@@ -191,6 +191,17 @@ class PendOver(Event, frozen=True, kw_only=True):
     node: NodeKey
 
 
+class StepsNoted(Event, frozen=True, kw_only=True):
+    """How far training is, now and then: what the journal keeps of many step reports, and what budgets count in."""
+
+    trained: float
+    step: int
+    total: int
+    round: Round
+    at: float
+    """When the newest step was reported."""
+
+
 AnyEvent = (
     Started
     | MasterReturned
@@ -215,4 +226,5 @@ AnyEvent = (
     | SettleOver
     | JoinOver
     | PendOver
+    | StepsNoted
 )

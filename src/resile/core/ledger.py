@@ -8,11 +8,14 @@ flight, not with the data set; an epoch's order is computed, not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
 from resile.api.ids import NodeKey
+
+KEPT_FINISHED = 32
+"""Leases per worker whose end is remembered; more than a worker holds at a time."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -55,9 +58,14 @@ class Dataset(msgspec.Struct, kw_only=True):
     returned: list[Part] = []
     leases: dict[int, Lease] = {}
     last_lease: int = 0
-    wishes: list[Wish] = []
+    wishes: dict[Wish, None] = {}
+    """Requests that wait, oldest first."""
     done: int = 0
     """Records done, over all epochs."""
+    held: dict[NodeKey, dict[str, list[int]]] = {}
+    """The leases of each node's workers."""
+    finished: dict[NodeKey, dict[str, list[int]]] = {}
+    """The last leases that each living worker brought to their end: it may ask again, not having heard the answer."""
 
     @property
     def shards_per_epoch(self) -> int:
@@ -103,9 +111,9 @@ def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: 
 
 def want(ledger: Ledger, dataset: Dataset, wish: Wish) -> tuple[int, Lease] | None:
     """The lease for a request: a new one, the one it already has, or (0, …) for none ever; None means wait."""
-    for number, lease in dataset.leases.items():
-        if lease.worker == wish.worker and lease.request == wish.request:
-            return number, lease
+    for number in dataset.held.get(wish.node, {}).get(wish.worker, ()):
+        if dataset.leases[number].request == wish.request:
+            return number, dataset.leases[number]
     if wish.worker in ledger.gone.get(wish.node, ()):
         return 0, Lease(wish.node, wish.worker, wish.request, 0, 0, 0)
     part = _next_part(dataset)
@@ -113,46 +121,64 @@ def want(ledger: Ledger, dataset: Dataset, wish: Wish) -> tuple[int, Lease] | No
         dataset.last_lease += 1
         lease = Lease(wish.node, wish.worker, wish.request, part.epoch, part.start, part.end)
         dataset.leases[dataset.last_lease] = lease
+        dataset.held.setdefault(wish.node, {}).setdefault(wish.worker, []).append(dataset.last_lease)
         return dataset.last_lease, lease
     if dataset.complete:
         return 0, Lease(wish.node, wish.worker, wish.request, 0, 0, 0)
-    if wish not in dataset.wishes:
-        dataset.wishes.append(wish)
+    dataset.wishes.setdefault(wish)
     return None
 
 
-def advance(dataset: Dataset, worker: str, number: int, upto: int) -> bool:
+def advance(dataset: Dataset, node: NodeKey, worker: str, number: int, upto: int) -> bool:
     """Note progress under a lease; False if this worker does not hold it (any more).
 
     Saying the same, or less than was said before, changes nothing.
     """
     lease = dataset.leases.get(number)
-    if lease is None or lease.worker != worker or not lease.start <= upto <= lease.end:
-        return lease is not None and lease.worker == worker and upto < lease.start
-    dataset.done += upto - lease.start
-    lease.start = upto
+    if lease is None:
+        return number in dataset.finished.get(node, {}).get(worker, ())
+    if lease.node != node or lease.worker != worker or upto > lease.end:
+        return False
+    if upto > lease.start:
+        dataset.done += upto - lease.start
+        lease.start = upto
     if lease.start == lease.end:
         del dataset.leases[number]
+        dataset.held[node][worker].remove(number)
+        ends = dataset.finished.setdefault(node, {})
+        ends[worker] = [*ends.get(worker, [])[-KEPT_FINISHED + 1 :], number]
     return True
 
 
 def release_worker(ledger: Ledger, node: NodeKey, worker: str) -> int:
     """A worker is gone: its parts are to do again. Returns how many records that is."""
     ledger.gone.setdefault(node, set()).add(worker)
-    return _release(ledger, lambda lease: lease.node == node and lease.worker == worker)
+    freed = 0
+    for dataset in ledger.datasets.values():
+        dataset.finished.get(node, {}).pop(worker, None)
+        freed += _release(dataset, dataset.held.get(node, {}).pop(worker, []))
+        dataset.wishes = {w: None for w in dataset.wishes if (w.node, w.worker) != (node, worker)}
+    return freed
 
 
 def release_node(ledger: Ledger, node: NodeKey) -> int:
     """A node is gone with all its workers. Returns how many records are to do again."""
     ledger.gone.pop(node, None)
-    return _release(ledger, lambda lease: lease.node == node)
+    freed = 0
+    for dataset in ledger.datasets.values():
+        dataset.finished.pop(node, None)
+        for numbers in dataset.held.pop(node, {}).values():
+            freed += _release(dataset, numbers)
+        dataset.wishes = {w: None for w in dataset.wishes if w.node != node}
+    return freed
 
 
 def grantable(ledger: Ledger) -> Iterator[tuple[Wish, int, Lease]]:
     """Serve the wishes that can be served now, oldest first."""
     for dataset in ledger.datasets.values():
         while dataset.wishes and (not dataset.exhausted or dataset.complete):
-            wish = dataset.wishes.pop(0)
+            wish = next(iter(dataset.wishes))
+            del dataset.wishes[wish]
             granted = want(ledger, dataset, wish)
             if granted is not None:
                 yield wish, *granted
@@ -164,15 +190,12 @@ def forget_wishes(ledger: Ledger) -> None:
         dataset.wishes.clear()
 
 
-def _release(ledger: Ledger, lost: Callable[[Lease], bool]) -> int:
+def _release(dataset: Dataset, numbers: list[int]) -> int:
     freed = 0
-    for dataset in ledger.datasets.values():
-        numbers = [number for number, lease in dataset.leases.items() if lost(lease)]
-        for number in numbers:
-            lease = dataset.leases.pop(number)
-            dataset.returned.append(Part(lease.epoch, lease.start, lease.end))
-            freed += lease.end - lease.start
-        dataset.wishes = [w for w in dataset.wishes if not lost(Lease(w.node, w.worker, w.request, 0, 0, 0))]
+    for number in numbers:
+        lease = dataset.leases.pop(number)
+        dataset.returned.append(Part(lease.epoch, lease.start, lease.end))
+        freed += lease.end - lease.start
     return freed
 
 

@@ -74,18 +74,18 @@ def seen(turn: Turn, event: NodeSeen) -> None:
             turn.decide(DeleteNode(node=event.node, grace=turn.timeouts.regroup_grace, because="no job knows it"))
         return
     if node.status.ended:
+        if event.status is NodeStatus.FAILED:
+            _explain(turn, node, event.end)
         return
     if event.status.ended:
         ended(turn, node, event.status, event.end)
         return
-    if event.status is node.status:
+    if event.status is node.status or node.connected:  # what an agent says itself is newer than the platform's word
         return
     node.host = event.host or node.host
     node.status = event.status
     if event.status is NodeStatus.PENDING:
-        meeting = turn.state.meeting
-        wait = turn.timeouts.pend if meeting is None or meeting.pend_timeout is None else meeting.pend_timeout
-        turn.deadlines.set(Alarm.PEND, turn.now + wait, node.key)
+        watch_pending(turn, node)
         why = f": {event.end.message}" if event.end.message else ""
         turn.note("NodePending", f"{node.key} cannot start now{why}", node.key, warning=True)
     else:
@@ -96,6 +96,13 @@ def seen(turn: Turn, event: NodeSeen) -> None:
             turn.state.phase = Phase.RUNNING
     turn.touch(node)
     rounds.form(turn)
+
+
+def watch_pending(turn: Turn, node: Node) -> None:
+    """Give a node that cannot start its time."""
+    meeting = turn.state.meeting
+    wait = turn.timeouts.pend if meeting is None or meeting.pend_timeout is None else meeting.pend_timeout
+    turn.deadlines.set(Alarm.PEND, turn.now + wait, node.key)
 
 
 def listed(turn: Turn, event: NodesListed) -> None:
@@ -111,7 +118,12 @@ def listed(turn: Turn, event: NodesListed) -> None:
     for one in event.seen:
         seen(turn, one)
         known = turn.state.nodes.get(one.node)
-        if known is not None and known.leaving and not known.status.ended:
+        if known is None or one.status.ended:
+            continue
+        if known.status.ended:  # the old master counted it as lost, and may have died before it could remove it
+            because = describe(known.status, known.end)
+            turn.decide(DeleteNode(node=one.node, grace=turn.timeouts.regroup_grace, because=because))
+        elif known.leaving:
             turn.decide(DeleteNode(node=one.node, grace=turn.timeouts.exit_grace, because=known.leaving))
 
 
@@ -208,6 +220,8 @@ def suspend(turn: Turn, event: SuspendWanted) -> None:
     """Let go of all nodes, or take them back. Ids, budgets and the ledger stay."""
     state = turn.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
+    if not state.spec.managed:
+        error = "this job runs on bare machines: stop `resile run` on them instead"
     turn.decide(Reply(request=event.request, error=error))
     if error or state.suspended == event.on:
         return
@@ -221,6 +235,8 @@ def suspend(turn: Turn, event: SuspendWanted) -> None:
     else:
         state.phase = Phase.PENDING
         turn.note("JobResumed", "the job was resumed")
+        if state.meeting is not None:
+            rounds.open_forming(turn)
         fill(turn)
 
 
@@ -248,7 +264,7 @@ def _replace(turn: Turn, node: Node) -> None:
     declared = state.spec.roles[role]
     cause = relaunch.cause_of(node.status, node.end)
     spent = state.spent.setdefault(place, Spent())
-    trained, forgive = state.progress.trained, turn.timeouts.forgive
+    trained, forgive = state.trained, turn.timeouts.forgive
     used = spent.count(cause, trained, forgive)
     spent.add(cause, trained, forgive)
     memory = node.resources.memory or declared.limits.memory or declared.requests.memory
@@ -263,6 +279,20 @@ def _replace(turn: Turn, node: Node) -> None:
             state.given_up.add(place)
             turn.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
             _fail_if_too_few(turn, node, cause, why)
+
+
+def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:
+    """The platform says why a node that fell out of reach had ended: charge it to the budget it belongs to."""
+    cause = relaunch.cause_of(NodeStatus.FAILED, end)
+    spent = turn.state.spent.get((node.key.role, node.rank))
+    # Exit codes of signals say nothing here: the core had the node killed when it counted it as lost.
+    if node.end.reason != relaunch.LOST or cause is Cause.INFRASTRUCTURE or spent is None:
+        return
+    if cause is Cause.PREEMPTION and end.reason not in relaunch.PREEMPTION_REASONS:
+        return
+    if spent.move(Cause.INFRASTRUCTURE, cause):
+        node.end = end
+        turn.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
 
 
 def _fail_if_too_few(turn: Turn, node: Node, cause: Cause, why: str) -> None:

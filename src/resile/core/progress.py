@@ -64,6 +64,20 @@ def stepped(progress: Progress, round_: Round, step: int, total: int, now: float
     return ended
 
 
+def noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
+    """Take a summary in: all there is of the reports before it when they come from a journal, and no news otherwise."""
+    outage = progress.outages[-1] if progress.outages else None
+    if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
+        outage.next_step_at = at
+    if outage is not None and outage.new_step_at is None and outage.noticed_at <= at and step > progress.step:
+        outage.new_step_at = at
+    progress.step = max(progress.step, step)
+    progress.total = total or progress.total
+    progress.trained = max(progress.trained, trained)
+    if progress.reported_at is None or progress.reported_at < at:
+        progress.round, progress.reported_at = round_, at
+
+
 def stopped(progress: Progress, because: str, node: str, now: float) -> None:
     """Training stands still from now on (if it had begun and does not stand still already)."""
     if progress.step < 0:

@@ -56,6 +56,13 @@ class Spent(msgspec.Struct, kw_only=True):
         """Count one more, and drop what is forgiven."""
         self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < forgive] + [trained]
 
+    def move(self, wrong: Cause, right: Cause) -> bool:
+        """Charge the newest loss of one cause to another; False if there is none."""
+        if not self.losses.get(wrong):
+            return False
+        self.losses.setdefault(right, []).append(self.losses[wrong].pop())
+        return True
+
 
 class Relaunch(msgspec.Struct, frozen=True):
     """Fill the place again; `memory` is None where it stays as it was."""

@@ -42,10 +42,10 @@ def join(turn: Turn, node: Node, event: AgentJoined) -> None:
     state, agent = turn.state, node.agent
     if agent is None or not node.alive:
         return
+    if isinstance(agent.stance, Training | Done) and event.after < agent.stance.round:
+        return  # it asked before it was told that it is a member; it was told since
     gathering = state.gathering
     if isinstance(gathering, Underway) and node.key in gathering.places:
-        if event.after < gathering.round:
-            return  # it asked before it was told that it is a member; it was told since
         stop(turn, f"{node.key} left the round", node.key)
     agent.stance = Waiting(event.port)
     turn.touch(node)
@@ -69,9 +69,9 @@ def form(turn: Turn, *, newcomer: bool = False) -> None:
     """Close the round being formed if nobody else can come; else see to it that it closes in time."""
     state, index, meeting = turn.state, turn.index, turn.state.meeting
     gathering = state.gathering
-    if not isinstance(gathering, Forming) or meeting is None or state.phase.over or state.suspended:
+    if not isinstance(gathering, Forming) or meeting is None:
         return
-    size = fit(len(index.waiting), meeting)
+    size = _size(turn)
     if not size:
         turn.deadlines.clear(Alarm.SETTLE)
         return
@@ -80,24 +80,28 @@ def form(turn: Turn, *, newcomer: bool = False) -> None:
         _close(turn, size)
     elif newcomer:
         wait: float = turn.timeouts.settle
-        if gathering.first:
-            wait = turn.timeouts.last_call if meeting.last_call is None else meeting.last_call
+        if gathering.first and meeting.last_call is not None:
+            wait = meeting.last_call
+        elif unknown_may_come:
+            wait = turn.timeouts.last_call
         turn.deadlines.set(Alarm.SETTLE, turn.now + wait)
 
 
 def settle_over(turn: Turn) -> None:
     """Nobody else came in time."""
-    meeting = turn.state.meeting
-    if isinstance(turn.state.gathering, Forming) and meeting is not None:
-        size = fit(len(turn.index.waiting), meeting)
-        if size:
-            _close(turn, size)
+    size = _size(turn)
+    if size:
+        _close(turn, size)
 
 
 def join_over(turn: Turn) -> None:
     """Too few came for too long."""
     state, meeting = turn.state, turn.state.meeting
-    if not isinstance(state.gathering, Forming) or meeting is None:
+    if not isinstance(state.gathering, Forming) or meeting is None or state.suspended:
+        return
+    size = _size(turn)
+    if size:  # enough came in the last moment and wait for more; this is when waiting ends
+        _close(turn, size)
         return
     pending = [str(n.key) for n in state.nodes.values() if n.alive and n.status is NodeStatus.PENDING]
     also = f"; {', '.join(sorted(pending))} cannot start" if pending else ""
@@ -137,6 +141,14 @@ def finished(turn: Turn, node: Node, event: NodeFinished) -> None:
     gathering.done.add(node.key)
     if len(gathering.done) == len(gathering.places):
         endings.succeed(turn, f"all {len(gathering.places)} nodes of round {gathering.round} finished")
+
+
+def _size(turn: Turn) -> int:
+    """How large a round could close now; 0 if none can."""
+    state, meeting = turn.state, turn.state.meeting
+    if not isinstance(state.gathering, Forming) or meeting is None or state.phase.over or state.suspended:
+        return 0
+    return fit(len(turn.index.waiting), meeting)
 
 
 def _close(turn: Turn, size: int) -> None:

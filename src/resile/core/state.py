@@ -157,6 +157,9 @@ class JobState(msgspec.Struct, kw_only=True):
     blame: Blame = msgspec.field(default_factory=Blame)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
+    """Gauges. Step reports are not in the journal, so nothing may be decided by them."""
+    trained: float = 0.0
+    """Training time as the journal knows it, a little behind `progress.trained`: what budgets are counted in."""
 
 
 def new_state(spec: JobSpec, now: float) -> JobState:

@@ -62,6 +62,8 @@ class Turn:
         self.deadlines = deadlines
         self.now = now
         self.decisions: list[AnyDecision] = []
+        self.note_steps = False
+        """Whether the journal should learn now how far training is."""
 
     @property
     def timeouts(self) -> Timeouts:
