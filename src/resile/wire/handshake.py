@@ -77,6 +77,11 @@ class _Handshake:
         """What came after the handshake, once it is finished: the start of the stream of frames."""
         return self._got
 
+    @property
+    def silent(self) -> bool:
+        """Whether the peer has not said a single byte."""
+        return not self._got and not self._theirs
+
     def _take(self, size: int) -> bytes:
         part, self._got = self._got[:size], self._got[size:]
         return part

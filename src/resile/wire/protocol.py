@@ -317,6 +317,14 @@ class CallingConnection(Connection):
         self._opening = _Opening(client, done=self.done)
         self._transport.write(client.hello)
 
+    def _why_lost(self, exc: Exception | None) -> str:
+        opening = self._opening
+        if exc is None and opening is not None and opening.handshake.silent and self._transport is not None:
+            # asyncio's servers end a failed TLS handshake without telling the client why; our guess is the best there is.
+            lacks = "a client certificate" if self._transport.get_extra_info("ssl_object") else "TLS"
+            return f"{self._who} closed the connection without a word, as one that expects {lacks} does"
+        return super()._why_lost(exc)
+
 
 def address(host: str, port: int) -> str:
     """How a place is written in sentences."""

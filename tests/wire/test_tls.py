@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tests.wire.peers import Serve
+
+from resile.wire.connection import CannotConnect, NotWelcome
+from resile.wire.messages import Finished
+from resile.wire.tls import BadTLS, client_context, server_context
+
+Key = ec.EllipticCurvePrivateKey
+
+
+class Authority:
+    """A throw-away CA that writes certificates into a directory."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(self._key, name, ca=True)
+        self.file = directory / f"{name}.pem"
+        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, *, password: bytes | None = None) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        files = self._directory / f"{name}.crt", self._directory / f"{name}.key"
+        files[0].write_bytes(self._sign(key, name).public_bytes(serialization.Encoding.PEM))
+        lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        files[1].write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock),
+        )
+        return files
+
+    def _sign(self, key: Key, name: str, *, ca: bool = False) -> x509.Certificate:
+        def named(name: str) -> x509.Name:
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+        now = datetime.datetime.now(datetime.UTC)
+        names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("master.example")]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(named(name))
+            .issuer_name(named(self._name))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+async def test_messages_travel_over_tls(serving: Serve, authority: Authority) -> None:
+    place = await serving(tls=server_context(*authority.issue("server")))
+    connection, _ = await place.call(tls=client_context(authority.file), user_timeout=2)
+    connection.send(Finished(round=1))
+    await place.ear.until(lambda: place.ear.messages)
+    assert place.ear.messages == [Finished(round=1)]
+    connection.close()
+    await connection.wait_closed()
+
+
+async def test_a_wrong_token_over_tls_is_refused_all_the_same(serving: Serve, authority: Authority) -> None:
+    place = await serving(tls=server_context(*authority.issue("server")))
+    trust = client_context(authority.file)
+    with pytest.raises(NotWelcome, match="refused this peer: wrong or missing job token"):
+        await place.call(token=b"wrong", tls=trust)
+    await place.check_still_serves(tls=trust)
+
+
+async def test_a_server_of_another_authority_is_not_trusted(
+    serving: Serve, authority: Authority, tmp_path: Path
+) -> None:
+    place = await serving(tls=server_context(*authority.issue("server")))
+    with pytest.raises(
+        NotWelcome,
+        match=rf"^the server at 127.0.0.1:{place.server.port} showed a certificate that fails: unable to get local",
+    ):
+        await place.call(tls=client_context(Authority(tmp_path, "theirs").file))
+    assert not place.ear.opened
+    await place.check_still_serves(tls=client_context(authority.file))
+
+
+async def test_a_server_under_another_name_is_not_trusted_unless_asked(serving: Serve, authority: Authority) -> None:
+    place = await serving(tls=server_context(*authority.issue("server")))
+    with pytest.raises(NotWelcome, match=r"certificate that fails: Hostname mismatch"):
+        await place.call(tls=client_context(authority.file), server_name="other.example")
+    for options in (
+        {"tls": client_context(authority.file), "server_name": "master.example"},
+        {"tls": client_context(authority.file, check_name=False), "server_name": "other.example"},
+    ):
+        connection, _ = await place.call(**options)
+        connection.abort()
+        await connection.wait_closed()
+
+
+async def test_a_plain_client_learns_that_the_server_speaks_tls(serving: Serve, authority: Authority) -> None:
+    place = await serving(tls=server_context(*authority.issue("server")))
+    with pytest.raises(CannotConnect) as refused:
+        await place.call()
+    where = f"127.0.0.1:{place.server.port}"
+    expected = f"the server at {where} closed the connection without a word, as one that expects TLS does"
+    assert str(refused.value) == expected
+    await place.check_still_serves(tls=client_context(authority.file))
+
+
+async def test_a_tls_client_learns_that_the_server_is_plain(serving: Serve, authority: Authority) -> None:
+    place = await serving()
+    with pytest.raises(NotWelcome, match=r"does not speak TLS with us: \S"):
+        await place.call(tls=client_context(authority.file))
+    assert place.ear.refused[0].endswith("does not speak resile's protocol")
+    await place.check_still_serves()
+
+
+async def test_with_mutual_tls_a_client_needs_a_certificate(serving: Serve, authority: Authority) -> None:
+    place = await serving(tls=server_context(*authority.issue("server"), client_ca=authority.file))
+    with pytest.raises(CannotConnect, match=r"without a word, as one that expects a client certificate does$"):
+        await place.call(tls=client_context(authority.file))
+    assert not place.ear.opened
+    certificate, key = authority.issue("client")
+    await place.check_still_serves(tls=client_context(authority.file, certificate=certificate, key=key))
+
+
+def test_each_wrong_file_gets_its_sentence(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    _, other_key = authority.issue("other")
+    locked_certificate, locked_key = authority.issue("locked", password=b"secret")
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.write_text("")
+    broken = tmp_path / "broken"
+    broken.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
+    cases = [
+        (lambda: server_context(missing, key), f"the TLS certificate {missing} cannot be read: No such file"),
+        (lambda: server_context(certificate, missing), f"the TLS key {missing} cannot be read: No such file"),
+        (lambda: client_context(missing), f"the TLS CA {missing} cannot be read: No such file"),
+        (lambda: server_context(empty, key), f"the TLS certificate {empty} holds no PEM certificate"),
+        (lambda: server_context(certificate, empty), f"the TLS key {empty} holds no PEM key"),
+        (lambda: client_context(empty), f"the TLS CA {empty} holds no PEM certificate"),
+        (lambda: client_context(broken), f"the TLS CA {broken} cannot be used: "),
+        (lambda: server_context(broken, key), f"the TLS certificate {broken} and key {key} cannot be used: "),
+        (
+            lambda: server_context(certificate, other_key),
+            f"the TLS key {other_key} does not belong to the certificate {certificate}",
+        ),
+        (
+            lambda: server_context(locked_certificate, locked_key),
+            f"the TLS key {locked_key} is protected by a password",
+        ),
+        (
+            lambda: client_context(authority.file, certificate=certificate),
+            "a TLS certificate was given without its key",
+        ),
+        (lambda: client_context(authority.file, key=key), "a TLS key was given without its certificate"),
+    ]
+    for build, sentence in cases:
+        with pytest.raises(BadTLS) as refused:
+            build()
+        assert str(refused.value).startswith(sentence)
+        assert "\n" not in str(refused.value)
