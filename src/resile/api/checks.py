@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
@@ -37,12 +37,12 @@ def read(kind: type[T], document: Any, mistakes: Mistakes, path: str = "") -> T 
     Nothing (`null`) counts as absent, as it does for Kubernetes. The given data is not changed and not shared.
     """
     before = mistakes.count
-    cleaned = _walk(_shape(kind), document, path, mistakes)
+    cleaned = _walk(_shape(cast(Hashable, kind)), document, path, mistakes)
     return msgspec.convert(cleaned, kind) if mistakes.count == before else None
 
 
 @functools.cache
-def _shape(kind: type) -> inspect.Type:
+def _shape(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 

@@ -47,10 +47,14 @@ class Mistakes:
     def __init__(self, document: str = "") -> None:
         self._document = document
         self._found: list[Mistake] = []
+        self._paths: set[str] = set()
         self._left_out = 0
 
     def add(self, path: str, problem: str) -> None:
-        """Note a mistake; beyond `MAX_MISTAKES` they are only counted."""
+        """Note a mistake: the first about a field, the others echo it. Beyond `MAX_MISTAKES` they are only counted."""
+        if path and path in self._paths:
+            return
+        self._paths.add(path)
         if len(self._found) >= MAX_MISTAKES:
             self._left_out += 1
             return
