@@ -49,6 +49,15 @@ class Ear:
                 await self._heard.wait()
 
 
+async def soon(true: Callable[[], object]) -> None:
+    """Wait for what no callback tells."""
+    for _ in range(5000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come true")
+
+
 class Peer:
     """A raw TCP peer of a server."""
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from tests.wire.peers import TOKEN, Ear, Place, Serve
+from tests.wire.peers import TOKEN, Ear, Place, Serve, soon
 
 from resile.wire.connection import BadFrame, CannotConnect, CannotListen, Connection, NotWelcome, connect, encode, serve
-from resile.wire.frames import MAX_FRAME
+from resile.wire.frames import HEARTBEAT_FRAME, MAX_FRAME, PREFIX
 from resile.wire.messages import Answer, Ask, Finished, Heartbeat, MasterMessage, Message, RoundOver, ToMaster
 
 
@@ -132,6 +132,27 @@ async def test_an_empty_token_is_refused_on_both_sides() -> None:
     for start in (serve, connect):
         with pytest.raises(ValueError, match=r"^the job token is empty$"):
             await start("127.0.0.1", 0, token=b"", decode=ToMaster, on_message=lambda *_: None)
+
+
+async def test_a_closed_server_lets_nobody_in_who_was_still_proving_himself(place: Place) -> None:
+    raw = await place.raw()
+    await soon(lambda: place.server._endpoint.opening)
+    place.server.close()
+    assert await raw.hear_all() == b""
+    assert place.ear.refused == ["the server stopped"]
+    assert not place.ear.opened
+
+
+async def test_bytes_that_look_like_a_heartbeat_inside_a_message_are_not_one(place: Place) -> None:
+    raw = await place.raw()
+    await raw.shake()
+    await place.ear.until(lambda: place.ear.opened)
+    connection = place.ear.opened[0]
+    raw.say(len(HEARTBEAT_FRAME).to_bytes(PREFIX, "big"))
+    await soon(lambda: connection._decoder.partial)
+    raw.say(HEARTBEAT_FRAME)
+    await place.ear.until(lambda: place.ear.closed)
+    assert not place.ear.messages
 
 
 async def test_a_port_is_free_again_at_once_after_a_restart(place: Place) -> None:

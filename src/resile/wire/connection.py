@@ -66,6 +66,8 @@ class Server:
     def close(self) -> None:
         """Listen no more and close every connection; `on_close` follows for each."""
         self._listener.close()
+        for stranger in tuple(self._endpoint.opening):
+            stranger.abort("the server stopped")
         for connection in tuple(self._endpoint.connections):
             connection.close("the server stopped")
 

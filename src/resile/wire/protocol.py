@@ -60,6 +60,7 @@ class Endpoint:
         "on_message",
         "on_open",
         "on_refused",
+        "opening",
         "token",
         "unsent_limit",
     )
@@ -94,6 +95,8 @@ class Endpoint:
         self.deadline = deadline
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER))
         self.connections: set[Connection] = set()
+        self.opening: set[Connection] = set()
+        """Those whose peers have not proved themselves yet."""
 
 
 class _Opening:
@@ -195,6 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         if endpoint.token is not None:
             timer = endpoint.loop.call_later(endpoint.deadline, self._too_late)
             self._opening = _Opening(ServerHandshake(endpoint.token, self.peer), timer)
+            endpoint.opening.add(self)
         elif stranger := _stranger(transport):
             self._because = stranger
             self._transport.abort()
@@ -236,6 +240,7 @@ class Connection(asyncio.BufferedProtocol):
     # inside -----------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
+        self._endpoint.opening.discard(self)
         self._endpoint.connections.add(self)
         self._endpoint.on_open(self)
 
@@ -266,6 +271,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _not_opened(self, opening: _Opening, error: ConnectionError) -> None:
         """Tell whoever waits for this connection, or watches who is turned away."""
+        self._endpoint.opening.discard(self)
         if opening.timer is not None:
             opening.timer.cancel()
         if opening.done is None:
@@ -320,7 +326,7 @@ class CallingConnection(Connection):
     def _why_lost(self, exc: Exception | None) -> str:
         opening = self._opening
         if exc is None and opening is not None and opening.handshake.silent and self._transport is not None:
-            # asyncio's servers end a failed TLS handshake without telling the client why; our guess is the best there is.
+            # asyncio's servers end a failed TLS handshake without telling the client why: a guess is all there is.
             lacks = "a client certificate" if self._transport.get_extra_info("ssl_object") else "TLS"
             return f"{self._who} closed the connection without a word, as one that expects {lacks} does"
         return super()._why_lost(exc)
