@@ -192,6 +192,7 @@ def train(options: argparse.Namespace, folder: Path | None, local_rank: int, dev
             raise SystemExit(f"--checkpoint_dir {folder} belongs to another training: {error}") from None
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        optimizer.param_groups[0]["lr"] = options.learning_rate  # what the command line says now, not what it said then
         step = state["step"]
     ddp = DistributedDataParallel(model)
 

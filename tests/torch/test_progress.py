@@ -1,0 +1,22 @@
+"""Reporting a step never hurts the training that reports it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from resile.torch import report_step
+
+
+def test_outside_resile_it_does_nothing_and_loads_nothing(monkeypatch):
+    monkeypatch.delenv("RESILE_AGENT_SOCKET", raising=False)
+    report_step(1, 10)
+    check = "import sys; from resile.torch import report_step; report_step(1); sys.exit('socket' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_an_agent_that_is_gone_costs_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("RESILE_AGENT_SOCKET", str(tmp_path / "nobody.sock"))
+    monkeypatch.setenv("RESILE_WORKER", "worker-0/0")
+    for step in range(100):
+        report_step(step, 100)
