@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 
@@ -20,3 +21,17 @@ def test_an_agent_that_is_gone_costs_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("RESILE_WORKER", "worker-0/0")
     for step in range(100):
         report_step(step, 100)
+
+
+def test_the_agent_hears_the_step(monkeypatch, tmp_path):
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.settimeout(10)
+        agent.bind(str(tmp_path / "agent.sock"))
+        agent.listen()
+        monkeypatch.setenv("RESILE_AGENT_SOCKET", str(tmp_path / "agent.sock"))
+        monkeypatch.setenv("RESILE_WORKER", "worker-0/1")
+        report_step(20, 115)
+        line, _ = agent.accept()
+        with line:
+            heard = line.recv(4096)
+    assert heard.index(b"Attach") < heard.index(b"Stepped")
