@@ -261,7 +261,8 @@ AGENTS: dict[str, type[OurAgent] | type[GrpcAgent]] = {"ours": OurAgent, "grpc.a
 class Crowd:
     """All agents of one run, and one more that asks."""
 
-    def __init__(self, transport: str, port: int) -> None:
+    def __init__(self, transport: str, port: int, tick: float) -> None:
+        self._tick = tick
         self._kind = AGENTS[transport]
         self._port = port
         self._poll = select.epoll()
@@ -325,7 +326,7 @@ class Crowd:
             if asked is None and now >= next_ask:
                 asked, next_ask = time.monotonic(), now + 0.02
                 asker.send(agent.message(Ask(request=1, what="state")))
-            if asker.fileno() in self.listen(TICK) and asked is not None:
+            if asker.fileno() in self.listen(self._tick) and asked is not None:
                 latencies.append(time.monotonic() - asked)
                 asked = None
         self.sent += sent
@@ -382,7 +383,7 @@ def _memory(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure(transport: str, agents: int, seconds: float) -> Row:
+def measure(transport: str, agents: int, seconds: float, tick: float = TICK) -> Row:
     """Start a server, load it, and say what that cost.
 
     Raises:
@@ -393,7 +394,7 @@ def measure(transport: str, agents: int, seconds: float) -> Row:
     )
     try:
         assert server.stdout is not None
-        crowd = Crowd(transport, int(server.stdout.readline()))
+        crowd = Crowd(transport, int(server.stdout.readline()), tick)
         start = time.monotonic()
         crowd.connect(agents)
         connected = time.monotonic() - start
@@ -422,7 +423,7 @@ def measure(transport: str, agents: int, seconds: float) -> Row:
     )
 
 
-def run(agents: int = 10_000, seconds: float = 10.0) -> list[Row]:
+def run(agents: int = 10_000, seconds: float = 10.0, tick: float = TICK) -> list[Row]:
     """Both transports, one after the other; one that cannot manage `agents` is tried with ever fewer."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -431,7 +432,7 @@ def run(agents: int = 10_000, seconds: float = 10.0) -> list[Row]:
         size = agents
         while size:
             try:
-                rows.append(measure(transport, size, seconds))
+                rows.append(measure(transport, size, seconds, tick))
                 break
             except (TimeoutError, ConnectionError) as trouble:
                 sys.stderr.write(f"{transport} with {size} agents: {trouble}\n")
@@ -466,12 +467,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rpc", description="Compare RPC transports under load.")
     parser.add_argument("--agents", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument(
+        "--tick", type=float, default=TICK, help="seconds of heartbeats sent in one go; 0 sends each alone"
+    )
     parser.add_argument("--serve", choices=SERVERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(SERVERS[options.serve]())
     else:
-        sys.stdout.write(table(run(options.agents, options.seconds)) + "\n")
+        sys.stdout.write(table(run(options.agents, options.seconds, options.tick)) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Everything runs on the event loop's thread: the callbacks are plain functions ca
 a peer does wrong ends its own connection with one sentence and nothing else; an exception out of a callback is a defect
 of the owner and ends that connection too, reported to the loop's exception handler.
 
-Measured (benchmarks/rpc.py, docs/decisions/0001-rpc.md): 10,000 agents with a heartbeat every 0.625 s.
+Measured with 10,000 agents and a heartbeat each every 0.625 s: 0.1 to 0.3 of a core and 44 MB for the whole process
+(benchmarks/rpc.py, docs/decisions/0001-rpc.md).
 """
 
 from __future__ import annotations
@@ -141,6 +142,12 @@ class Connection(asyncio.BufferedProtocol):
     def closed(self) -> bool:
         """Whether the connection has ended or is ending: nothing more will be sent or heard."""
         return self._because is not None
+
+    @property
+    def local(self) -> str:
+        """This side's own address, as the peer sees it without address translation; empty on a Unix socket."""
+        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return str(name[0]) if isinstance(name, tuple) else ""
 
     @property
     def unsent(self) -> int:
