@@ -17,8 +17,9 @@ AGENT_SOCKET = "RESILE_AGENT_SOCKET"
 WORKER = "RESILE_WORKER"
 ROUND = "RESILE_ROUND"
 
-SECRETS = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY")
-"""For the agent alone: a training process speaks to nobody but its agent, over a socket that needs no secret."""
+KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", "RESILE_WORKER_PID")
+"""Secrets are for the agent alone: a training process speaks to nobody but its agent, over a socket that needs none.
+The last says whose channel an older process had, and would be wrong here."""
 
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _DLROVER_FILES = {
@@ -55,7 +56,7 @@ def worker_environment(
         NoDeviceError: `--virtual-local-rank` with more processes than entries in CUDA_VISIBLE_DEVICES.
     """
     rank = str(place.first_rank + local_rank)
-    environment = {name: value for name, value in base.items() if name not in SECRETS}
+    environment = {name: value for name, value in base.items() if name not in KEPT_BACK}
     environment.update(options.environment)
     environment.update(
         {

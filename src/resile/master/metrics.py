@@ -46,7 +46,7 @@ class JobCollector:
 def serve(collector: JobCollector, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     """Serve /metrics from a thread; returns the function that ends it."""
     registry = CollectorRegistry()
-    registry.register(collector)  # type: ignore[arg-type]  # a base class is asked for, `collect` is enough
+    registry.register(collector)
     server, thread = start_http_server(port, addr=host, registry=registry)
 
     def stop() -> None:

@@ -236,9 +236,8 @@ class Attach(Message, frozen=True, kw_only=True):
     worker: str
 
 
-AgentMessage = (
-    Hello | Heartbeat | Join | Failed | Finished | Stepped | WorkerGone | Leaving | OpenDataset | TakeShard | ShardProgress
-)
+ShardMessage = OpenDataset | TakeShard | ShardProgress
+AgentMessage = Hello | Heartbeat | Join | Failed | Finished | Stepped | WorkerGone | Leaving | ShardMessage
 """What a master hears from an agent."""
 
 MasterMessage = (

@@ -1,0 +1,184 @@
+"""Who runs the master of a job without a cluster: an agent on the machine that the endpoint names.
+
+The master is a process of its own under a supervisor of its own, so it outlives this agent and this agent outlives
+it. Every agent on that machine may try: a lock in the job's directory lets one master through. The directory is
+found by the run id and the port, so agents of one user on one machine share the job's token through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import ipaddress
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from resile.agent.options import Endpoint, RunOptions, Security
+from resile.api.job import FrontDoor, JobSpec
+from resile.wire.directory import DirectoryError, JobDirectory
+
+LAUNCH_PATIENCE = 15.0
+MAX_STARTS = 10
+"""How often one agent starts a supervisor whose master keeps vanishing."""
+
+
+class CannotHost(Exception):
+    """The master could not be started; the text is one sentence."""
+
+
+def hosts_master(options: RunOptions) -> bool:
+    """Whether this machine is the one to run the master."""
+    if options.managed:
+        return False
+    if options.endpoint is None:
+        return True
+    return options.hosts if options.hosts is not None else is_here(options.endpoint.host)
+
+
+def is_here(host: str) -> bool:
+    """Whether `host` is an address of this machine."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> JobDirectory:
+    """Where the job of this run is kept on this machine."""
+    if options.state_dir is not None:
+        root = Path(options.state_dir)
+    else:
+        fallback = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resile"
+        root = Path(environ.get("RESILE_STATE_DIR") or fallback) / "runs"
+    name = hashlib.sha256(f"{options.run_id}@{endpoint.port}".encode()).hexdigest()[:16]
+    return JobDirectory(root / name)
+
+
+def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> tuple[bytes, str]:
+    """The job's secret, and a sentence if it is not much of one.
+
+    On one machine the secret is in the job's private directory. Machines that were given none can only agree on what
+    they all know: the run id.
+    """
+    if options.security.token:
+        return options.security.token.encode(), ""
+    if is_loopback(endpoint.host):
+        return directory.token(), ""
+    notice = (
+        "no token was given, so whoever knows the run id can join this job; "
+        "give all machines the same RESILE_TOKEN to keep others out"
+    )
+    return hashlib.sha256(f"resile run {options.run_id}".encode()).hexdigest().encode(), notice
+
+
+class MasterHost:
+    """Starts the master's supervisor, and starts it again should both be gone."""
+
+    def __init__(self, options: RunOptions, endpoint: Endpoint, directory: JobDirectory) -> None:
+        self._options = options
+        self._endpoint = endpoint
+        self._directory = directory
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+
+    async def start(self) -> None:
+        """Start a master for this run unless one serves it already. What an earlier run left behind is cleared.
+
+        Raises:
+            CannotHost: the master does not come up; the sentence says why.
+        """
+        self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        async with asyncio.timeout(LAUNCH_PATIENCE):
+            with await self._turn():
+                if self._directory.path.exists() and self._directory.master_lives():
+                    return
+                shutil.rmtree(self._directory.path, ignore_errors=True)
+                spec = JobSpec(name=self._options.job_name, front_door=FrontDoor.RUN, timeouts=self._options.timeouts)
+                try:
+                    self._directory.create(spec, self._token())
+                except DirectoryError as error:
+                    raise CannotHost(str(error)) from error
+                self._spawn()
+                await self._wait_until_up()
+
+    def revive(self) -> None:
+        """If neither master nor supervisor is left, start them again from the journal."""
+        gone = self._supervisor is None or self._supervisor.poll() is not None
+        if gone and self._starts < MAX_STARTS and self._directory.exists and not self._directory.master_lives():
+            self._spawn()
+
+    def _token(self) -> str | None:
+        if self._options.security.token or is_loopback(self._endpoint.host):
+            return self._options.security.token or None
+        return token_of(self._options, self._directory, self._endpoint)[0].decode()
+
+    def _spawn(self) -> None:
+        host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
+        command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(self._directory.path)]
+        command += ["--host", host, "--port", str(self._endpoint.port), *_tls_flags(self._options.security)]
+        with self._directory.log.open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._starts += 1
+
+    async def _wait_until_up(self) -> None:
+        """Until the master has announced itself; each look is cheap and the wait is bounded by the caller."""
+        while self._directory.address() is None:
+            assert self._supervisor is not None
+            if self._supervisor.poll() is not None:
+                raise CannotHost(_last_line(self._directory.log) or "the master ended without a word")
+            await asyncio.sleep(0.01)
+
+    async def _turn(self) -> contextlib.AbstractContextManager[None]:
+        """Agents of this machine take turns in starting the master."""
+        path = self._directory.path.with_suffix(".launch")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return _closing(descriptor)
+            except BlockingIOError:
+                await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _tls_flags(security: Security) -> list[str]:
+    pairs = {"--tls-cert": security.tls_cert, "--tls-key": security.tls_key, "--tls-ca": security.tls_ca}
+    if not security.tls_cert:
+        return []
+    return [word for flag, value in pairs.items() if value for word in (flag, value)]
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("resile master: ") if lines else ""

@@ -1,0 +1,105 @@
+"""Between the training processes of a node and the master: steps go up, shard requests go up and their answers down.
+
+A request is kept until it is answered and sent again after every greeting, so a master may die and come back in
+between; the ledger recognises a request that it has answered before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from resile.api.ids import Round
+from resile.wire.messages import (
+    Attach,
+    DatasetOpen,
+    Message,
+    OpenDataset,
+    ShardGranted,
+    ShardNoted,
+    ShardProgress,
+    Stepped,
+    TakeShard,
+    WorkerGone,
+    WorkerMessage,
+)
+from resile.wire.protocol import Connection
+
+Request = OpenDataset | TakeShard | ShardProgress
+Answer = DatasetOpen | ShardGranted | ShardNoted
+
+MAX_OPEN = 10_000
+"""Requests that may wait for an answer; a process with more is broken."""
+
+
+class Relay:
+    """Speaks for the processes that the agent itself has started, and for no others."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._workers: set[str] = set()
+        self._connections: dict[str, Connection] = {}
+        self._open: dict[tuple[str, int], Request] = {}
+        self._round = Round(0)
+        self._step = -1
+
+    def begin(self, round_: Round, workers: set[str]) -> None:
+        """From now on these processes are the node's."""
+        self._round = round_
+        self._step = -1
+        self._workers |= workers
+
+    def gone(self, worker: str) -> None:
+        """A process ended: forget it and what it asked for (and its forked children)."""
+        self._workers.discard(worker)
+        for name in [name for name in self._connections if _belongs(name, worker)]:
+            self._connections.pop(name).close("its process ended")
+        self._open = {key: request for key, request in self._open.items() if not _belongs(key[0], worker)}
+
+    def repeat(self) -> None:
+        """Ask again for everything that was not answered."""
+        for request in self._open.values():
+            self._send(request)
+
+    def on_message(self, connection: Connection, message: WorkerMessage) -> None:
+        """One message of a training process."""
+        match message:
+            case Attach(worker=worker):
+                if not any(_belongs(worker, known) for known in self._workers):
+                    connection.close(f"no process '{worker}' was started here")
+                    return
+                connection.owner = worker
+                self._connections[worker] = connection
+            case Stepped(round=round_, step=step):
+                if connection.owner is not None and round_ == self._round and step > self._step:
+                    self._step = step
+                    self._send(message)
+            case OpenDataset() | TakeShard() | ShardProgress():
+                if message.worker != connection.owner:
+                    connection.close("it spoke in another's name")
+                elif len(self._open) >= MAX_OPEN:
+                    connection.close("it asked for more than anybody can answer")
+                else:
+                    self._open[(message.worker, message.request)] = message
+                    self._send(message)
+
+    def on_close(self, connection: Connection, _: str) -> None:
+        """A process hung up. One that was forked is gone with its line; of the others the agent sees the end itself."""
+        name = connection.owner
+        if name is None or self._connections.get(name) is not connection:
+            return
+        del self._connections[name]
+        if name not in self._workers:
+            self._open = {key: request for key, request in self._open.items() if key[0] != name}
+            self._send(WorkerGone(worker=name))
+
+    def answer(self, answer: Answer) -> None:
+        """Pass the master's answer on to whoever asked."""
+        self._open.pop((answer.worker, answer.request), None)
+        connection = self._connections.get(answer.worker)
+        if connection is not None:
+            connection.send(answer)
+
+
+def _belongs(name: str, worker: str) -> bool:
+    """Whether `name` is this process or a child that it forked."""
+    return name == worker or name.startswith(f"{worker}/")

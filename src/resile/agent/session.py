@@ -1,0 +1,133 @@
+"""The one connection between an agent and its master: kept up, found again, never in the way of training.
+
+Its end tells the master that the agent is gone, so it is opened at the start and held for life. When it breaks,
+training goes on; the session calls again, first at once, then at most once a second. What was said on a broken
+connection may be lost, so everything an agent says is either repeated after each greeting or made good by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable
+
+from resile.agent.options import Endpoint
+from resile.wire.connection import CannotConnect, Connection, connect
+from resile.wire.frames import encode
+from resile.wire.messages import Heartbeat, Hello, MasterMessage, Message
+
+log = logging.getLogger("resile.agent")
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 1.0
+CALL_TIMEOUT = 5.0
+
+_HEARTBEAT = encode(Heartbeat())
+
+
+class Session:
+    """Keeps an agent in touch with its master."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: bytes,
+        tls: ssl.SSLContext | None,
+        *,
+        hello: Callable[[str], Hello],
+        on_message: Callable[[MasterMessage], None],
+        on_away: Callable[[float], None],
+    ) -> None:
+        """Nothing is called before `run`.
+
+        Args:
+            endpoint: where the master is.
+            token: the job's secret.
+            tls: how to speak TLS, or None.
+            hello: the greeting, made anew for every connection from the local address of that connection.
+            on_message: what the master says.
+            on_away: called after every failed call with the seconds since the master was last connected.
+        """
+        self._endpoint = endpoint
+        self._token = token
+        self._tls = tls
+        self._hello = hello
+        self._on_message = on_message
+        self._on_away = on_away
+        self._connection: Connection | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._interval = 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the master would hear us now."""
+        return self._connection is not None
+
+    def send(self, message: Message) -> None:
+        """Say something; if nobody is there it is lost, and the next greeting makes up for it."""
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def beat(self, interval: float) -> None:
+        """Send heartbeats from now on, as often as the master asked for."""
+        self._interval = interval
+        if self._heartbeat is None:
+            self._tick()
+
+    async def run(self) -> None:
+        """Stay connected until cancelled.
+
+        Raises:
+            NotWelcome: the token is wrong or the server is none of ours; calling again would not help.
+        """
+        loop = asyncio.get_running_loop()
+        last, pause = loop.time(), FIRST_PAUSE
+        try:
+            while True:
+                closed = asyncio.Event()
+                try:
+                    connection = await self._call(closed)
+                except CannotConnect as error:
+                    log.debug("%s", error)
+                    self._on_away(loop.time() - last)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+                    continue
+                self._connection = connection
+                connection.send(self._hello(connection.local))
+                await closed.wait()
+                self._connection = None
+                last, pause = loop.time(), FIRST_PAUSE
+        finally:
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+            if self._connection is not None:
+                connection, self._connection = self._connection, None
+                connection.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await connection.wait_closed()
+
+    async def _call(self, closed: asyncio.Event) -> Connection:
+        return await connect(
+            self._endpoint.host,
+            self._endpoint.port,
+            token=self._token,
+            decode=MasterMessage,
+            on_message=lambda _, message: self._on_message(message),
+            on_close=lambda _, because: self._closed(closed, because),
+            tls=self._tls,
+            timeout=CALL_TIMEOUT,
+        )
+
+    def _closed(self, closed: asyncio.Event, because: str) -> None:
+        if self._connection is not None:
+            log.info("the connection to the master ended: %s", because)
+        closed.set()
+
+    def _tick(self) -> None:
+        if self._connection is not None:
+            self._connection.send_frame(_HEARTBEAT)
+        self._heartbeat = asyncio.get_running_loop().call_later(self._interval, self._tick)
