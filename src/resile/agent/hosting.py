@@ -64,11 +64,8 @@ def is_loopback(host: str) -> bool:
 
 def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> JobDirectory:
     """Where the job of this run is kept on this machine."""
-    if options.state_dir is not None:
-        root = Path(options.state_dir)
-    else:
-        fallback = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resile"
-        root = Path(environ.get("RESILE_STATE_DIR") or fallback) / "runs"
+    fallback = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resile"
+    root = Path(options.state_dir or fallback) / "runs"
     name = hashlib.sha256(f"{options.run_id}@{endpoint.port}".encode()).hexdigest()[:16]
     return JobDirectory(root / name)
 
