@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ from resile.wire.directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:
     from resile.platform.port import Platform
+
+
+LOCK_SECONDS = 0.2
+"""For somebody else's look at the lock to be over."""
 
 
 def main() -> int:
@@ -48,7 +53,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s", level=logging.INFO)
     directory = JobDirectory(arguments.directory)
     try:
-        lock = directory.lock() if directory.exists else None
+        lock = _lock(directory) if directory.exists else None
         if lock is None:
             why = "has a master already" if directory.exists else "is not there"
             print(f"resile master: the job in {directory.path} {why}", file=sys.stderr)
@@ -62,6 +67,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
         print(f"resile master: {error}", file=sys.stderr)
         return supervisor.CANNOT_SERVE
+
+
+def _lock(directory: JobDirectory) -> int | None:
+    """Become the job's master; tried again for a moment, as one who looks whether a master lives holds the lock, too."""
+    until = time.monotonic() + LOCK_SECONDS
+    while (lock := directory.lock()) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return lock
 
 
 async def _until_told(job: Coroutine[Any, Any, bool]) -> int:

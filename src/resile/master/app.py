@@ -87,14 +87,19 @@ async def run_master(
         executor.finished = lambda _: over.set()
         if options.metrics_port is not None:
             cleanup.callback(_serve_metrics(shell, executor, options.metrics_port))
-        shell.submit(ev.Started() if history is None else ev.MasterReturned())
         server = await _listen(directory, options, board)
         cleanup.callback(server.close)
         board.answer = asks
         address = MasterAddress(host=options.host, port=server.port, pid=os.getpid())
         platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
         if platform is not None:
-            await _attach(platform, shell, executor, fresh=history is None)
+            _connect(platform, executor)
+        # Nothing is decided before there is somebody to launch nodes, and no agent has been heard yet.
+        if history is not None:
+            shell.submit(ev.MasterReturned())
+        shell.submit(ev.Started())  # of a job that has started it says nothing new
+        if platform is not None:
+            await _attach(platform, shell, fresh=history is None)
             cleanup.push_async_callback(platform.close)
         directory.announce(address)
         log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
@@ -120,11 +125,8 @@ async def _listen(directory: JobDirectory, options: Options, board: Switchboard)
     )
 
 
-async def _attach(platform: Platform, shell: Shell, executor: Executor, *, fresh: bool) -> None:
-    """Connect a platform; after a restart, compare what it has with what the journal says."""
-
-    def seen(observation: Observation) -> ev.NodeSeen:
-        return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
+def _connect(platform: Platform, executor: Executor) -> None:
+    """Let the platform carry out launches and deletions."""
 
     def launch(decision: de.LaunchNode) -> None:
         platform.launch(
@@ -139,6 +141,14 @@ async def _attach(platform: Platform, shell: Shell, executor: Executor, *, fresh
 
     executor.launch = launch
     executor.delete = lambda decision: platform.delete(decision.node, Seconds(decision.grace))
+
+
+async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
+    """Watch a platform; after a restart, compare what it has with what the journal says."""
+
+    def seen(observation: Observation) -> ev.NodeSeen:
+        return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
+
     await platform.start(lambda observation: shell.submit(seen(observation)))
     if not fresh:
         shell.submit(ev.NodesListed(seen=tuple(map(seen, await platform.adopt()))))
