@@ -15,6 +15,13 @@ from resile import __version__
 COMMANDS: dict[str, str] = {
     "run": "run a training script on this machine, alone or together with others",
     "submit": "run an ElasticJob manifest, here (--local) or on a cluster",
+    "get": "list jobs, nodes or events, as kubectl does",
+    "describe": "tell everything about a job",
+    "logs": "print what nodes wrote, or follow it",
+    "scale": "change how many nodes a running job has",
+    "suspend": "let go of a job's nodes for a while",
+    "resume": "take the nodes of a suspended job back",
+    "delete": "end a job and remove it",
     "explain": "print what the engine derived from your settings, such as its time-outs",
     "chaos": "break something on purpose and watch the job recover",
 }
@@ -54,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     elif first in ("--version", "-V"):
         print(f"resile {__version__}")
     elif first in COMMANDS:
-        from resile.cli.commands import cli
+        from resile.cli.commands import main as command
 
-        cli(args=words, prog_name="resile")
+        command(words)
     else:
         from difflib import get_close_matches
 

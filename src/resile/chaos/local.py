@@ -1,0 +1,229 @@
+"""Fault injection into local jobs: the verbs behind `resile chaos`, for tests, demos and people.
+
+A strike only ever signals processes that the job's own records lead to, each checked by its start time and held by a
+pidfd while it is signalled, so that a pid that was handed on to somebody else is never hit. Nothing is found by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from resile.platform.local import files, processes
+from resile.platform.local.shim import start_time, stat_of
+from resile.wire.directory import JobDirectory
+from resile.wire.local import WORKER_VARIABLE
+
+RANK_VARIABLE = "RANK"
+SWEEPS = 10
+"""How often a node's processes are listed while it is frozen: a process may fork until it is stopped itself."""
+
+
+class NothingStruckError(Exception):
+    """There was nothing to strike; the text is one sentence."""
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, when (wall clock, just before the first signal), and to which processes."""
+
+    what: str
+    at: float
+    pids: list[int]
+    node: str = ""
+
+
+class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One training process of a node."""
+
+    node: str
+    pid: int
+    start: int
+    rank: int
+    """-1 where it has no rank yet."""
+
+
+def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Strike:
+    """SIGKILL one training process: the one with this global rank, else the first of the node, else the newest node's.
+
+    Raises:
+        NothingStruckError: there is no such process.
+    """
+    nodes = [_node(directory, node)] if node else _running(directory)
+    found = [process for record in nodes for process in training_processes(directory, record)]
+    if rank is not None:
+        found = [process for process in found if process.rank == rank]
+    if not found:
+        where = f" on {node}" if node else ""
+        which = f"training process with rank {rank}" if rank is not None else "training process"
+        raise NothingStruckError(f"there is no {which}{where}")
+    victim = found[0] if node or rank is not None else found[-1]
+    at = time.time()
+    pids = _send([(victim.pid, victim.start)], signal.SIGKILL)
+    if not pids:
+        raise NothingStruckError(f"the training process {victim.pid} of {victim.node} ended by itself")
+    named = f"rank {victim.rank} of {victim.node}" if victim.rank >= 0 else f"a training process of {victim.node}"
+    return Strike(what=f"killed {named}", at=at, pids=pids, node=victim.node)
+
+
+def kill_node(directory: JobDirectory, node: str) -> Strike:
+    """SIGKILL every process of a node, as if its machine had lost power; what watches it from outside lives on.
+
+    Raises:
+        NothingStruckError: the node does not run.
+    """
+    record = _node(directory, node)
+    at = time.time()
+    pids = _send(_processes(directory, record), signal.SIGKILL)
+    return _struck(record, "killed", at, pids)
+
+
+def freeze_node(directory: JobDirectory, node: str) -> Strike:
+    """SIGSTOP every process of a node, parents first: its connections stay open and nothing answers.
+
+    Raises:
+        NothingStruckError: the node does not run.
+    """
+    record = _node(directory, node)
+    at = time.time()
+    pids: list[int] = []
+    for _ in range(SWEEPS):
+        fresh = [process for process in _processes(directory, record) if process[0] not in pids]
+        if not fresh:
+            break
+        pids += _send(fresh, signal.SIGSTOP)
+    return _struck(record, "froze", at, pids)
+
+
+def thaw_node(directory: JobDirectory, node: str) -> Strike:
+    """SIGCONT every process of a node.
+
+    Raises:
+        NothingStruckError: the node does not run.
+    """
+    record = _node(directory, node)
+    at = time.time()
+    pids = _send(_processes(directory, record), signal.SIGCONT)
+    return _struck(record, "thawed", at, pids)
+
+
+def kill_master(directory: JobDirectory) -> Strike:
+    """SIGKILL the job's master, which `master.json` names; its supervisor is not touched.
+
+    Raises:
+        NothingStruckError: there is no master.
+    """
+    file = directory.path / "master.json"
+    address = directory.address()
+    if address is None or not directory.master_lives():
+        raise NothingStruckError("the job has no master that lives")
+    pidfd = _open(address.pid)
+    if pidfd is None:
+        raise NothingStruckError(f"the master (pid {address.pid}) is gone")
+    try:
+        # The pidfd holds the process; one that began after the file was written is not the one that wrote it.
+        if _began(address.pid) > file.stat().st_mtime or not _is_master(address.pid, directory.path):
+            raise NothingStruckError(f"pid {address.pid} is no longer the job's master")
+        at = time.time()
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        raise NothingStruckError(f"the master (pid {address.pid}) is gone") from None
+    finally:
+        os.close(pidfd)
+    return Strike(what="killed the master", at=at, pids=[address.pid])
+
+
+def training_processes(directory: JobDirectory, record: files.NodeRecord) -> list[TrainingProcess]:
+    """The training processes of a node by rank, without the data loaders and other helpers below them."""
+    found: list[TrainingProcess] = []
+    pids = [process for process in _processes(directory, record) if _variable(process[0], WORKER_VARIABLE) is not None]
+    workers = {pid for pid, _ in pids}
+    for pid, start in pids:
+        fields = stat_of(str(pid))
+        if fields and int(fields[1]) not in workers:
+            rank = _variable(pid, RANK_VARIABLE) or ""
+            number = int(rank) if rank.isdigit() else -1
+            found.append(TrainingProcess(node=str(record.node), pid=pid, start=start, rank=number))
+    return sorted(found, key=lambda process: (process.rank, process.pid))
+
+
+def _running(directory: JobDirectory) -> list[files.NodeRecord]:
+    return [record for record in files.read_nodes(directory.path) if record.pid]
+
+
+def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
+    """The running node of this name: `worker-1` or its pod's name."""
+    running = _running(directory)
+    for record in running:
+        if name in (str(record.node), record.name):
+            return record
+    known = ", ".join(str(record.node) for record in running) or "none"
+    raise NothingStruckError(f"no node {name} runs; running are {known}")
+
+
+def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[int, int]]:
+    """Every process of a node with its start time, the main process first; empty if that is gone."""
+    node = files.read(files.node_directory(directory.path, record.node) / "node.json", files.NodeFile)
+    if node is None or not processes.is_alive(node.pid, node.pid_start, node.boot):
+        return []
+    mark = f"{processes.COOKIE}={files.node_directory(directory.path, record.node)}".encode()
+    below = [(pid, start_time(pid)) for pid in processes.tree(node.pid)[1:]]
+    return [(node.pid, node.pid_start), *((pid, start) for pid, start in below if start and mark in _environ(pid))]
+
+
+def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
+    """Signal exactly these processes; those that were there to get it."""
+    hit: list[int] = []
+    for pid, start in targets:
+        pidfd = processes.open_pidfd(pid, start)
+        if pidfd is None:
+            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, number)
+            hit.append(pid)
+        os.close(pidfd)
+    return hit
+
+
+def _struck(record: files.NodeRecord, verb: str, at: float, pids: list[int]) -> Strike:
+    if not pids:
+        raise NothingStruckError(f"{record.node} has ended by itself")
+    return Strike(what=f"{verb} {record.node} as a whole", at=at, pids=pids, node=str(record.node))
+
+
+def _open(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _began(pid: int) -> float:
+    """When a process began, by the wall clock, to a hundredth of a second."""
+    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    return time.time() - uptime + start_time(pid) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_master(pid: int, directory: Path) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"resile.master" in words and os.fsencode(directory) in words
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _variable(pid: int, name: str) -> str | None:
+    start = f"{name}=".encode()
+    return next((os.fsdecode(entry[len(start) :]) for entry in _environ(pid) if entry.startswith(start)), None)

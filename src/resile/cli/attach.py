@@ -1,0 +1,148 @@
+"""Following a job from start to end: what `submit` shows, live on a terminal and line by line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import click
+
+from resile.cli.client import MasterAway, wait_until
+from resile.cli.errors import CommandError
+from resile.cli.look import Look
+from resile.cli.supervision import served
+from resile.cli.tables import table, took
+from resile.master.journal import Told
+from resile.master.view import JobView
+
+POLL_SECONDS = 0.1
+"""Between two looks; a look costs the master well under a millisecond."""
+FAREWELL_SECONDS = 45.0
+"""For the master of a job that is over to let its nodes end and to go."""
+
+
+class Screen(Protocol):
+    """Where a job's life is shown."""
+
+    def show(self, job: JobView, news: Sequence[Told]) -> None:
+        """Show the job as it is, and the lines of its story that are new."""
+
+    def close(self) -> None:
+        """Leave the screen as the user should find it."""
+
+
+class PlainScreen:
+    """One line per line of the story, with the time: for pipes, files and CI."""
+
+    def show(self, job: JobView, news: Sequence[Told]) -> None:
+        """Print what is new."""
+        for told in news:
+            click.echo(story_line(told))
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+def story_line(told: Told) -> str:
+    """`12:03:04.123  RoundFormed      round 1 runs with 3 nodes`."""
+    mark = "!" if told.warning else " "
+    return f"{clock(told.at)} {mark}{told.reason:<16} {told.message}"
+
+
+def clock(at: float) -> str:
+    """The time of day, to the millisecond."""
+    return time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
+
+
+def screen_for(interactive: bool) -> Screen:
+    """The live view on a terminal, plain lines elsewhere."""
+    if not interactive:
+        return PlainScreen()
+    from resile.cli.live import LiveScreen  # rich takes a tenth of a second to import
+
+    return LiveScreen()
+
+
+class Follower:
+    """Looks at a job and shows it; `poll` once per turn of the caller's loop."""
+
+    def __init__(self, look: Look, screen: Screen) -> None:
+        self.look = look
+        self.screen = screen
+        self.story: list[Told] = []
+
+    def poll(self) -> JobView:
+        """Look once and show it; the job as it is now."""
+        job = self.look.status()  # before the story: a job that is over has told everything
+        news = self.look.events(self.story[-1].number if self.story else 0)
+        self.story.extend(news)
+        self.screen.show(job, news)
+        return job
+
+    def until_over(self) -> JobView:
+        """Follow until the job is over and its master is gone.
+
+        The first Ctrl-C asks the master to stop the job; at the second this raises.
+
+        Raises:
+            KeyboardInterrupt: the user wants to leave; the job ends, or goes on, without us.
+            CommandError: the job cannot be seen any more.
+        """
+        stopping = False
+        asked = False
+        while True:
+            try:
+                job = self.poll()
+                if job.ended_at is not None:
+                    break
+                if stopping and not asked:
+                    asked = self._ask_to_stop()
+                if not self.look.answered and not served(self.look.directory):
+                    job = self.poll()
+                    if job.ended_at is not None:
+                        break
+                    raise CommandError(f"the master of {self.look.job} is gone; see {self.look.directory.log}")
+                time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:
+                if stopping:
+                    raise
+                stopping = True
+                click.echo("stopping the job; Ctrl-C again leaves it alone", err=True)
+        wait_until(lambda: not served(self.look.directory), FAREWELL_SECONDS)
+        return self.poll()
+
+    def _ask_to_stop(self) -> bool:
+        try:
+            self.look.client.ask("stop", {"because": "its user stopped it with Ctrl-C"})
+        except MasterAway:
+            return False
+        return True
+
+
+def closing_words(job: JobView, story: Sequence[Told]) -> str:
+    """What remains to be said when a job is over: its end, every time that training stood still, and goodput."""
+    words = [f"job {job.name} {job.phase.lower()}: {job.message or job.reason}"]
+    if job.outages:
+        words += ["", outage_table(job)]
+    failures = [told for told in story if told.reason in ("NodeFailed", "ProcessFailed")]
+    if not job.outages and failures:
+        words += ["", table(("WHAT FAILED", "NOTICED"), [(told.message, clock(told.at)) for told in failures])]
+    life = (job.ended_at or job.at) - (job.started_at or job.created_at)
+    if job.step >= 0:
+        words += ["", f"{job.step + 1} steps in {took(life)}, goodput {job.goodput:.1%}"]
+    return "\n".join(words)
+
+
+def outage_table(job: JobView) -> str:
+    """Every time that training stood still."""
+    rows = [
+        (
+            outage.because,
+            clock(outage.noticed_at),
+            clock(outage.next_step_at) if outage.next_step_at else "-",
+            took(outage.next_step_at - outage.noticed_at) if outage.next_step_at else "-",
+        )
+        for outage in job.outages
+    ]
+    return table(("WHAT FAILED", "NOTICED", "NEXT STEP", "AFTER"), rows)

@@ -1,0 +1,119 @@
+"""`resile describe`: everything that is known of one job, in sections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from resile.api.reports import WorkerFailure
+from resile.cli import rows
+from resile.cli.attach import clock, outage_table
+from resile.cli.jobs import find
+from resile.cli.look import Look
+from resile.cli.options import namespace_option, output_option, print_json
+from resile.cli.tables import age, table, took
+from resile.core.state import JobState
+from resile.master.journal import Told
+from resile.master.view import JobView
+
+LAST_EVENTS = 20
+LAST_ROUNDS = 10
+ROUND_REASONS = ("RoundFormed", "RoundOver")
+
+
+class Failure(msgspec.Struct):
+    """The process failure that came first in the newest broken round."""
+
+    node: str
+    failure: WorkerFailure
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@output_option("table", "json")
+def describe(job: str, namespace: str | None, output: str) -> None:
+    """Tell everything about JOB: phase, progress, nodes, rounds, outages, first failure, last events."""
+    with Look(find(job, namespace)) as look:
+        view = look.status()
+        story = look.events()
+        lives = look.master_lives
+        state = look.state()
+    first = first_failure(state)
+    master = rows.master_node(view, lives, rows.restarts_of_master(story))
+    if output == "json":
+        data = msgspec.to_builtins(view)
+        data["master"] = msgspec.to_builtins(master)
+        data["targets"] = state.targets
+        data["first_failure"] = msgspec.to_builtins(first)
+        data["events"] = [rows.event_data(told, state.spec) for told in story[-LAST_EVENTS:]]
+        print_json(data)
+        return
+    sections = [
+        _facts(view, state, str(look.directory.path)),
+        _section("Nodes", table(rows.NODE_WIDE_HEADER, [rows.node_row(n, wide=True) for n in [master, *view.nodes]])),
+        _section("Rounds", _rounds(story)),
+        _section("Outages", outage_table(view) if view.outages else ""),
+        _section("First failure", _failure(first)),
+        _section("Events", _events(story[-LAST_EVENTS:], state)),
+    ]
+    click.echo("\n".join(sections))
+
+
+def first_failure(state: JobState) -> Failure | None:
+    """What came first in the newest broken round; what followed is collateral."""
+    failures = [Failure(str(node), failure) for node, failure in state.blame.failures]
+    return min(failures, key=lambda found: found.failure.at, default=None)
+
+
+def _facts(job: JobView, state: JobState, directory: str) -> str:
+    speed, goodput = rows.speeds(job)
+    life = (job.ended_at or job.at) - (job.started_at or job.created_at)
+    facts = {
+        "Name": job.name,
+        "Namespace": job.namespace,
+        "Phase": job.phase,
+        "Reason": job.reason or rows.NONE,
+        "Message": job.message or rows.NONE,
+        "Age": age(time.time() - job.created_at),
+        "Ran for": took(life),
+        "Strategy": state.spec.strategy.value,
+        "Replicas": ", ".join(f"{role}={number}" for role, number in state.targets.items()) or rows.NONE,
+        "Round": f"{job.round} with {job.members} nodes" if job.round else "none runs",
+        "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
+        "Progress": f"step {rows.steps(job)}" if job.step >= 0 else "no step yet",
+        "Speed": speed,
+        "Goodput": goodput,
+        "Recovery budget": f"{state.spec.timeouts.recovery_budget:g} s",
+        "Directory": directory,
+    }
+    for dataset in job.datasets:
+        facts[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
+    width = max(map(len, facts)) + 2
+    return "\n".join(f"{name + ':':<{width}}{value}" for name, value in facts.items())
+
+
+def _rounds(story: Sequence[Told]) -> str:
+    told = [line for line in story if line.reason in ROUND_REASONS]
+    return "\n".join(f"{clock(line.at)}  {line.message}" for line in told[-LAST_ROUNDS:])
+
+
+def _failure(first: Failure | None) -> str:
+    if first is None:
+        return ""
+    parts = [f"on {first.node} at {clock(first.failure.at)}: {first.failure}"]
+    parts += [text.rstrip() for text in (first.failure.traceback, first.failure.log_tail) if text.strip()]
+    return "\n".join(parts)
+
+
+def _events(story: Sequence[Told], state: JobState) -> str:
+    return table(rows.EVENT_HEADER, [rows.event_row(told, state.spec) for told in story]) if story else ""
+
+
+def _section(title: str, body: str) -> str:
+    if not body:
+        return f"{title}:  {rows.NONE}"
+    return f"{title}:\n" + "\n".join(f"  {line}" for line in body.splitlines())

@@ -1,0 +1,163 @@
+"""`resile logs`: what nodes and masters wrote, of one pod or of all pods of a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from resile.api.names import master_name
+from resile.cli.errors import CommandError
+from resile.cli.jobs import LocalJob, find_pod, is_master
+from resile.cli.look import Look
+from resile.cli.options import namespace_option
+from resile.platform.local import files
+
+POLL_SECONDS = 0.15
+STATUS_SECONDS = 0.5
+"""Between two questions whether the job is over."""
+CHUNK = 1 << 20
+
+
+@click.command()
+@click.argument("name", metavar="JOB|POD")
+@namespace_option
+@click.option("-f", "--follow", is_flag=True, help="go on until the job (or the pod) has ended")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="begin with the last N lines of each log")
+@click.option("--master", is_flag=True, help="the master's log instead of the nodes'")
+def logs(name: str, namespace: str | None, follow: bool, tail: int | None, master: bool) -> None:
+    """Print the log of a pod, or the logs of all nodes of a job.
+
+    With several nodes each line begins with its pod's name.
+    """
+    job, pod = find_pod(name, namespace)
+    if master:
+        pod = master_name(job.name)
+    reader = Logs(job, pod, tail)
+    if pod and not is_master(pod) and not reader.paths():
+        raise CommandError(f"there is no log of {pod}; `resile get nodes {job.name} --deleted` lists the pods")
+    reader.read()
+    if follow:
+        _follow(reader)
+    reader.finish()
+
+
+class Log:
+    """One log file, read as it grows."""
+
+    def __init__(self, path: Path, tail: int | None) -> None:
+        self._path = path
+        self._at = 0
+        self._part = b""
+        if tail is not None:
+            self._at = _tail_offset(path, tail)
+
+    def lines(self, *, all_of_it: bool = False) -> list[bytes]:
+        """The lines that are new; with `all_of_it` also a last one that has no end yet."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                while chunk := file.read(CHUNK):
+                    self._at += len(chunk)
+                    self._part += chunk
+        except OSError:
+            return []
+        *whole, self._part = self._part.split(b"\n")
+        if all_of_it and self._part:
+            whole.append(self._part)
+            self._part = b""
+        return whole
+
+
+class Logs:
+    """The logs of a job's nodes, of one pod, or of the master; pods that appear later are read from their start."""
+
+    def __init__(self, job: LocalJob, pod: str, tail: int | None) -> None:
+        self.job = job
+        self.pod = pod
+        self._tail = tail
+        self._known: dict[Path, Log] = {}
+        self._prefix = False
+
+    def paths(self) -> list[Path]:
+        """The files there are now, oldest pod first."""
+        directory = self.job.directory
+        if self.pod and is_master(self.pod):
+            return [directory.log]
+        found = [record.log for record in files.read_nodes(directory.path)]
+        return [path for path in found if path.exists() and (not self.pod or path.stem == self.pod)]
+
+    def read(self, *, all_of_it: bool = False) -> bool:
+        """Print what is new; whether anything was."""
+        paths = self.paths()
+        self._prefix = self._prefix or len(paths) > 1
+        for path in paths:
+            if path not in self._known:
+                self._known[path] = Log(path, self._tail)
+        self._tail = None
+        anything = False
+        for path, log in self._known.items():
+            for line in log.lines(all_of_it=all_of_it):
+                anything = True
+                mark = f"[{path.stem}] ".encode() if self._prefix else b""
+                sys.stdout.buffer.write(mark + line + b"\n")
+        sys.stdout.buffer.flush()
+        return anything
+
+    def finish(self) -> None:
+        """Print the rest, a last line without an end included."""
+        self.read(all_of_it=True)
+
+
+def _follow(reader: Logs) -> None:
+    with Look(reader.job) as look:
+        over = _pod_over(reader) if reader.pod and not is_master(reader.pod) else _job_over(look)
+        asked = 0.0
+        while True:
+            now = time.monotonic()
+            if now - asked >= STATUS_SECONDS:
+                asked = now
+                if over():
+                    return
+            reader.read()
+            time.sleep(POLL_SECONDS)
+
+
+def _job_over(look: Look) -> Callable[[], bool]:
+    def over() -> bool:
+        if look.status().ended_at is None:
+            return False
+        return all(record.status.ended for record in files.read_nodes(look.directory.path))
+
+    return over
+
+
+def _pod_over(reader: Logs) -> Callable[[], bool]:
+    def over() -> bool:
+        nodes = files.read_nodes(reader.job.directory.path)
+        return all(record.status.ended for record in nodes if record.name == reader.pod)
+
+    return over
+
+
+def _tail_offset(path: Path, lines: int) -> int:
+    """Where the last lines of a file begin; reads from its end, as much as it needs."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            at, tail = end, b""
+            while at > 0 and tail.rstrip(b"\n").count(b"\n") < lines:
+                step = min(CHUNK, at)
+                at -= step
+                file.seek(at)
+                tail = file.read(step) + tail
+    except OSError:
+        return 0
+    if lines == 0:
+        return end
+    kept = tail.splitlines(keepends=True)[-lines:]
+    return end - sum(map(len, kept))

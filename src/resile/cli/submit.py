@@ -1,0 +1,201 @@
+"""`resile submit`: a manifest becomes a running job on this machine, or a change to one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from resile.api.elasticjob import ElasticJob
+from resile.api.job import JobSpec
+from resile.api.manifest import Resource, load_manifests
+from resile.api.mistakes import BadManifest
+from resile.api.scaleplan import ScalePlan
+from resile.api.translate import to_job_spec
+from resile.cli.attach import Follower, closing_words, screen_for
+from resile.cli.client import Client, MasterAway, wait_until
+from resile.cli.errors import FAILED, INTERRUPTED, CommandError, NotUsableError
+from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, find
+from resile.cli.look import Look
+from resile.cli.options import namespace_option, output_option, print_json
+from resile.cli.supervision import end_nodes, served, start_master
+from resile.wire.directory import DirectoryError
+
+ENDING_SECONDS = 10.0
+"""For a job that is over to be gone, when another of its name is to take its place."""
+
+
+@click.command()
+@click.argument("manifest", metavar="FILE")
+@click.option("--local", is_flag=True, help="run the job's nodes as processes on this machine")
+@namespace_option
+@click.option("--detach", is_flag=True, help="return as soon as the job runs, and leave it running")
+@click.option("--enforce-memory", is_flag=True, help="hold every node to its memory limit (needs a memory cgroup)")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="serve Prometheus metrics here")
+@output_option("table", "json")
+def submit(
+    manifest: str,
+    local: bool,
+    namespace: str | None,
+    detach: bool,
+    enforce_memory: bool,
+    metrics_port: int | None,
+    output: str,
+) -> None:
+    """Run the ElasticJob in FILE (- reads standard input), or apply its ScalePlan to a running job.
+
+    Stays with the job until it is over: exit code 0 if it succeeded, 1 if it failed. Ctrl-C stops the job.
+    """
+    resources = read_manifest_file(manifest)
+    if not local:
+        raise NotUsableError("submitting to a cluster comes with the operator in a later version; use --local")
+    jobs = [resource for resource in resources if isinstance(resource, ElasticJob)]
+    if len(jobs) > 1 and not detach:
+        raise NotUsableError(f"{manifest} holds {len(jobs)} jobs: only one can be followed, so add --detach")
+    options = ["--enforce-memory"] if enforce_memory else []
+    options += ["--metrics-port", str(metrics_port)] if metrics_port else []
+    started: list[LocalJob] = []
+    for resource in resources:
+        if isinstance(resource, ElasticJob):
+            started.append(start_job(_in_namespace(to_job_spec(resource), namespace), options))
+            if detach or output == "json":
+                _tell_started(started[-1], output)
+        else:
+            apply_plan(resource, namespace)
+    if started and not detach:
+        sys.exit(follow(started[0], quiet=output == "json"))
+
+
+def read_manifest_file(path: str) -> list[Resource]:
+    """Everything in a manifest file.
+
+    Raises:
+        CommandError: it cannot be read, or is wrong; one sentence per mistake.
+    """
+    try:
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise NotUsableError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    try:
+        return load_manifests(text)
+    except BadManifest as bad:
+        raise NotUsableError("\n".join(f"{path}: {mistake}" for mistake in bad.mistakes)) from bad
+
+
+def start_job(spec: JobSpec, options: list[str]) -> LocalJob:
+    """Put a job into its directory and start its master; a job of that name that is over makes room.
+
+    Raises:
+        CommandError: a job of that name runs, or the master does not come up.
+    """
+    job = LocalJob(spec.namespace, spec.name)
+    directory = job.directory
+    if directory.exists:
+        _make_room(job)
+    try:
+        directory.create(spec)
+    except DirectoryError as error:
+        raise CommandError(str(error)) from error
+    start_master(directory, Path.cwd(), options)
+    return job
+
+
+def apply_plan(plan: ScalePlan, namespace: str | None) -> None:
+    """Carry out a ScalePlan on the running job that it names.
+
+    Raises:
+        CommandError: there is no such job, or it refuses.
+    """
+    spec = plan.spec
+    later = {"createPods": spec.create_pods, "removePods": spec.remove_pods, "migratePods": spec.migrate_pods}
+    named = [field for field, value in {**later, "psHosts": spec.ps_hosts}.items() if value]
+    sizes = {
+        role: wanted.replicas for role, wanted in spec.replica_resource_specs.items() if wanted.replicas is not None
+    }
+    if any(wanted.resource for wanted in spec.replica_resource_specs.values()):
+        named.append("replicaResourceSpecs.<role>.resource")
+    if named:
+        raise CommandError(
+            f"scale plan {plan.metadata.name}: {', '.join(named)} will come in a later version; "
+            "this one carries out replicaResourceSpecs.<role>.replicas, and nothing was changed"
+        )
+    space = namespace or (plan.metadata.namespace if plan.metadata.namespace != DEFAULT_NAMESPACE else None)
+    job = find(plan.job, space)
+    with Client(job.directory) as client:
+        for role, replicas in sizes.items():
+            try:
+                client.insist("scale", {"role": role, "replicas": replicas})
+            except MasterAway as error:
+                raise CommandError(f"{job} was not scaled: {error}") from error
+            click.echo(f"{job} scaled: {role}={replicas}")
+
+
+def follow(job: LocalJob, *, quiet: bool) -> int:
+    """Stay with a job until it is over; the command's exit code."""
+    with Look(job) as look:
+        screen = screen_for(sys.stdout.isatty() and not quiet)
+        follower = Follower(look, _Silent() if quiet else screen)
+        try:
+            view = follower.until_over()
+        except KeyboardInterrupt:
+            screen.close()
+            click.echo(f"left {job}; `resile get jobs {job.name}` shows how it goes on", err=True)
+            return INTERRUPTED
+        except CommandError:
+            screen.close()
+            raise
+        screen.close()
+        if not quiet:
+            click.echo("\n" + closing_words(view, follower.story))
+        return 0 if view.phase == "Succeeded" else FAILED
+
+
+class _Silent:
+    """Shows nothing: the output is for a program."""
+
+    def show(self, job: object, news: object) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+def _make_room(job: LocalJob) -> None:
+    directory = job.directory
+    with Look(job) as look:
+        over = look.status().ended_at is not None
+    if not over and served(directory):
+        raise CommandError(f"job {job} is running already; `resile delete {job.name}` ends it")
+    if not over:
+        raise CommandError(
+            f"job {job} was interrupted: it has lost its master and is not over; `resile delete {job.name}` removes it"
+        )
+    if not wait_until(lambda: not served(directory), ENDING_SECONDS):
+        raise CommandError(f"job {job} is over, but its nodes are still ending; try again in a moment")
+    timeouts = directory.spec().timeouts
+    end_nodes(directory.path, timeouts.regroup_grace)
+    try:
+        shutil.rmtree(job.previous, ignore_errors=True)
+        job.previous.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.path.rename(job.previous)
+    except OSError as error:
+        raise CommandError(f"cannot move the old job {job} aside: {os.strerror(error.errno or 0)}") from error
+
+
+def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
+    if namespace is None or spec.namespace == namespace:
+        return spec
+    if spec.namespace != DEFAULT_NAMESPACE:
+        raise NotUsableError(f"the manifest says namespace {spec.namespace}, and -n says {namespace}")
+    return msgspec.structs.replace(spec, namespace=namespace)
+
+
+def _tell_started(job: LocalJob, output: str) -> None:
+    if output == "json":
+        print_json({"name": job.name, "namespace": job.namespace, "directory": str(job.directory.path)})
+    else:
+        click.echo(f"elasticjob/{job.name} created in {job.directory.path}")

@@ -1,0 +1,133 @@
+"""What people want of a running job: another size, a pause, an end. Each wish is answered by the job's master."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import click
+
+from resile.api.ids import Seconds
+from resile.cli.attach import FAREWELL_SECONDS
+from resile.cli.client import Client, MasterAway, wait_until
+from resile.cli.errors import CommandError, NotUsableError
+from resile.cli.jobs import LocalJob, find
+from resile.cli.look import Look
+from resile.cli.options import namespace_option
+from resile.cli.supervision import end_by_force, served
+from resile.platform.local import files
+from resile.wire.directory import DirectoryError
+
+DEFAULT_GRACE = Seconds(30.0)
+"""For nodes of a job whose own settings cannot be read any more."""
+
+
+@click.command()
+@click.argument("job")
+@click.argument("sizes", nargs=-1, required=True, metavar="ROLE=N...")
+@namespace_option
+def scale(job: str, sizes: tuple[str, ...], namespace: str | None) -> None:
+    """Change how many nodes JOB has, as in `resile scale demo worker=3`."""
+    wanted: dict[str, int] = {}
+    for size in sizes:
+        role, _, number = size.partition("=")
+        if not role or not number.isascii() or not number.isdigit():
+            raise NotUsableError(f"{size!r} is not ROLE=NUMBER, as in worker=3")
+        wanted[role] = int(number)
+    found = find(job, namespace)
+    for role, replicas in wanted.items():
+        _wish(found, "scale", {"role": role, "replicas": replicas})
+        click.echo(f"elasticjob/{found.name} scaled: {role}={replicas}")
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+def suspend(job: str, namespace: str | None) -> None:
+    """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
+    found = find(job, namespace)
+    _wish(found, "suspend", {"on": True})
+    click.echo(f"elasticjob/{found.name} suspended")
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+def resume(job: str, namespace: str | None) -> None:
+    """Take the nodes of a suspended JOB back."""
+    found = find(job, namespace)
+    _wish(found, "suspend", {"on": False})
+    click.echo(f"elasticjob/{found.name} resumed")
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@click.option("--keep", is_flag=True, help="keep the logs")
+@click.option("--now", is_flag=True, help="kill everything at once instead of asking")
+def delete(job: str, namespace: str | None, keep: bool, now: bool) -> None:
+    """End JOB and remove it from this machine, its logs included."""
+    found = find(job, namespace)
+    directory = found.directory
+    try:
+        timeouts = directory.spec().timeouts
+        grace, short = timeouts.exit_grace, timeouts.regroup_grace
+    except DirectoryError:
+        grace = short = DEFAULT_GRACE
+    if not now and _stop(found):
+        if not wait_until(lambda: not served(directory), grace + FAREWELL_SECONDS):
+            click.echo("it takes too long; what is left is killed", err=True)
+    elif not now and any(not record.status.ended for record in files.read_nodes(directory.path)):
+        click.echo("the job has no master; its nodes are ended by their records", err=True)
+    end_by_force(directory, Seconds(0.0) if now else short)
+    _remove(found, keep)
+    click.echo(f"elasticjob/{found.name} deleted" + (f"; its logs are in {directory.path}" if keep else ""))
+
+
+def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
+    """Bring a wish to the master, also to one that is just being started again.
+
+    Raises:
+        CommandError: the master says no, or there is none.
+    """
+    directory = job.directory
+    with Client(directory) as client:
+        try:
+            if served(directory):
+                client.insist(what, arguments)
+                return
+        except MasterAway as error:
+            raise CommandError(f"the master of {job} does not answer: {error}") from error
+    with Look(job) as look:
+        phase = look.status().phase
+    ending = "is over" if phase in ("Succeeded", "Failed") else "has lost its master"
+    raise CommandError(f"job {job} {ending} ({phase}); nothing was changed")
+
+
+def _stop(job: LocalJob) -> bool:
+    """Ask the master to stop the job; False if there is no master to ask."""
+    if not served(job.directory):
+        return False
+    with Client(job.directory) as client:
+        try:
+            client.insist("stop", {"because": "a person deleted it"})
+        except MasterAway:
+            return False
+    click.echo(f"stopping {job} ...", err=True)
+    return True
+
+
+def _remove(job: LocalJob, keep: bool) -> None:
+    path = job.directory.path
+    try:
+        if not keep:
+            shutil.rmtree(path)
+            return
+        for entry in path.iterdir():
+            if entry.is_dir() and entry.name != "logs":
+                shutil.rmtree(entry)
+            elif not entry.is_dir() and entry != job.directory.log:
+                entry.unlink()
+    except OSError as error:
+        raise CommandError(f"cannot remove {path}: {os.strerror(error.errno or 0)}") from error
