@@ -9,7 +9,7 @@ from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
 from resile.core.endings import Reason
 from resile.core.events import AgentCame, AgentLeaving, NodeFinished, WorkerFailed
-from resile.core.state import Agent, Blame, Done, Idle, JobState, Node, Phase, Training, Underway
+from resile.core.state import Agent, Blame, Done, Forming, Idle, JobState, Node, Phase, Training, Underway
 from resile.core.turn import Turn
 
 MAX_BLAMED = 64
@@ -32,7 +32,7 @@ def came(turn: Turn, event: AgentCame) -> None:
         return
     if node.agent is not None and node.agent.incarnation == event.incarnation and event.session < node.agent.session:
         return  # it has come again since, on a newer connection: this one is closed or about to be
-    if state.meeting is None:
+    if state.meeting is None or (isinstance(state.gathering, Forming) and not turn.index.trainers):
         rounds.open_forming(turn)
     state.meeting = _merge(state, event.meeting)
     if node.agent is not None and node.agent.incarnation != event.incarnation:

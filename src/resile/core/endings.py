@@ -91,4 +91,5 @@ def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:
         if phase is Phase.SUCCEEDED and key.role in TRAINERS and node.connected:
             continue
         node.leaving = "the job is over"
+        turn.touch(node)
         turn.decide(DeleteNode(node=key, grace=turn.timeouts.exit_grace, because="the job is over"))

@@ -38,6 +38,8 @@ class Engine:
         engine = cls(state)
         for now, event in history:
             engine.handle(event, now)
+        engine._deadlines.reset()  # they belong to the master that is gone; MasterReturned sets new ones
+        engine._steps_due = None
         return engine
 
     def heard(self, node: NodeKey, now: float) -> None:
@@ -59,6 +61,16 @@ class Engine:
             self._steps_due = None
             events.append(_steps_noted(self.state))
         return events
+
+    def consistent(self) -> bool:
+        """Whether the indexes agree with the state; a scan, for tests and simulations."""
+        fresh, kept = Index(self.state), self._index
+        return (fresh.waiting, fresh.coming, fresh.places, fresh.trainers) == (
+            kept.waiting,
+            kept.coming,
+            kept.places,
+            kept.trainers,
+        )
 
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
@@ -98,7 +110,7 @@ def _handle(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.SettleOver():
             rounds.settle_over(turn)
         case ev.JoinOver():
-            rounds.join_over(turn)
+            _join_over(turn)
         case ev.StepsNoted():
             state.trained = max(state.trained, event.trained)
             progress.noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
@@ -177,6 +189,14 @@ def _return(turn: Turn) -> None:
             membership.watch_pending(turn, node)
     if isinstance(turn.state.gathering, Forming) and turn.state.meeting is not None:
         rounds.open_forming(turn)
+
+
+def _join_over(turn: Turn) -> None:
+    state = turn.state
+    if state.nodes and not turn.index.trainers and not state.spec.managed and isinstance(state.gathering, Forming):
+        membership.deserted(turn, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
+    else:
+        rounds.join_over(turn)
 
 
 def _stepped(turn: Turn, event: ev.Stepped) -> None:

@@ -253,10 +253,12 @@ def describe(status: NodeStatus, end: NodeEnd) -> str:
 def _replace(turn: Turn, node: Node) -> None:
     state, role = turn.state, node.key.role
     if not state.spec.managed:
-        if not turn.index.trainers:
-            endings.fail(
-                turn, Reason.DESERTED, f"{node.key} was the last node, and it {describe(node.status, node.end)}"
-            )
+        if turn.index.trainers:
+            return
+        if node.end.reason == relaunch.LOST:  # perhaps it is only late: it may come again, as a new node
+            turn.deadlines.set(Alarm.JOIN, turn.now + turn.timeouts.homecoming)
+        else:
+            deserted(turn, node)
         return
     if node.rank >= state.targets.get(role, 0):
         return
@@ -279,6 +281,11 @@ def _replace(turn: Turn, node: Node) -> None:
             state.given_up.add(place)
             turn.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
             _fail_if_too_few(turn, node, cause, why)
+
+
+def deserted(turn: Turn, last: Node) -> None:
+    """Nobody is left, and nobody launches nodes here."""
+    endings.fail(turn, Reason.DESERTED, f"{last.key} was the last node, and it {describe(last.status, last.end)}")
 
 
 def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:

@@ -1,0 +1,132 @@
+"""Invariants of the core, checked after every event from the outside: by what went in and what came out."""
+
+from __future__ import annotations
+
+from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
+from resile.api.job import JobSpec
+from resile.api.reports import NodeStatus, Place
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.core.relaunch import Cause, cause_of
+from resile.core.state import JobState, Phase, Underway
+from resile.sim.shadow import ShadowLedger
+
+
+class InvariantBroken(AssertionError):
+    """The core did what it promises never to do."""
+
+
+def require(holds: bool, promise: str) -> None:
+    """Check one promise."""
+    if not holds:
+        raise InvariantBroken(promise)
+
+
+class Checks:
+    """Remembers what was seen before, so that what must only grow is seen to."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._managed = spec.managed
+        self._rank_of: dict[NodeKey, Rank] = {}
+        self._highest: dict[str, int] = {}
+        self._ended: set[NodeKey] = set()
+        self._round: Round = NO_ROUND
+        self._places: dict[NodeKey, Place] = {}
+        self._over: Phase | None = None
+        self._crashes = 0
+        self._step = -1
+        self.shadow = ShadowLedger()
+        self.events = 0
+        self.rounds = 0
+
+    def __call__(self, engine: Engine, event: ev.AnyEvent, made: list[de.AnyDecision], now: float) -> None:
+        """Check everything that an event can have changed."""
+        self.events += 1
+        state = engine.state
+        require(engine.consistent(), "the indexes agree with the state")
+        self._nodes(state)
+        self._budgets(state, event)
+        for decision in made:
+            if isinstance(decision, de.FormRound):
+                self._formed(state, decision)
+        self._round_state(state)
+        self._steps(state, event)
+        self._ending(state, made)
+        self.shadow.check(state.ledger, event, made)
+
+    def _nodes(self, state: JobState) -> None:
+        filled = set()
+        for key, node in state.nodes.items():
+            if key not in self._rank_of:
+                require(key.id > self._highest.get(key.role, -1), f"ids only grow, and {key} is not new")
+                self._highest[key.role] = key.id
+                self._rank_of[key] = node.rank
+            require(self._rank_of[key] == node.rank, f"the rank of {key} never changes")
+            if node.status.ended:
+                self._ended.add(key)
+            else:
+                require(key not in self._ended, f"{key} ended and is not back")
+            if node.alive:
+                place = (key.role, node.rank)
+                require(place not in filled, f"only one node fills place {place}")
+                filled.add(place)
+        require(self._rank_of.keys() == state.nodes.keys(), "no node is forgotten")
+
+    def _budgets(self, state: JobState, event: ev.AnyEvent) -> None:
+        crashes = sum(len(s.losses.get(c, ())) for s in state.spent.values() for c in (Cause.CRASH, Cause.OOM))
+        if crashes > self._crashes:
+            blamed = isinstance(event, ev.WorkerFailed | ev.NodesListed) or (
+                isinstance(event, ev.NodeSeen)
+                and event.status is NodeStatus.FAILED
+                and cause_of(event.status, event.end) in (Cause.CRASH, Cause.OOM)
+            )
+            require(blamed, f"only a crash costs a crash, and this was {event}")
+        self._crashes = crashes
+
+    def _formed(self, state: JobState, formed: de.FormRound) -> None:
+        meeting = state.meeting
+        require(meeting is not None, "there are rules before there are rounds")
+        assert meeting is not None
+        if formed.round == self._round:  # somebody is told again
+            for key, place in formed.places.items():
+                require(self._places.get(key) == place, f"{key} has the place in round {formed.round} that it had")
+            return
+        require(formed.round > self._round, f"round numbers grow, and {formed.round} is not above {self._round}")
+        size = len(formed.places)
+        require(meeting.min_nodes <= size <= meeting.max_nodes, f"a round of {size} is within {meeting}")
+        require(size % meeting.node_unit == 0, f"a round of {size} is a whole number of units of {meeting.node_unit}")
+        ranks = [place.group_rank for place in formed.places.values()]
+        require(ranks == list(range(size)), "group ranks are 0, 1, 2, …")
+        fills = [self._rank_of[key] for key in formed.places]
+        require(fills == sorted(fills), "group ranks follow the nodes' ranks")
+        require(not self._ended & formed.places.keys(), "members are alive")
+        self._round, self._places = formed.round, dict(formed.places)
+        self.rounds += 1
+
+    def _round_state(self, state: JobState) -> None:
+        require(state.last_round == self._round, "a round is announced when it forms")
+        if isinstance(state.gathering, Underway):
+            require(state.gathering.round == state.last_round, "only the newest round runs")
+            if not state.phase.over:
+                lost = [k for k in state.gathering.places if not state.nodes[k].alive]
+                require(set(lost) <= state.gathering.done, f"a round does not outlive its members {lost}")
+
+    def _steps(self, state: JobState, event: ev.AnyEvent) -> None:
+        if state.progress.step != self._step and isinstance(event, ev.Stepped):
+            runs = isinstance(state.gathering, Underway) and state.gathering.round == event.round
+            require(runs, f"a step of round {event.round} counts only while that round runs")
+        self._step = state.progress.step
+
+    def _ending(self, state: JobState, made: list[de.AnyDecision]) -> None:
+        if self._over is not None:
+            require(state.phase is self._over, f"a job that {self._over} stays so")
+            said = [d for d in made if isinstance(d, de.LaunchNode | de.FormRound | de.EndRound)]
+            require(not said, f"nothing begins after the end: {said}")
+        elif state.phase.over:
+            self._over = state.phase
+            require(any(isinstance(d, de.Finish) for d in made), "the end is told")
+
+    def reborn(self, step: int) -> None:
+        """A new master's gauges start from what its journal has."""
+        self._step = step

@@ -1,0 +1,52 @@
+"""Virtual time: a queue of calls, each at its moment. Nothing waits; an hour costs as much as what happens in it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+Call = Callable[[], None]
+
+
+class Timer:
+    """A call to come. Cancelling it is free; the queue finds out when the moment comes."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call | None) -> None:
+        self.call = call
+
+    def cancel(self) -> None:
+        """Call it off; fine if it has already happened."""
+        self.call = None
+
+
+class Clock:
+    """The only clock of a simulation. Calls at the same moment happen in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Timer]] = []
+        self._order = count()
+
+    def at(self, when: float, call: Call) -> Timer:
+        """Do something at a moment (now, if it has passed)."""
+        timer = Timer(call)
+        heapq.heappush(self._queue, (max(when, self.now), next(self._order), timer))
+        return timer
+
+    def after(self, delay: float, call: Call) -> Timer:
+        """Do something after a while."""
+        return self.at(self.now + delay, call)
+
+    def step(self) -> bool:
+        """Go to the next moment at which something happens and let it; False when nothing is left to happen."""
+        while self._queue:
+            when, _, timer = heapq.heappop(self._queue)
+            call, timer.call = timer.call, None
+            if call is not None:
+                self.now = when
+                call()
+                return True
+        return False

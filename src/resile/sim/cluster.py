@@ -1,0 +1,173 @@
+"""The simulated cluster: one job, its nodes, its network, its masters one after the other, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count
+
+import msgspec
+
+from resile.api.ids import NodeKey
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.core.progress import Progress
+from resile.core.state import JobState, new_state
+from resile.sim.agent import Mode, SimAgent
+from resile.sim.checks import Checks, require
+from resile.sim.clock import Clock
+from resile.sim.journal import MemoryJournal
+from resile.sim.master import SimMaster
+from resile.sim.network import Network
+from resile.sim.plan import Plan, draw
+from resile.sim.platform import SimPlatform
+from resile.sim.training import Training
+
+ASK_AGAIN = 1.0
+"""Seconds after which a person whose wish was not answered repeats it."""
+
+Line = tuple[float, str, object]
+"""(when, who, what): formatted only when somebody reads it."""
+
+
+class Cluster:
+    """Everything that one seed sets in motion."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.clock = Clock()
+        self.plan: Plan = draw(self.rng)
+        self.net = Network(self.clock, self.rng)
+        self.data = self.plan.data
+        self.training = None if self.data else Training(self.clock, self.plan.steps, self.plan.step_time)
+        self.heartbeat: float = self.plan.spec.timeouts.heartbeat
+        self.platform = SimPlatform(self, self.plan.moods)
+        self.agents: list[SimAgent] = []
+        self.trace: list[Line] = []
+        self.checks = Checks(self.plan.spec)
+        self.process_failures = 0
+        self.node_failures = 0
+        self.master_crashes = 0
+        self._pids = count(100)
+        self._requests = count(1)
+        self._wishes: dict[int, ev.AnyEvent] = {}
+        state = new_state(self.plan.spec, 0.0)
+        self.master = SimMaster(self, Engine(state), MemoryJournal(state), self.checks)
+
+    def start(self) -> None:
+        """Begin the job."""
+        self.master.submit(ev.Started())
+        if not self.plan.spec.managed:
+            for _ in range(self.plan.nodes):
+                self.clock.after(self.rng.uniform(0.0, 4.0), self.arrive)
+
+    @property
+    def state(self) -> JobState:
+        """The newest master's state."""
+        return self.master.engine.state
+
+    @property
+    def alive(self) -> list[SimAgent]:
+        """The agents that have not ended."""
+        return [agent for agent in self.agents if agent.mode is not Mode.GONE]
+
+    def platform_is_empty(self) -> bool:
+        """Whether every node that was launched has ended, or could never start."""
+        return all(m.status.ended for m in self.platform.machines.values())
+
+    def tell(self, who: str, what: object) -> None:
+        """A line for the trace."""
+        self.trace.append((self.clock.now, who, what))
+
+    # agents --------------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """An agent is started on a bare machine."""
+        self.boot(None)
+
+    def boot(self, key: NodeKey | None) -> SimAgent:
+        """Start an agent."""
+        agent = SimAgent(self, f"agent{len(self.agents)}", self.plan.meeting, self.plan.nproc, key)
+        self.tell(agent.incarnation, f"starts on {key or 'a bare machine'}")
+        self.agents.append(agent)
+        agent.connect()
+        return agent
+
+    def reach(self) -> SimMaster | None:
+        """The master, if one listens."""
+        return None if self.master.dead else self.master
+
+    def exited(self, agent: SimAgent, code: int) -> None:
+        """An agent ended by its own decision."""
+        self.platform.exited(agent, code)
+
+    def new_pid(self) -> int:
+        """A process id never used before; asked for when a process has failed."""
+        self.process_failures += 1
+        return next(self._pids)
+
+    # the platform and people ---------------------------------------------------------------------------------------
+
+    def watcher(self) -> Callable[[ev.NodeSeen], None]:
+        """Who hears about nodes now."""
+        master = self.master
+        return lambda seen: None if master.dead else master.submit(seen)
+
+    def launch(self, decision: de.LaunchNode) -> None:
+        """The master wants a node."""
+        self.platform.launch(decision)
+
+    def delete(self, decision: de.DeleteNode) -> None:
+        """The master wants a node to end."""
+        self.platform.delete(decision)
+
+    def replied(self, reply: de.Reply) -> None:
+        """A wish was answered."""
+        self._wishes.pop(reply.request, None)
+
+    def wish(self, wish: ev.ScaleWanted | ev.SuspendWanted) -> None:
+        """Somebody wants something, and asks until there is an answer."""
+        number = next(self._requests)
+        self._wishes[number] = msgspec.structs.replace(wish, request=number)
+        self._ask(number)
+
+    def _ask(self, number: int) -> None:
+        wish = self._wishes.get(number)
+        if wish is not None:
+            if not self.master.dead:
+                self.master.submit(wish)
+            self.clock.after(ASK_AGAIN, lambda: self._ask(number))
+
+    # the master's death --------------------------------------------------------------------------------------------
+
+    def crash_master(self, down: float) -> None:
+        """Kill the master; another one comes after a while and has only the journal."""
+        if self.master.dead:
+            return
+        self.tell("master", f"dies, back in {down:.2f} s")
+        self.master_crashes += 1
+        self.master.die()
+        self.check_replay()
+        self.clock.after(down, self._return_master)
+
+    def check_replay(self) -> None:
+        """The journal alone must give the state that the master has."""
+        live, again = self.state, Engine.replay(*self.master.journal.load())
+        require(_durable(again.state) == _durable(live), "replaying the journal gives the live state")
+        require(again.consistent(), "a replayed engine's indexes agree with its state")
+
+    def _return_master(self) -> None:
+        journal = self.master.journal
+        engine = Engine.replay(*journal.load())
+        self.checks.reborn(engine.state.progress.step)
+        self.master = SimMaster(self, engine, journal, self.checks)
+        self.tell("master", "is back")
+        self.master.submit(ev.MasterReturned())
+        if self.plan.spec.managed:
+            self.master.submit(ev.NodesListed(seen=self.platform.listed()))
+
+
+def _durable(state: JobState) -> JobState:
+    """A state without its gauges, which step reports move and the journal has only a summary of."""
+    return msgspec.structs.replace(state, progress=Progress())

@@ -1,0 +1,96 @@
+"""Making things go wrong, at the moments a plan says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from resile.api.ids import NodeKey
+from resile.api.job import WORKER
+from resile.api.reports import NodeEnd, NodeStatus
+from resile.core import events as ev
+from resile.sim.agent import SimAgent
+from resile.sim.cluster import Cluster
+from resile.sim.plan import FAULTS_UNTIL, Fault
+
+
+def arm(cluster: Cluster) -> None:
+    """Plan every fault, and the calm after them."""
+    for at, fault in cluster.plan.faults:
+        cluster.clock.at(at, partial(inject, cluster, fault))
+    cluster.clock.at(FAULTS_UNTIL + 10.0, lambda: _calm(cluster))
+
+
+def _calm(cluster: Cluster) -> None:
+    cluster.net.calm = cluster.platform.calm = True
+
+
+def inject(cluster: Cluster, fault: Fault) -> None:
+    """Let one fault happen, to somebody who is there to suffer it."""
+    rng = cluster.rng
+    match fault:
+        case Fault.MASTER:
+            cluster.crash_master(rng.uniform(0.05, 6.0))
+        case Fault.ARRIVE:
+            cluster.arrive()
+        case Fault.SCALE:
+            wish = ev.ScaleWanted(role=WORKER, replicas=rng.randint(0, 8))
+            cluster.tell("person", wish)
+            cluster.wish(wish)
+        case Fault.SUSPEND:
+            cluster.tell("person", "suspends")
+            cluster.wish(ev.SuspendWanted(on=True))
+            cluster.clock.after(rng.uniform(1.0, 8.0), lambda: cluster.wish(ev.SuspendWanted(on=False)))
+        case _ if cluster.alive:
+            agent = rng.choice(cluster.alive)
+            cluster.tell("fault", f"{fault} hits {agent.incarnation} ({agent.key})")
+            _hit(cluster, agent, fault)
+
+
+def _hit(cluster: Cluster, agent: SimAgent, fault: Fault) -> None:
+    rng, clock = cluster.rng, cluster.clock
+    match fault:
+        case Fault.PROCESS | Fault.OOM:
+            agent.fail(oom=fault is Fault.OOM)
+        case Fault.TEAR:
+            agent.tear()
+        case Fault.PARTITION:
+            agent.isolate(True)
+            clock.after(rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0))), lambda: agent.isolate(False))
+        case Fault.FREEZE:
+            agent.freeze(True)
+            clock.after(rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0))), lambda: agent.freeze(False))
+        case Fault.POWER:
+            agent.die(silently=True)
+            _perhaps_again(cluster)
+        case Fault.NODE:
+            cluster.node_failures += 1
+            _end(cluster, agent, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error"))
+        case Fault.PREEMPT:
+            status = rng.choice((NodeStatus.FAILED, NodeStatus.DELETED))
+            _end(cluster, agent, status, NodeEnd(reason="Preempted"))
+        case Fault.LEAVE:
+            agent.leave("somebody pressed control-C")
+            _perhaps_again(cluster)
+        case Fault.RESTART_IN_PLACE:
+            agent.die()
+            clock.after(rng.uniform(0.6, 2.0), lambda: _again_in_place(cluster, agent.key))
+
+
+def _end(cluster: Cluster, agent: SimAgent, status: NodeStatus, end: NodeEnd) -> None:
+    if agent.key in cluster.platform.machines:
+        cluster.platform.crash(agent.key, status, end)
+    else:
+        agent.die()
+        _perhaps_again(cluster)
+
+
+def _perhaps_again(cluster: Cluster) -> None:
+    """Somebody starts the command again on a bare machine."""
+    if not cluster.plan.spec.managed and cluster.rng.random() < 0.7:
+        cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.arrive)
+
+
+def _again_in_place(cluster: Cluster, key: NodeKey) -> None:
+    machine = cluster.platform.machines[key]
+    if not machine.status.ended:
+        machine.agent = cluster.boot(key)

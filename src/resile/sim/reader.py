@@ -1,0 +1,129 @@
+"""Simulated training processes that read their data by shards from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from resile.api.ids import NodeKey
+from resile.core import events as ev
+from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard
+from resile.sim.clock import Clock, Timer
+
+DATASET = "data"
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """The data set that a job reads."""
+
+    size: int
+    shard_size: int
+    epochs: int
+    seed: int | None
+    record_time: float
+    pieces: int
+    """In how many reports a shard is done."""
+
+
+class Asker(Protocol):
+    """What a reader needs of its agent."""
+
+    def ask(self, request: ev.AnyEvent) -> None:
+        """Send a request, and again on every new connection until it is answered."""
+
+    def read_all(self, reader: Reader) -> None:
+        """This reader was told that there is no more."""
+
+
+class Reader:
+    """One training process: opens the data set, takes a shard, does it piece by piece, takes the next."""
+
+    def __init__(self, clock: Clock, agent: Asker, node: Callable[[], NodeKey], name: str, data: Data) -> None:
+        self.name = name
+        self._clock = clock
+        self._agent = agent
+        self._node = node
+        self._data = data
+        self._request = 0
+        self._lease: AnswerShard | None = None
+        self._upto = 0
+        self._timer: Timer | None = None
+        self.pending: ev.AnyEvent | None = None
+        self.stopped = False
+
+    def start(self) -> None:
+        """Begin."""
+        data = self._data
+        self._ask(
+            ev.DatasetOpened(
+                node=self._node(),
+                worker=self.name,
+                request=self._next(),
+                name=DATASET,
+                size=data.size,
+                shard_size=data.shard_size,
+                epochs=data.epochs,
+                seed=data.seed,
+            )
+        )
+
+    def stop(self) -> None:
+        """Die, in the middle of whatever it is."""
+        self.stopped = True
+        self.pending = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def answered(self, answer: AnswerDataset | AnswerShard | AnswerProgress) -> None:
+        """The answer to a request; one that was answered before is not listened to."""
+        if self.stopped or self.pending is None or answer.request != self._request:
+            return
+        self.pending = None
+        match answer:
+            case AnswerDataset():
+                assert not answer.error, answer.error
+                self._take()
+            case AnswerShard() if answer.lease == 0:
+                self._agent.read_all(self)
+            case AnswerShard():
+                self._lease, self._upto = answer, answer.start
+                self._work()
+            case AnswerProgress():
+                assert self._lease is not None
+                if answer.counted and self._upto < self._lease.end:
+                    self._work()
+                else:
+                    self._take()
+
+    def _work(self) -> None:
+        assert self._lease is not None
+        whole = self._lease.end - self._lease.start
+        piece = max(1, -(-whole // self._data.pieces))
+        self._upto = min(self._lease.end, self._upto + piece)
+        self._timer = self._clock.after(piece * self._data.record_time, self._report)
+
+    def _report(self) -> None:
+        assert self._lease is not None
+        self._ask(
+            ev.ShardAdvanced(
+                node=self._node(),
+                worker=self.name,
+                request=self._next(),
+                dataset=DATASET,
+                lease=self._lease.lease,
+                upto=self._upto,
+            )
+        )
+
+    def _take(self) -> None:
+        self._ask(ev.ShardWanted(node=self._node(), worker=self.name, request=self._next(), dataset=DATASET))
+
+    def _next(self) -> int:
+        self._request += 1
+        return self._request
+
+    def _ask(self, request: ev.AnyEvent) -> None:
+        self.pending = request
+        self._agent.ask(request)

@@ -1,0 +1,146 @@
+"""One seed, from the first event to the end of the job and of its last agent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.reports import NodeStatus
+from resile.core.endings import Reason
+from resile.core.rounds import fit
+from resile.core.state import Phase
+from resile.sim import faults
+from resile.sim.agent import Mode
+from resile.sim.checks import require
+from resile.sim.cluster import Cluster, Line
+
+LONGEST = 600.0
+"""Virtual seconds: every plan's work, after every plan's faults and time-outs, is done before this."""
+AFTERMATH = 60.0
+"""Virtual seconds in which everybody has heard of the end."""
+LATE = 5.0
+"""Virtual seconds in which a healthy agent has surely been heard by its master."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How a simulation went."""
+
+    seed: int
+    phase: Phase
+    reason: str
+    message: str
+    virtual_seconds: float
+    events: int
+    rounds: int
+    master_crashes: int
+    nodes: int
+    trace: tuple[Line, ...]
+
+
+class SimulationFailed(AssertionError):
+    """An invariant broke; the text names the seed and shows the last lines of its story."""
+
+
+def simulate(seed: int) -> Report:
+    """Run the plan that a seed stands for, checking every invariant after every event.
+
+    Costs a few tens of milliseconds of one core.
+
+    Raises:
+        SimulationFailed: when the core broke a promise.
+    """
+    return run_and_report(seed, Cluster(seed))
+
+
+def run_and_report(seed: int, cluster: Cluster) -> Report:
+    """`simulate` on a cluster that the caller keeps, to read its trace."""
+    try:
+        _run(cluster)
+    except AssertionError as broken:
+        last = "\n".join(render(line) for line in cluster.trace[-25:])
+        raise SimulationFailed(
+            f"{broken}\n{last}\nsee all of it with: python -m resile.sim --seed {seed} --verbose"
+        ) from broken
+    state, checks = cluster.state, cluster.checks
+    return Report(
+        seed=seed,
+        phase=state.phase,
+        reason=state.reason,
+        message=state.message,
+        virtual_seconds=cluster.clock.now,
+        events=checks.events,
+        rounds=checks.rounds,
+        master_crashes=cluster.master_crashes,
+        nodes=len(state.nodes),
+        trace=tuple(cluster.trace),
+    )
+
+
+def render(line: Line) -> str:
+    """One line of a trace, for people."""
+    when, who, what = line
+    return f"{when:9.3f}  {who:<10}  {what}"
+
+
+def _run(cluster: Cluster) -> None:
+    faults.arm(cluster)
+    cluster.clock.after(cluster.rng.uniform(1.0, 60.0), cluster.check_replay)
+    cluster.start()
+    clock = cluster.clock
+    while not cluster.state.phase.over:
+        require(clock.step() and clock.now < LONGEST, "the job ends")
+    _judge(cluster)
+    over_at = clock.now
+    while any(not agent.cut for agent in cluster.alive) and clock.step():
+        require(clock.now < over_at + AFTERMATH, f"every agent hears of the end: {[a.key for a in cluster.alive]}")
+    while not cluster.platform_is_empty() and clock.step():
+        require(clock.now < over_at + AFTERMATH, "every node ends after its job")
+    cluster.check_replay()
+
+
+def _judge(cluster: Cluster) -> None:
+    """The job has ended: was it right to?"""
+    state = cluster.state
+    if state.phase is Phase.SUCCEEDED:
+        _judge_success(cluster)
+        return
+    match state.reason:
+        case Reason.RESTARTS_SPENT | Reason.WORKER_ERROR | Reason.WORKER_OOM:
+            _judge_budget(cluster)
+        case Reason.RENDEZVOUS_TIMEOUT:
+            meeting, now = cluster.plan.meeting, cluster.clock.now
+            waiting = [a for a in cluster.alive if a.mode is Mode.WAITING and not a.cut and not a.frozen]
+            ready = [a for a in waiting if now - a.waiting_since > LATE]
+            require(fit(len(ready), meeting) == 0, f"{len(ready)} nodes waited and no round formed")
+        case Reason.PENDING_TIMEOUT:
+            pending = [m for m in cluster.platform.machines.values() if m.status is NodeStatus.PENDING]
+            require(bool(pending), "a job fails for pending nodes only if there are some")
+        case Reason.DESERTED:
+            healthy = [a for a in cluster.alive if not a.cut and not a.frozen]
+            late = [a for a in healthy if cluster.clock.now - a.born > LATE]
+            require(not late or not cluster.plan.spec.managed, "only bare jobs are deserted")
+            require(not late, f"{[a.incarnation for a in late]} were there and the job was called deserted")
+        case _:
+            require(False, f"no plan gives a reason to end with {state.reason}")
+
+
+def _judge_success(cluster: Cluster) -> None:
+    if cluster.training is not None:
+        store, last = cluster.training.store, cluster.state.last_round
+        require(store.step == cluster.training.total, "a job that succeeded has trained to its last step")
+        require(cluster.training.newest <= last, "no step is newer than the newest round")
+        return
+    assert cluster.data is not None
+    wanted = cluster.data.size * cluster.data.epochs
+    done = len(cluster.checks.shadow.done)
+    require(done == wanted, f"a job that succeeded has read everything: {done} of {wanted}")
+
+
+def _judge_budget(cluster: Cluster) -> None:
+    spec, meeting = cluster.plan.spec, cluster.plan.meeting
+    if not spec.managed:
+        require(cluster.process_failures > meeting.max_restarts, "max_restarts is spent before the job fails")
+        return
+    budget = spec.roles["worker"].crash_budget
+    broken = sum(1 for m in cluster.platform.machines.values() if m.end.reason in ("StartError", "Error"))
+    happened = cluster.process_failures + cluster.node_failures + broken
+    require(happened > budget, f"{happened} failures do not spend a budget of {budget}")
