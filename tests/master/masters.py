@@ -1,0 +1,134 @@
+"""Real master processes for tests, and a peer that speaks to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resile.api.ids import NodeId
+from resile.api.job import FrontDoor, JobSpec
+from resile.api.reports import Meeting
+from resile.api.timeouts import derive
+from resile.wire import messages as ms
+from resile.wire.connection import CannotConnect, Connection, connect
+from resile.wire.directory import JobDirectory
+
+PATIENCE = 30.0
+BARE = JobSpec(name="job", front_door=FrontDoor.RUN, timeouts=derive())
+
+
+def new_job(path: Path, spec: JobSpec = BARE) -> JobDirectory:
+    directory = JobDirectory(path / "job")
+    directory.create(spec)
+    return directory
+
+
+def command(directory: JobDirectory, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "resile.master", "--directory", str(directory.path), *flags]
+
+
+@contextmanager
+def master(directory: JobDirectory, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A master (or, with --supervise, its supervisor) in a session of its own; all of it is gone afterwards."""
+    process = subprocess.Popen(
+        command(directory, *flags),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+
+
+class Peer:
+    """Speaks to a master: `await peer.hear(ms.Welcome)` gives the next message of that kind."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self._news = asyncio.Event()
+        self.connection: Connection
+        self.closed = asyncio.Event()
+
+    @classmethod
+    async def call(cls, directory: JobDirectory, token: bytes | None = None, after: int = 0) -> Peer:
+        """Connect, waiting for the master to come up; with `after`, for another process than that."""
+        peer = cls()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                address = directory.address()
+                if address is not None and address.pid != after:
+                    try:
+                        peer.connection = await connect(
+                            address.reachable_host,
+                            address.port,
+                            token=token or directory.token(),
+                            decode=ms.MasterMessage,
+                            on_message=peer._message,
+                            on_close=lambda *_: peer.closed.set(),
+                        )
+                        return peer
+                    except CannotConnect:
+                        pass
+                await asyncio.sleep(0.01)
+
+    def _message(self, _: Connection, message: Any) -> None:
+        self.heard.append(message)
+        self._news.set()
+
+    async def hear(self, kind: type[Any]) -> Any:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                for number, message in enumerate(self.heard):
+                    if isinstance(message, kind):
+                        return self.heard.pop(number)
+                self._news.clear()
+                await self._news.wait()
+
+    def say(self, message: ms.Message) -> None:
+        self.connection.send(message)
+
+    def greeting(self, incarnation: str, **fields: Any) -> ms.Hello:
+        words: dict[str, Any] = {
+            "protocol": ms.PROTOCOL,
+            "job": "job",
+            "incarnation": incarnation,
+            "address": "127.0.0.1",
+            "host": "here",
+            "nproc": 1,
+            "meeting": Meeting(min_nodes=2, max_nodes=2),
+        }
+        return ms.Hello(**(words | fields))
+
+    async def hello(self, incarnation: str, **fields: Any) -> ms.Welcome:
+        self.say(self.greeting(incarnation, **fields))
+        welcome = await self.hear(ms.Welcome)
+        assert isinstance(welcome, ms.Welcome)
+        return welcome
+
+    async def ask(self, what: str, **arguments: Any) -> ms.Answer:
+        self.say(ms.Ask(request=1, what=what, arguments=arguments))
+        answer = await self.hear(ms.Answer)
+        assert isinstance(answer, ms.Answer)
+        return answer
+
+    async def status(self) -> dict[str, Any]:
+        answer = await self.ask("status")
+        assert not answer.error
+        return msgspec.convert(answer.result, dict[str, Any])
+
+
+__all__ = ["BARE", "PATIENCE", "NodeId", "Peer", "command", "master", "new_job"]

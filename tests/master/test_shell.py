@@ -1,0 +1,162 @@
+"""The shell: nothing is executed before it is in the journal, and nothing is forgotten when that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from resile.api.ids import NodeId, NodeKey
+from resile.api.job import JobSpec, RoleSpec
+from resile.api.reports import Meeting
+from resile.api.timeouts import derive
+from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, LaunchNode, Note, Reply
+from resile.core.engine import Engine
+from resile.core.events import AgentCame, AnyEvent, ScaleWanted, Started, StopWanted
+from resile.core.state import JobState, new_state
+from resile.master import shell as shell_module
+from resile.master.journal import History, JournalError, Told
+from resile.master.shell import Shell
+
+SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
+
+
+class MemoryJournal:
+    """A journal that can be told to have no room."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.events: list[AnyEvent] = []
+        self.lines: list[Told] = []
+        self.snapshots: list[JobState] = []
+
+    def load(self) -> History | None:
+        return None
+
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+        if self.full:
+            raise JournalError("the journal cannot be written: no room")
+        self.events += [event for _, event in events]
+        self.lines += story
+
+    def snapshot(self, state: JobState) -> None:
+        self.snapshots.append(state)
+
+    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+        return self.lines[after : after + limit]
+
+    def last_told(self) -> int:
+        return len(self.lines)
+
+    def close(self) -> None:
+        pass
+
+
+class Watched:
+    """A shell, its journal, and what it executed."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.journal = MemoryJournal()
+        self.executed: list[AnyDecision] = []
+        self.known_when_executed: list[int] = []
+        self.done = asyncio.Event()
+        engine = Engine(new_state(SPEC, 0.0))
+        self.shell = Shell(engine, self.journal, clock or asyncio.get_running_loop().time, self._execute)
+
+    def _execute(self, decision: AnyDecision) -> None:
+        self.executed.append(decision)
+        self.known_when_executed.append(len(self.journal.events))
+        self.done.set()
+
+    def kinds(self) -> list[type]:
+        return [type(decision) for decision in self.executed if not isinstance(decision, Note)]
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_events_are_journaled_before_their_decisions_are_executed() -> None:
+    watched = Watched()
+    watched.shell.submit(Started())
+    await turn()
+    assert watched.kinds() == [LaunchNode, LaunchNode]
+    assert min(watched.known_when_executed) == 1
+    watched.shell.close()
+
+
+async def test_what_comes_while_the_loop_is_busy_is_one_batch_in_order() -> None:
+    watched = Watched()
+    watched.shell.submit(Started())
+    watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
+    watched.shell.submit(StopWanted(because="enough", request=8))
+    await turn()
+    assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted, StopWanted]
+    assert set(watched.known_when_executed) == {3}
+    assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode, Reply, Finish, *[DeleteNode] * 3]
+    watched.shell.close()
+
+
+async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_none(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(shell_module, "RETRY_SECONDS", 0.01)
+    watched = Watched()
+    watched.journal.full = True
+    watched.shell.submit(Started())
+    await turn()
+    assert watched.executed == []
+    assert watched.shell.stalled
+    watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
+    await turn()
+    assert watched.executed == []
+
+    watched.journal.full = False
+    await asyncio.wait_for(watched.done.wait(), 10)
+    assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode]
+    assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted]
+    assert not watched.shell.stalled
+    watched.shell.close()
+
+
+async def test_notes_become_numbered_lines_of_the_story() -> None:
+    watched = Watched()
+    watched.shell.submit(Started())
+    await turn()
+    assert [(line.number, line.reason) for line in watched.journal.lines] == [(1, "JobStarted")]
+    watched.shell.close()
+
+
+async def test_a_long_journal_is_replaced_by_a_snapshot(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(shell_module, "COMPACT_AFTER", 2)
+    watched = Watched()
+    watched.shell.submit(Started())
+    watched.shell.submit(ScaleWanted(role="worker", replicas=3))
+    await turn()
+    assert watched.journal.snapshots == [watched.shell.engine.state]
+    watched.shell.close()
+
+
+async def test_a_master_that_stood_still_blames_nobody_for_the_silence() -> None:
+    now = 100.0
+    watched = Watched(clock=lambda: now)
+    watched.shell.submit(Started())
+    watched.shell.submit(
+        AgentCame(
+            session=1,
+            incarnation="a",
+            address="127.0.0.1",
+            host="h",
+            nproc=1,
+            meeting=Meeting(max_nodes=2),
+            node_id=NodeId(0),
+        )
+    )
+    await turn()
+    assert Admit in watched.kinds()
+    now += 60.0  # the process was stopped for a minute; the agent's heartbeats wait in the socket
+    watched.shell._watch_own_pulse(now - 60.0)
+    watched.shell._turn()
+    assert watched.shell.engine.state.nodes[NodeKey("worker", NodeId(0))].alive
+    now += 60.0  # this time it listened all the while
+    watched.shell._turn()
+    assert not watched.shell.engine.state.nodes[NodeKey("worker", NodeId(0))].alive
+    watched.shell.close()
