@@ -31,7 +31,8 @@ def main() -> int:
             if arguments.count == 1:
                 print(
                     f"seed {seed}: {report.phase} ({report.reason}: {report.message}) "
-                    f"after {report.virtual_seconds:.1f} virtual seconds, {report.events} events, {report.rounds} rounds, {report.nodes} nodes, "
+                    f"after {report.virtual_seconds:.1f} virtual seconds, {report.events} events, "
+                    f"{report.rounds} rounds, {report.nodes} nodes, "
                     f"{report.master_crashes} deaths of the master"
                 )
         if arguments.verbose:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
@@ -51,7 +52,7 @@ class Cluster:
         self.master_crashes = 0
         self._pids = count(100)
         self._requests = count(1)
-        self._wishes: dict[int, ev.AnyEvent] = {}
+        self._wishes: deque[ev.ScaleWanted | ev.SuspendWanted] = deque()
         state = new_state(self.plan.spec, 0.0)
         self.master = SimMaster(self, Engine(state), MemoryJournal(state), self.checks)
 
@@ -124,20 +125,27 @@ class Cluster:
 
     def replied(self, reply: de.Reply) -> None:
         """A wish was answered."""
-        self._wishes.pop(reply.request, None)
+        if self._wishes and self._wishes[0].request == reply.request:
+            self._wishes.popleft()
+            self._ask()
 
     def wish(self, wish: ev.ScaleWanted | ev.SuspendWanted) -> None:
-        """Somebody wants something, and asks until there is an answer."""
-        number = next(self._requests)
-        self._wishes[number] = msgspec.structs.replace(wish, request=number)
-        self._ask(number)
+        """Somebody wants something, and asks until there is an answer; wishes are made one after the other."""
+        self._wishes.append(msgspec.structs.replace(wish, request=next(self._requests)))
+        if len(self._wishes) == 1:
+            self._ask()
 
-    def _ask(self, number: int) -> None:
-        wish = self._wishes.get(number)
-        if wish is not None:
-            if not self.master.dead:
-                self.master.submit(wish)
-            self.clock.after(ASK_AGAIN, lambda: self._ask(number))
+    def _ask(self) -> None:
+        if not self._wishes:
+            return
+        wish = self._wishes[0]
+        if not self.master.dead:
+            self.master.submit(wish)
+        self.clock.after(ASK_AGAIN, lambda: self._ask_again(wish))
+
+    def _ask_again(self, wish: ev.ScaleWanted | ev.SuspendWanted) -> None:
+        if self._wishes and self._wishes[0] is wish:
+            self._ask()
 
     # the master's death --------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def draw(rng: random.Random) -> Plan:
     )
     kinds = [f for f in Fault if f not in (BARE_ONLY if managed else MANAGED_ONLY)]
     kinds = rng.sample(kinds, rng.randint(1, len(kinds)))
-    times = sorted(rng.uniform(0.2, FAULTS_UNTIL) for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 12))))
+    times = sorted(rng.uniform(0.2, FAULTS_UNTIL) for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 13, 21, 34))))
     data = None
     if rng.random() < 0.4:
         data = Data(

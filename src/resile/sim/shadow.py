@@ -68,12 +68,8 @@ class ShadowLedger:
             open_ |= records
         dealt = len(open_) + dataset.done
         full, left = divmod(dataset.dealt, max(1, dataset.shards_per_epoch))
-        least = (
-            full * dataset.size
-            + left * dataset.shard_size
-            - (dataset.shard_size if dataset.size % dataset.shard_size else 0)
-        )
         most = full * dataset.size + left * dataset.shard_size
+        least = most - (dataset.shard_size if dataset.size % dataset.shard_size else 0)  # the last one may be short
         _require(least <= dealt <= most, f"what was dealt is done, held or returned: {dealt} of {most}")
         if dataset.complete:
             _require(len(self.done) == dataset.size * dataset.epochs, "complete means every record of every epoch")
