@@ -78,8 +78,9 @@ def kill_node(directory: JobDirectory, node: str) -> Strike:
         NothingStruckError: the node does not run.
     """
     record = _node(directory, node)
+    targets = _processes(directory, record)
     at = time.time()
-    pids = _send(_processes(directory, record), signal.SIGKILL)
+    pids = _send(targets, signal.SIGKILL)
     return _struck(record, "killed", at, pids)
 
 
@@ -107,8 +108,9 @@ def thaw_node(directory: JobDirectory, node: str) -> Strike:
         NothingStruckError: the node does not run.
     """
     record = _node(directory, node)
+    targets = _processes(directory, record)
     at = time.time()
-    pids = _send(_processes(directory, record), signal.SIGCONT)
+    pids = _send(targets, signal.SIGCONT)
     return _struck(record, "thawed", at, pids)
 
 

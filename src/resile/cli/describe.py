@@ -57,7 +57,7 @@ def describe(job: str, namespace: str | None, output: str) -> None:
         _section("Nodes", table(rows.NODE_WIDE_HEADER, [rows.node_row(n, wide=True) for n in [master, *view.nodes]])),
         _section("Rounds", _rounds(story)),
         _section("Outages", outage_table(view) if view.outages else ""),
-        _section("First failure", _failure(first)),
+        _section("First failure", failure_text(first) if first else ""),
         _section("Events", _events(story[-LAST_EVENTS:], state)),
     ]
     click.echo("\n".join(sections))
@@ -92,7 +92,7 @@ def _facts(job: JobView, state: JobState, directory: str) -> str:
     }
     for dataset in job.datasets:
         facts[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
-    width = max(map(len, facts)) + 2
+    width = max(map(len, facts)) + 3
     return "\n".join(f"{name + ':':<{width}}{value}" for name, value in facts.items())
 
 
@@ -101,9 +101,8 @@ def _rounds(story: Sequence[Told]) -> str:
     return "\n".join(f"{clock(line.at)}  {line.message}" for line in told[-LAST_ROUNDS:])
 
 
-def _failure(first: Failure | None) -> str:
-    if first is None:
-        return ""
+def failure_text(first: Failure) -> str:
+    """A failure with all that its process said."""
     parts = [f"on {first.node} at {clock(first.failure.at)}: {first.failure}"]
     parts += [text.rstrip() for text in (first.failure.traceback, first.failure.log_tail) if text.strip()]
     return "\n".join(parts)

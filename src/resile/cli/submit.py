@@ -18,13 +18,18 @@ from resile.api.scaleplan import ScalePlan
 from resile.api.translate import to_job_spec
 from resile.cli.attach import Follower, closing_words, screen_for
 from resile.cli.client import Client, MasterAway, wait_until
+from resile.cli.describe import failure_text, first_failure
 from resile.cli.errors import FAILED, INTERRUPTED, CommandError, NotUsableError
 from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, find
+from resile.cli.logs import Log
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, print_json
 from resile.cli.supervision import end_nodes, served, start_master
+from resile.master.view import JobView
 from resile.wire.directory import DirectoryError
 
+LAST_LINES = 10
+"""Of the log of a node that failed."""
 ENDING_SECONDS = 10.0
 """For a job that is over to be gone, when another of its name is to take its place."""
 
@@ -151,7 +156,23 @@ def follow(job: LocalJob, *, quiet: bool) -> int:
         screen.close()
         if not quiet:
             click.echo("\n" + closing_words(view, follower.story))
+        if view.phase == "Failed" and not quiet:
+            click.echo(last_words(look, view))
         return 0 if view.phase == "Succeeded" else FAILED
+
+
+def last_words(look: Look, view: JobView) -> str:
+    """What the process said that failed first, or else the node that failed last; empty if nobody said anything."""
+    first = first_failure(look.state())
+    if first is not None:
+        return f"\nthe first failure:\n{failure_text(first)}"
+    failed = [node for node in view.nodes if node.ended_at is not None and node.status not in ("Completed", "Deleted")]
+    if not failed:
+        return ""
+    pod = max(failed, key=lambda node: node.ended_at or 0.0).name
+    log = Log(look.directory.path / "logs" / f"{pod}.log", tail=LAST_LINES)
+    lines = [line.decode(errors="replace") for line in log.lines(all_of_it=True)]
+    return f"\nthe last lines of {pod}:\n" + "\n".join(lines) if lines else ""
 
 
 class _Silent:

@@ -70,7 +70,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _lock(directory: JobDirectory) -> int | None:
-    """Become the job's master; tried again for a moment, as one who looks whether a master lives holds the lock, too."""
+    """Become the job's master; tried for a moment, as one who looks whether a master lives holds the lock, too."""
     until = time.monotonic() + LOCK_SECONDS
     while (lock := directory.lock()) is None and time.monotonic() < until:
         time.sleep(0.01)
