@@ -155,7 +155,9 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             if node.connected:
                 membership.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
-            if node.agent is not None and not node.connected:
+            if node.agent is None:
+                membership.lose(turn, node, "it runs, but its agent never came")
+            elif not node.connected:
                 membership.lose(turn, node, "its agent's connection closed and did not come back")
         case ev.PendOver():
             membership.pend_over(turn, node)
@@ -187,6 +189,8 @@ def _return(turn: Turn) -> None:
             turn.detach(node, turn.now + turn.timeouts.homecoming)
         if node.status is NodeStatus.PENDING:
             membership.watch_pending(turn, node)
+        elif node.status is NodeStatus.RUNNING:
+            membership.expect_agent(turn, node)
     if isinstance(turn.state.gathering, Forming) and turn.state.meeting is not None:
         rounds.open_forming(turn)
 

@@ -92,6 +92,7 @@ def seen(turn: Turn, event: NodeSeen) -> None:
         turn.deadlines.clear(Alarm.PEND, node.key)
     if event.status is NodeStatus.RUNNING:
         turn.note("NodeRunning", f"{node.key} runs", node.key)
+        expect_agent(turn, node)
         if turn.state.phase in (Phase.CREATED, Phase.PENDING):
             turn.state.phase = Phase.RUNNING
     turn.touch(node)
@@ -103,6 +104,12 @@ def watch_pending(turn: Turn, node: Node) -> None:
     meeting = turn.state.meeting
     wait = turn.timeouts.pend if meeting is None or meeting.pend_timeout is None else meeting.pend_timeout
     turn.deadlines.set(Alarm.PEND, turn.now + wait, node.key)
+
+
+def expect_agent(turn: Turn, node: Node) -> None:
+    """Give a node that runs its time to speak: as long as others would wait for it, since it may be preparing."""
+    if node.agent is None and node.key.role in TRAINERS:
+        turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.join, node.key)
 
 
 def listed(turn: Turn, event: NodesListed) -> None:

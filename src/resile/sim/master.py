@@ -69,6 +69,7 @@ class SimMaster:
     def hear(self, link: Link, word: ToMaster) -> None:
         """A word of an agent."""
         if self.dead:
+            link.tear()
             return
         node = self._node_of.get(link)
         if node is not None:
