@@ -1,0 +1,46 @@
+"""How long until everybody knows: thousands of agents join one master over loopback, and then one of them is lost.
+
+All Joins are sent in one burst, so the time from the last of them to the last RoundFormed includes the master's work on
+the whole burst: the worst case, as after a failure of a large job.
+"""
+
+from __future__ import annotations
+
+from benchmarks.crowd import gathered
+from benchmarks.harness import Row, raise_file_limit, say
+from resile.api.timeouts import derive
+
+SPARE_FILES = 200
+"""Descriptors that a master needs beside its agents' connections."""
+BARS = {4000: 2.0, 10_000: 5.0}
+"""Agents, and the seconds in which all must have been told."""
+
+
+def run(quick: bool, sizes: dict[int, float] | None = None) -> list[Row]:
+    rows: list[Row] = []
+    for agents, bar in (sizes or BARS).items():
+        if quick and agents > min(BARS):
+            continue
+        if agents + SPARE_FILES > raise_file_limit():
+            say(f"rendezvous: {agents:,} agents need more open files than this system allows; left out")
+            continue
+        rows += _rendezvous(agents, bar)
+    return rows
+
+
+def _rendezvous(agents: int, bar: float) -> list[Row]:
+    say(f"rendezvous: {agents:,} agents connect to one master and join a round")
+    blink = derive().blink
+    with gathered(agents) as crowd:
+        formed = crowd.join()
+        say(f"all told of the round {formed:.3f} s after the last join; now one is lost")
+        over = crowd.drop()
+        return [
+            Row(measure=f"rendezvous of {agents:,}: last join to all told", value=formed, unit="s", bar=bar),
+            Row(
+                measure=f"one of {agents:,} lost: connection's end to all told",
+                value=over,
+                unit="s",
+                note=f"{blink:g} s of it are the time an agent has to call again",
+            ),
+        ]
