@@ -32,9 +32,10 @@ def came(turn: Turn, event: AgentCame) -> None:
         return
     if node.agent is not None and node.agent.incarnation == event.incarnation and event.session < node.agent.session:
         return  # it has come again since, on a newer connection: this one is closed or about to be
-    if state.meeting is None or (isinstance(state.gathering, Forming) and not turn.index.trainers):
-        rounds.open_forming(turn)
+    opens = state.meeting is None or (isinstance(state.gathering, Forming) and not turn.index.trainers)
     state.meeting = _merge(state, event.meeting)
+    if opens:
+        rounds.open_forming(turn)
     if node.agent is not None and node.agent.incarnation != event.incarnation:
         _forget_process(turn, node)
     node.agent = Agent(

@@ -208,8 +208,9 @@ def _scale_error(turn: Turn, role: str, replicas: int) -> str:
     if replicas < 0:
         return f"replicas must be 0 or more, not {replicas}"
     wanted = sum(replicas if r == role else n for r, n in state.targets.items() if r in TRAINERS)
-    if role in TRAINERS and meeting is not None and wanted < meeting.min_nodes:
-        return f"{wanted} nodes are fewer than the {meeting.min_nodes} that the job needs (--nnodes)"
+    needed = meeting.min_nodes if meeting is not None else 1
+    if role in TRAINERS and wanted < needed:
+        return f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)"
     return ""
 
 

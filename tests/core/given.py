@@ -1,0 +1,183 @@
+"""Jobs in a given situation, in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from resile.api.ids import NodeId, NodeKey, Rank, Round
+from resile.api.job import WORKER, FrontDoor, JobSpec, RoleSpec
+from resile.api.reports import Meeting, NodeEnd, NodeStatus, WorkerFailure
+from resile.api.timeouts import derive
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.core.state import Node, Underway, new_state
+
+D = TypeVar("D", bound=de.Decision)
+
+
+def key(number: int, role: str = WORKER) -> NodeKey:
+    return NodeKey(role, NodeId(number))
+
+
+def failure(at: float = 1.0, pid: int = 7, *, oom: bool = False, rank: int = 0) -> WorkerFailure:
+    return WorkerFailure(
+        global_rank=rank, local_rank=0, pid=pid, at=at, exit_code=0 if oom else 1, signal=9 if oom else 0, oom=oom
+    )
+
+
+class Job:
+    """An engine, a clock, and the decisions that came out last."""
+
+    def __init__(self, spec: JobSpec, meeting: Meeting) -> None:
+        self.engine = Engine(new_state(spec, 0.0))
+        self.meeting = meeting
+        self.now = 0.0
+        self.out: list[de.AnyDecision] = []
+        self.sessions = 0
+
+    @property
+    def state(self):
+        return self.engine.state
+
+    @property
+    def timeouts(self):
+        return self.state.spec.timeouts
+
+    def node(self, number: int, role: str = WORKER) -> Node:
+        return self.state.nodes[key(number, role)]
+
+    def does(self, event: ev.AnyEvent) -> list[de.AnyDecision]:
+        self.out = self.engine.handle(event, self.now)
+        assert self.engine.consistent()
+        return self.out
+
+    def wait(self, seconds: float) -> list[de.AnyDecision]:
+        """Let time pass, stopping at every deadline."""
+        until, out = self.now + seconds, []
+        while (at := self.engine.next_deadline()) is not None and at <= until:
+            self.now = max(self.now, at)
+            for event in self.engine.due(self.now):
+                out += self.does(event)
+        self.now, self.out = until, out
+        return out
+
+    def said(self, kind: type[D], out: Iterable[de.AnyDecision] | None = None) -> list[D]:
+        return [d for d in (self.out if out is None else out) if isinstance(d, kind)]
+
+    def notes(self) -> list[str]:
+        return [note.reason for note in self.said(de.Note)]
+
+    # what agents do
+
+    def comes(self, number: int | None = None, name: str = "", **more) -> list[de.AnyDecision]:
+        self.sessions += 1
+        fields = {"nproc": 1, "meeting": self.meeting, "host": "host", "address": "10.0.0.1"} | more
+        return self.does(
+            ev.AgentCame(
+                session=self.sessions,
+                incarnation=name or f"agent{number}",
+                node_id=None if number is None else NodeId(number),
+                **fields,
+            )
+        )
+
+    def joins(self, number: int, after: int = 0) -> list[de.AnyDecision]:
+        return self.does(ev.AgentJoined(node=key(number), after=Round(after), port=29500))
+
+    def fails(self, number: int, why: WorkerFailure | None = None, round_: int | None = None) -> list[de.AnyDecision]:
+        number_of_round = self.state.last_round if round_ is None else Round(round_)
+        return self.does(ev.WorkerFailed(node=key(number), round=number_of_round, failure=why or failure()))
+
+    def seen(self, number: int, status: NodeStatus, end: NodeEnd | None = None, role: str = WORKER):
+        return self.does(ev.NodeSeen(node=key(number, role), status=status, end=end or NodeEnd()))
+
+    def steps(self, step: int, number: int = 0, total: int = 0) -> list[de.AnyDecision]:
+        return self.does(ev.Stepped(node=key(number), round=self.state.last_round, step=step, total=total))
+
+    def train(self, seconds: float, number: int = 0) -> None:
+        """So much training time passes."""
+        step = self.state.progress.step + 1
+        self.steps(step, number)
+        self.now += seconds
+        self.engine.amnesty(self.now)
+        self.steps(step + 1, number)
+        self.wait(0.0)
+
+    def heartbeats(self) -> None:
+        for node in self.state.nodes:
+            self.engine.heard(node, self.now)
+
+    # what is asserted
+
+    @property
+    def members(self) -> list[int]:
+        gathering = self.state.gathering
+        return [k.id for k in gathering.places] if isinstance(gathering, Underway) else []
+
+    @property
+    def launched(self) -> list[int]:
+        return [d.node.id for d in self.said(de.LaunchNode)]
+
+    @property
+    def deleted(self) -> list[int]:
+        return [d.node.id for d in self.said(de.DeleteNode)]
+
+
+def managed(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
+    """A job whose nodes a platform launches; it has just started."""
+    meeting = {k: more.pop(k) for k in list(more) if k in Meeting.__struct_fields__}
+    timeouts = derive(**more.pop("timeouts", {}))
+    roles = more.pop("roles", {})
+    role = RoleSpec(replicas=nodes, **more)
+    spec = JobSpec(name="job", roles={WORKER: role, **roles}, timeouts=timeouts)
+    job = Job(spec, Meeting(min_nodes=least, max_nodes=most or nodes, **meeting))
+    job.does(ev.Started())
+    return job
+
+
+def bare(least: int, most: int, **more) -> Job:
+    """A job on bare machines; nobody has come yet."""
+    timeouts = derive(**more.pop("timeouts", {}))
+    spec = JobSpec(name="job", front_door=FrontDoor.RUN, timeouts=timeouts)
+    job = Job(spec, Meeting(min_nodes=least, max_nodes=most, **more))
+    job.does(ev.Started())
+    return job
+
+
+def running(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
+    """A managed job in its first round with all its nodes."""
+    job = managed(nodes, least, most, **more)
+    for number in range(nodes):
+        job.comes(number)
+        job.joins(number)
+    if not job.members:
+        job.wait(job.timeouts.settle)
+        job.heartbeats()
+    assert job.members == list(range(nodes))
+    return job
+
+
+def running_bare(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
+    """A bare job in its first round with so many nodes."""
+    job = bare(least, most or nodes, **more)
+    for number in range(nodes):
+        job.comes(name=f"agent{number}")
+        job.joins(number)
+    if not job.members:
+        for _ in range(20):
+            job.heartbeats()
+            job.wait(job.timeouts.last_call / 20)
+    assert job.members == list(range(nodes))
+    return job
+
+
+def joins_again(job: Job, *numbers: int) -> None:
+    """These nodes have stopped their processes and wait for the next round."""
+    for number in numbers:
+        job.joins(number, after=job.state.last_round)
+
+
+def place_of(role: str, rank: int) -> tuple[str, Rank]:
+    return role, Rank(rank)

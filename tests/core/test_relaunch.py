@@ -1,0 +1,141 @@
+"""What a loss costs depends on its cause."""
+
+import pytest
+
+from resile.api.ids import Bytes, GiB
+from resile.api.job import Resources, RoleSpec
+from resile.api.reports import NodeEnd, NodeStatus
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.relaunch import PREEMPTION_BUDGET, Cause, GiveUp, Relaunch, Spent, cause_of, decide
+from tests.core.given import failure, joins_again, managed, place_of, running
+
+CRASH = NodeEnd(exit_code=1)
+PREEMPTED = NodeEnd(reason="Preempted")
+
+
+def spent(job, cause: Cause, rank: int = 0) -> int:
+    return len(job.state.spent[place_of("worker", rank)].losses.get(cause, []))
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "cause"),
+    [
+        (NodeStatus.FAILED, NodeEnd(exit_code=1), Cause.CRASH),
+        (NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"), Cause.OOM),
+        (NodeStatus.FAILED, NodeEnd(exit_code=247), Cause.OOM),
+        (NodeStatus.FAILED, NodeEnd(reason="Evicted"), Cause.PREEMPTION),
+        (NodeStatus.FAILED, NodeEnd(exit_code=137), Cause.PREEMPTION),
+        (NodeStatus.DELETED, NodeEnd(), Cause.PREEMPTION),
+        (NodeStatus.FAILED, NodeEnd(exit_code=201), Cause.INFRASTRUCTURE),
+        (NodeStatus.FAILED, NodeEnd(reason="Lost"), Cause.INFRASTRUCTURE),
+    ],
+)
+def test_a_cause_is_read_from_what_the_platform_says(status, end, cause):
+    assert cause_of(status, end) is cause
+
+
+def test_memory_doubles_after_running_out_of_it_but_grows_by_no_more_than_a_step_and_ends_at_a_cap():
+    assert decide(Cause.OOM, 0, 3, Bytes(2 * GiB)) == Relaunch(Bytes(4 * GiB))
+    assert decide(Cause.OOM, 0, 3, Bytes(16 * GiB)) == Relaunch(Bytes(24 * GiB))
+    assert decide(Cause.OOM, 0, 3, Bytes(60 * GiB)) == Relaunch(Bytes(64 * GiB))
+    assert isinstance(decide(Cause.OOM, 0, 3, Bytes(64 * GiB)), GiveUp)
+    assert decide(Cause.OOM, 0, 3, None) == Relaunch()
+
+
+def test_an_unspent_budget_relaunches_and_a_spent_one_gives_up():
+    assert decide(Cause.CRASH, 2, 3, None) == Relaunch()
+    assert decide(Cause.CRASH, 3, 3, None) == GiveUp("it crashed 4 times and restartCount is 3")
+
+
+def test_what_was_long_ago_in_training_time_no_longer_counts():
+    losses = Spent()
+    losses.add(Cause.CRASH, 0.0, 100.0)
+    assert (losses.count(Cause.CRASH, 99.0, 100.0), losses.count(Cause.CRASH, 100.0, 100.0)) == (1, 0)
+
+
+def test_preemptions_cost_no_crash():
+    job = managed(1, crash_budget=0)
+    for number in range(5):
+        job.seen(number, NodeStatus.FAILED, PREEMPTED)
+        assert job.launched == [number + 1]
+    assert spent(job, Cause.CRASH) == 0
+    assert spent(job, Cause.PREEMPTION) == 5
+
+
+def test_a_place_that_is_preempted_for_ever_is_given_up():
+    job = managed(2)
+    job.comes(0)
+    for number in range(PREEMPTION_BUDGET + 1):
+        job.seen(1 if number == 0 else number + 1, NodeStatus.DELETED)
+    assert place_of("worker", 1) in job.state.given_up
+
+
+def test_a_node_that_ran_out_of_memory_comes_back_with_more():
+    job = managed(1, limits=Resources(memory=Bytes(4 * GiB)))
+    job.seen(0, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
+    (launch,) = job.said(de.LaunchNode)
+    assert launch.resources.memory == 8 * GiB
+    job.seen(1, NodeStatus.FAILED, PREEMPTED)
+    assert job.said(de.LaunchNode)[0].resources.memory == 8 * GiB
+
+
+def test_a_process_that_ran_out_of_memory_gets_a_larger_node():
+    job = running(2, limits=Resources(memory=Bytes(4 * GiB)))
+    job.fails(1, failure(oom=True))
+    assert job.deleted == [1]
+    assert job.said(de.LaunchNode)[0].resources.memory == 8 * GiB
+
+
+def test_running_out_of_memory_counts_even_if_the_echo_of_it_was_reported_first():
+    job = running(2, limits=Resources(memory=Bytes(4 * GiB)))
+    job.fails(0, failure(at=2.0))
+    job.fails(1, failure(at=1.0, pid=8, oom=True), round_=1)
+    assert job.said(de.LaunchNode)[0].resources.memory == 8 * GiB
+
+
+def test_a_crash_is_forgiven_after_enough_training():
+    job = running(1, crash_budget=1, timeouts={"forgive": 100.0})
+    job.seen(0, NodeStatus.FAILED, CRASH)
+    job.comes(1)
+    joins_again(job, 1)
+    job.train(101.0, number=1)
+    job.seen(1, NodeStatus.FAILED, CRASH)
+    assert job.launched == [2]
+    job.seen(2, NodeStatus.FAILED, CRASH)
+    assert job.launched == []
+    assert job.state.phase == "Failed"
+
+
+def test_a_lost_node_whose_end_the_platform_explains_later_is_charged_to_the_right_budget():
+    job = running(2, crash_budget=3)
+    job.engine.heard(job.node(0).key, job.now + 10)
+    job.does(ev.AgentWent(node=job.node(1).key, session=2))
+    job.wait(job.timeouts.blink)
+    assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 1
+    job.seen(1, NodeStatus.FAILED, CRASH)
+    assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 0
+    assert spent(job, Cause.CRASH, rank=1) == 1
+
+
+def test_a_spent_budget_leaves_the_job_with_fewer_nodes_and_below_the_minimum_ends_it():
+    job = running(3, least=2, crash_budget=0)
+    job.seen(2, NodeStatus.FAILED, CRASH)
+    assert job.launched == []
+    joins_again(job, 0, 1)
+    assert job.members == [0, 1]
+    job.seen(1, NodeStatus.FAILED, CRASH)
+    assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
+    assert "restartCount is 0" in job.state.message
+
+
+def test_a_parameter_server_that_is_given_up_ends_the_job():
+    job = managed(1, roles={"ps": RoleSpec(replicas=1, crash_budget=0)})
+    job.seen(0, NodeStatus.FAILED, CRASH, role="ps")
+    assert job.state.reason == "PSError"
+
+
+def test_memory_that_is_used_up_at_the_cap_ends_the_job_with_that_reason():
+    job = running(1, limits=Resources(memory=Bytes(64 * GiB)))
+    job.fails(0, failure(oom=True))
+    assert job.state.reason == "WorkerOOM"
