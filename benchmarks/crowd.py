@@ -266,7 +266,7 @@ class Crowd:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise GaveUp(f"a process of agents ended: {self._place.last_words()}")
+                raise GaveUp("a process of agents ended")
             reports.append(msgspec.json.decode(line, type=Report))
         trouble = next(
             (report.error or f"{report.lost} were lost" for report in reports if report.error or report.lost), ""

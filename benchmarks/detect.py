@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import BIN, Row, Run, Workplace, percentile, say, wait_for
@@ -63,7 +64,7 @@ def _resile(place: Workplace, kills: int) -> list[float]:
         story.set_clock()
         before: set[int] = set()
         for number in range(1, kills + 1):
-            pids = wait_for("a new round's start", lambda known=before: _new_pids(place.path, AGENTS, known))
+            pids = wait_for("a new round's start", partial(_new_pids, place.path, AGENTS, before))
             before = set(pids)
             time.sleep(random.uniform(0.0, 0.05))  # at no particular phase of anybody's timers
             killed = time.monotonic()
@@ -82,7 +83,7 @@ def _torchrun(place: Workplace, kills: int) -> list[float]:
     times: list[float] = []
     before: set[int] = set()
     for _ in range(kills):
-        pids = wait_for("torchrun's start", lambda known=before: _new_pids(place.path, 1, known))
+        pids = wait_for("torchrun's start", partial(_new_pids, place.path, 1, before))
         before = set(pids)
         time.sleep(random.uniform(0.0, 0.05))
         killed = time.monotonic()

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
@@ -69,7 +69,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def wait_for(what: str, found: Callable[[], Any], seconds: float = PATIENCE, every: float = 0.005) -> Any:
+T = TypeVar("T")
+
+
+def wait_for(what: str, found: Callable[[], T | None], seconds: float = PATIENCE, every: float = 0.005) -> T:
     """Look until `found` gives something true, and return that.
 
     Raises:
@@ -160,7 +163,9 @@ class Workplace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._tell_logs()
         self.close()
 
     def script(self, name: str, text: str) -> Path:
@@ -203,11 +208,11 @@ class Workplace:
         if process in self._started:
             self._started.remove(process)
 
-    def last_words(self, lines: int = 5) -> str:
-        """The end of the log, for a sentence about what went wrong."""
-        with contextlib.suppress(OSError):
-            return " / ".join((self.path / "output.log").read_text(errors="replace").splitlines()[-lines:])
-        return ""
+    def _tell_logs(self, lines: int = 5) -> None:
+        """Show the end of every log, since it is about to be removed and something went wrong."""
+        for log in sorted(self.path.rglob("*.log")):
+            for line in log.read_text(errors="replace").splitlines()[-lines:]:
+                say(f"{log.relative_to(self.path)}: {line}")
 
     def close(self) -> None:
         """End everything and leave nothing behind."""
@@ -281,8 +286,7 @@ class Story:
             lines = [line for line in self.read() if line["reason"] == reason]
             return lines[number - 1] if len(lines) >= number else None
 
-        line: dict[str, Any] = wait_for(f"'{reason}' number {number}", found, seconds)
-        return line
+        return wait_for(f"'{reason}' number {number}", found, seconds)
 
 
 class Run:
@@ -308,10 +312,7 @@ class Run:
                 return JobDirectory(path.parent)
             return None
 
-        try:
-            return Story(wait_for("the master's start", announced))
-        except GaveUp as error:
-            raise GaveUp(f"{error}: {self._place.last_words()}") from None
+        return Story(wait_for("the master's start", announced))
 
 
 def load(place: Workplace) -> list[subprocess.Popen[bytes]]:

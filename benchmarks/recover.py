@@ -11,6 +11,8 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.harness import BIN, Row, Workplace, percentile, say, wait_for
@@ -69,7 +71,7 @@ def _seconds(name: str, launcher: Sequence[str | Path], times: int) -> list[floa
     seconds: list[float] = []
     with Workplace() as place:
         script = place.script("train.py", SCRIPT)
-        words = ["--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", script]
+        words = ["--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", str(script)]
         place.start([*launcher, *words])
         for _ in range(times):
             steps, pid = wait_for(
@@ -77,11 +79,9 @@ def _seconds(name: str, launcher: Sequence[str | Path], times: int) -> list[floa
             )
             killed = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            after = wait_for("the next step", lambda at=killed: _next(place.path / "steps.1", at), 120.0)
+            after = wait_for("the next step", partial(_next, place.path / "steps.1", killed), 120.0)
             seconds.append(after - killed)
-            say(
-                f"recover: {name} took its next step {seconds[-1]:.2f} s after the kill (every {steps * 1000:.0f} ms before)"
-            )
+            say(f"recover: {name} steps {seconds[-1]:.2f} s after the kill (every {steps * 1000:.0f} ms before)")
     return seconds
 
 
@@ -90,7 +90,7 @@ def _newest(path: Path, steps: int) -> tuple[float, int] | None:
     lines = _lines(path)[-steps:]
     if len(lines) < steps or len({pid for _, pid in lines}) > 1:
         return None
-    gaps = [after[0] - before[0] for before, after in zip(lines, lines[1:], strict=False)]
+    gaps = [after[0] - before[0] for before, after in pairwise(lines)]
     return percentile(gaps, 0.5), lines[-1][1]
 
 
