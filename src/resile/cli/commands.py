@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from resile import __version__
-from resile.cli.errors import BAD_USAGE, INTERRUPTED
+from resile.cli.errors import BAD_USAGE, FAILED, INTERRUPTED
 
 MODULES = {
     "submit": "submit",
@@ -26,9 +26,6 @@ MODULES = {
     "chaos": "chaos",
 }
 """Where each command is, below `resile.cli`."""
-
-PIPE_CLOSED = 141
-"""The exit code of a program whose reader went away, as a shell gives it."""
 
 
 class Commands(click.Group):
@@ -61,7 +58,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.exit(code if isinstance(code, int) else 0)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "resile"
-        _say(f"{path}: {error.format_message()}")
+        _say(f"{path}: {' '.join(error.format_message().split())}")
         _say(f"`{path} --help` explains it")
         sys.exit(BAD_USAGE)
     except click.ClickException as error:
@@ -72,7 +69,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        sys.exit(PIPE_CLOSED)
+        sys.exit(FAILED)  # as click does where it notices first
 
 
 def _say(sentence: str) -> None:

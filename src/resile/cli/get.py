@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from resile.cli import rows
-from resile.cli.errors import FAILED, CommandError
+from resile.cli.errors import FAILED, CommandError, NotUsableError
 from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, print_json
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct):
 
 
 @click.command()
-@click.argument("kind", type=click.Choice([word for words in KINDS.values() for word in words]), metavar="KIND")
+@click.argument("kind")
 @click.argument("name", required=False)
 @namespace_option
 @click.option("-A", "--all-namespaces", is_flag=True, help="jobs of every namespace")
@@ -51,7 +51,9 @@ def get(
 
     NAME is a job's. Without it, everything in the namespace is listed.
     """
-    [kind] = [known for known, words in KINDS.items() if kind in words]
+    asked, kind = kind, next((known for known, words in KINDS.items() if kind in words), "")
+    if not kind:
+        raise NotUsableError(f"there is no kind {asked!r}; known are jobs, nodes and events")
     jobs = [find(name, namespace)] if name else all_jobs(None if all_namespaces else namespace or DEFAULT_NAMESPACE)
     if not jobs and output != "json":
         click.echo(_nothing(None if all_namespaces else namespace or DEFAULT_NAMESPACE), err=True)

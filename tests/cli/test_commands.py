@@ -1,0 +1,406 @@
+"""The command line on real jobs: real masters, real processes, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from tests.cli.workbench import PATIENCE, RESILE
+
+from resile.api.timeouts import Timeouts
+
+AGE = r"\d+[smhd]"
+
+# what is there ------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_and_nodes_are_listed_in_the_layout_of_the_seeds(steady):
+    header, row = steady.out("get", "elasticjob", "torch-mnist", "-n", "dlrover").splitlines()
+    assert header == "NAME          PHASE     AGE"
+    assert re.fullmatch(rf"torch-mnist   Running   {AGE}", row)
+
+    lines = steady.out("get", "pods", "torch-mnist", "-n", "dlrover").splitlines()
+    assert lines[0] == "NAME                                    READY   STATUS    RESTARTS   AGE"
+    for line, name in zip(
+        lines[1:],
+        [
+            "elasticjob-torch-mnist-dlrover-master",
+            "torch-mnist-edljob-worker-0          ",
+            "torch-mnist-edljob-worker-1          ",
+        ],
+        strict=True,
+    ):
+        assert re.fullmatch(rf"{name}   1/1     Running   0          {AGE}", line)
+
+
+def test_namespaces_are_kept_apart_and_a_job_is_found_without_naming_its_own(steady):
+    empty = steady.run("get", "jobs")
+    assert (empty.stdout, "There are jobs in dlrover" in empty.stderr) == ("", True)
+    header, row = steady.out("get", "jobs", "-A").splitlines()
+    assert header == "NAMESPACE   NAME          PHASE     AGE"
+    assert row.startswith("dlrover     torch-mnist   Running")
+    assert "torch-mnist-edljob-worker-1" in steady.out("get", "nodes", "torch-mnist")
+    assert "must be at most" in steady.refused("get", "jobs", "-n", "../../etc", code=2)
+
+
+def test_events_are_listed_with_the_columns_of_kubectl(steady):
+    header, *rows = steady.out("get", "events", "torch-mnist").splitlines()
+    assert header.split("   ")[0] == "LAST SEEN"
+    assert header.split() == ["LAST", "SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
+    assert re.match(rf"{AGE} +Normal +JobStarted +elasticjob/torch-mnist +job torch-mnist starts", rows[0])
+    assert any("pod/torch-mnist-edljob-worker-1" in row for row in rows)
+
+
+def test_every_listing_can_be_had_as_data(steady):
+    job = steady.json("get", "jobs", "torch-mnist")
+    assert (job["name"], job["namespace"], job["phase"]) == ("torch-mnist", "dlrover", "Running")
+    assert [job["name"] for job in steady.json("get", "jobs", "-A")] == ["torch-mnist"]
+    assert steady.json("get", "jobs") == []
+    nodes = steady.json("get", "nodes", "torch-mnist")
+    assert [node["role"] for node in nodes] == ["master", "worker", "worker"]
+    assert "JobStarted" in [event["reason"] for event in steady.json("get", "events", "torch-mnist")]
+    described = steady.json("describe", "torch-mnist")
+    assert (described["targets"], described["first_failure"]) == ({"worker": 2}, None)
+
+
+def test_wide_listings_add_columns(steady):
+    assert steady.out("get", "jobs", "-A", "-o", "wide").splitlines()[0].split()[-1] == "REASON"
+    assert steady.out("get", "nodes", "torch-mnist", "-o", "wide").splitlines()[0].split()[-1] == "MESSAGE"
+
+
+def test_data_is_printed_without_loading_what_draws(steady):
+    program = (
+        "import sys\nfrom resile.cli.main import main\n"
+        "try:\n    main(['get', 'jobs', '-A', '-o', 'json'])\n"
+        "except SystemExit as end:\n    assert end.code == 0\n    assert 'rich' not in sys.modules\n    print('lean')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=steady.environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.stdout.splitlines()[-1] == "lean", done.stderr
+
+
+def test_describe_tells_everything_in_sections(steady):
+    text = steady.out("describe", "torch-mnist")
+    for section in ("Phase: ", "Goodput: ", "Progress: ", "Nodes:", "Rounds:", "Outages:", "First failure:", "Events:"):
+        assert re.search(rf"^{section}", text, re.MULTILINE), section
+    assert re.search(r"^Phase: +Running$", text, re.MULTILINE)
+    assert re.search(r"^Replicas: +worker=2$", text, re.MULTILINE)
+
+
+def test_logs_of_a_job_name_the_pod_and_logs_of_a_pod_do_not(steady):
+    lines = steady.out("logs", "torch-mnist", "--tail", "2").splitlines()
+    assert sorted(lines) == [f"[torch-mnist-edljob-worker-{n}] line {i}" for n in (0, 1) for i in (2, 3)]
+    assert steady.out("logs", "torch-mnist-edljob-worker-1") == "line 1\nline 2\nline 3\n"
+    assert steady.out("logs", "torch-mnist-edljob-worker-1", "--tail", "0") == ""
+    for words in (["elasticjob-torch-mnist-dlrover-master"], ["torch-mnist", "--master"]):
+        assert "the master of torch-mnist listens on" in steady.out("logs", *words)
+    assert "there is no log of torch-mnist-edljob-worker-9" in steady.refused("logs", "torch-mnist-edljob-worker-9")
+
+
+def test_a_reader_that_goes_away_is_no_error(steady):
+    for words in (["describe", "torch-mnist"], ["logs", "torch-mnist"], ["get", "jobs", "-A", "-o", "json"]):
+        started = steady.start(*words)
+        started.stdout.close()
+        assert started.stderr.read() == ""
+        started.stderr.close()
+        assert started.wait(timeout=PATIENCE) == 1
+
+
+def test_an_unknown_job_is_named_with_the_nearest_known_one(steady):
+    for words in (["get", "jobs"], ["describe"], ["logs"], ["suspend"], ["delete"], ["chaos", "kill-master"]):
+        assert steady.refused(*words, "torch-mnits") == (
+            "resile: there is no job 'torch-mnits'; did you mean torch-mnist?"
+        )
+
+
+def test_bad_usage_costs_one_sentence_and_exit_code_2(steady):
+    assert "known are jobs, nodes and events" in steady.refused("get", "bananas", code=2)
+    for words in (["get"], ["scale", "torch-mnist"], ["logs", "torch-mnist", "--tail", "x"]):
+        first, second = steady.run(*words, code=2).stderr.splitlines()
+        assert first.startswith(f"resile {words[0]}: ")
+        assert second == f"`resile {words[0]} --help` explains it"
+    assert "'worker:3' is not ROLE=NUMBER" in steady.refused("scale", "torch-mnist", "worker:3", code=2)
+    for command in ("submit", "get", "describe", "logs", "scale", "suspend", "resume", "delete", "explain", "chaos"):
+        assert command in steady.out("--help")
+        assert "Usage: resile" in steady.out(command, "--help")
+
+
+def test_a_wrong_token_costs_one_sentence(bench):
+    directory = bench.submit("sleep 1000")
+    token = directory.token_file.read_bytes()
+    directory.token_file.write_bytes(b"f" * 64)
+    for words in (["get", "jobs", "steady"], ["describe", "steady"], ["scale", "steady", "worker=1"]):
+        assert "the job's master refuses us" in bench.refused(*words)
+    directory.token_file.unlink()
+    assert "cannot be read" in bench.refused("get", "nodes", "steady")
+    directory.token_file.write_bytes(token)
+    assert bench.phase("steady") == "Running"
+
+
+# starting and ending ------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_followed_to_its_good_end_and_may_then_be_run_again(bench):
+    manifest = bench.manifest("echo fine; sleep 0.2")
+    for _ in range(2):
+        done = bench.run("submit", "--local", manifest)
+        first, *_, last = done.stdout.splitlines()
+        assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}  JobStarted +job steady starts", first)
+        assert last == "job steady succeeded: all 2 training nodes finished"
+    assert (bench.state / "previous" / "default" / "steady" / "logs").is_dir()
+    assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Completed", bench.out("get", "pods", "steady"), re.M)
+    assert sorted(bench.out("logs", "steady").splitlines()) == [f"[steady-edljob-worker-{n}] fine" for n in (0, 1)]
+
+
+def test_a_job_whose_command_fails_ends_with_exit_code_1_and_says_why(bench):
+    done = bench.run("submit", "--local", bench.manifest("echo no such file: data; exit 7", restarts=1), code=1)
+    assert "job steady failed: worker-" in done.stdout
+    assert "exited with code 7; it is not replaced: it crashed 2 times and restartCount is 1" in done.stdout
+    assert re.search(r"^WHAT FAILED +NOTICED$", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1] == "no such file: data"
+    assert bench.phase("steady") == "Failed"
+    assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Error", bench.out("get", "pods", "steady"), re.M)
+
+
+def test_a_command_that_does_not_exist_is_named(bench):
+    path = bench.manifest("", restarts=0, replicas=1)
+    with open(path) as file:
+        text = file.read().replace('["/bin/bash", "-c", ""]', '["/no/such/program"]')
+    with open(path, "w") as file:
+        file.write(text)
+    assert "/no/such/program: command not found" in bench.run("submit", "--local", path, code=1).stdout
+
+
+def test_two_jobs_of_one_name_do_not_run_at_once(bench):
+    bench.submit("sleep 1000")
+    assert bench.refused("submit", "--local", bench.manifest("sleep 1000")) == (
+        "resile: job steady is running already; `resile delete steady` ends it"
+    )
+
+
+def test_a_detached_job_is_given_as_data(bench):
+    path = bench.manifest("sleep 1000", replicas=1)
+    started = json.loads(bench.out("submit", "--local", path, "--detach", "-o", "json", "-n", "lab"))
+    assert (started["name"], started["namespace"]) == ("steady", "lab")
+    assert (bench.directory("steady", "lab").path).samefile(started["directory"])
+    assert "the manifest says namespace other" in bench.refused(
+        "submit", "--local", bench.manifest("true", namespace="other"), "-n", "lab", code=2
+    )
+
+
+def test_every_mistake_of_a_manifest_is_told(bench):
+    path = bench.place / "bad.yaml"
+    path.write_text(
+        "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nmetadata: {name: Bad_Name}\n"
+        "spec: {replicaSpecs: {worker: {replicas: -1, colour: red, template: {}}}}\n"
+    )
+    sentences = bench.run("submit", "--local", str(path), code=2).stderr.splitlines()
+    assert all(line.startswith(f"resile: {path}: ") for line in sentences)
+    for field in ("metadata.name", "spec.replicaSpecs.worker.replicas", "spec.replicaSpecs.worker.colour"):
+        assert any(f": {field}: " in line for line in sentences), field
+    assert "cannot read nothing.yaml: No such file" in bench.refused("submit", "--local", "nothing.yaml", code=2)
+    assert "comes with the operator" in bench.refused("submit", bench.manifest("true"), code=2)
+    assert not (bench.state / "jobs").exists()
+
+
+def test_ctrl_c_stops_the_job(bench):
+    following = bench.start("submit", "--local", bench.manifest("sleep 1000"))
+    bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 2)
+    following.send_signal(signal.SIGINT)
+    out, err = following.communicate(timeout=PATIENCE)
+    assert following.returncode == 1
+    assert "stopping the job" in err
+    assert "job steady failed: its user stopped it with Ctrl-C" in out
+    assert bench.json("get", "jobs", "steady")["reason"] == "Stopped"
+
+
+def test_a_second_ctrl_c_leaves_the_job_alone(bench):
+    command = "trap '' TERM; while :; do sleep 0.1; done"  # it takes the whole grace to end
+    following = bench.start("submit", "--local", bench.manifest(command, replicas=1))
+    bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 1)
+    following.send_signal(signal.SIGINT)
+    bench.wait(lambda: bench.phase("steady") == "Failed")
+    time.sleep(0.3)
+    following.send_signal(signal.SIGINT)
+    _, err = following.communicate(timeout=PATIENCE)
+    assert (following.returncode, "left steady" in err) == (130, True)
+
+
+def test_a_terminal_gets_the_live_view(bench):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(bench.place)
+        os.execve(RESILE, [RESILE, "submit", "--local", bench.manifest("sleep 0.5")], bench.environment)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while True:
+            shown += os.read(terminal, 65536)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    text = shown.decode()
+    assert "resile · default/steady" in text
+    assert "steady-edljob-worker-1" in text
+    assert "job steady succeeded" in text
+
+
+# changing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_scaled_up_and_down(bench):
+    bench.submit("sleep 1000")
+    assert bench.out("scale", "steady", "worker=3") == "elasticjob/steady scaled: worker=3\n"
+    bench.wait(lambda: len(bench.statuses("steady", "Running")) == 3)
+    bench.run("scale", "steady", "worker=1")
+    bench.wait(lambda: bench.statuses("steady", "Running") == ["steady-edljob-worker-0"])
+    table = bench.out("get", "nodes", "steady")
+    assert ("worker-2" in table, "worker-0" in table) == (False, True)
+    assert re.search(r"^steady-edljob-worker-2 +0/1 +Deleted", bench.out("get", "po", "steady", "--deleted"), re.M)
+    assert bench.refused("scale", "steady", "ps=1") == "resile: the job has no role 'ps'; it has worker"
+
+
+def test_a_scale_plan_is_applied_to_the_job_it_names(bench):
+    bench.submit("sleep 1000")
+    plan = bench.place / "plan.yaml"
+    head = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ScalePlan\nmetadata: {name: plan}\n"
+    plan.write_text(head + "spec: {ownerJob: steady, replicaResourceSpecs: {worker: {replicas: 3}}}\n")
+    assert bench.out("submit", "--local", str(plan)) == "steady scaled: worker=3\n"
+    bench.wait(lambda: len(bench.statuses("steady", "Running")) == 3)
+    plan.write_text(head + "spec: {ownerJob: steady, removePods: [{name: steady-edljob-worker-0}]}\n")
+    assert "removePods will come in a later version" in bench.refused("submit", "--local", str(plan))
+    plan.write_text(head + "spec: {ownerJob: stead, replicaResourceSpecs: {worker: {replicas: 3}}}\n")
+    assert "did you mean steady?" in bench.refused("submit", "--local", str(plan))
+
+
+def test_a_job_is_suspended_and_resumed(bench):
+    bench.submit("sleep 1000")
+    bench.run("suspend", "steady")
+    bench.wait(lambda: not bench.statuses("steady", "Running"))
+    assert bench.phase("steady") == "Suspended"
+    bench.run("resume", "steady")
+    bench.wait(lambda: len(bench.statuses("steady", "Running")) == 2)
+    assert bench.phase("steady") == "Running"
+
+
+def test_a_deleted_job_leaves_nothing(bench):
+    directory = bench.submit("sleep 1000")
+    assert bench.out("delete", "steady") == "elasticjob/steady deleted\n"
+    assert not directory.path.exists()
+    assert not bench.leftovers()
+    assert "there are no jobs" in bench.refused("delete", "steady")
+
+
+def test_a_deleted_job_can_leave_its_logs(bench):
+    directory = bench.submit("echo remember; sleep 1000")
+    bench.run("delete", "steady", "--keep")
+    assert sorted(path.name for path in directory.path.iterdir()) == ["logs", "master.log"]
+    assert (directory.path / "logs" / "steady-edljob-worker-0.log").read_text() == "remember\n"
+    assert "No jobs found" in bench.run("get", "jobs").stderr
+
+
+def test_a_job_without_a_master_can_be_looked_at_and_deleted(bench):
+    directory = bench.submit("sleep 1000")
+    supervisor = json.loads((directory.path / "supervisor.json").read_bytes())["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    os.kill(directory.address().pid, signal.SIGKILL)
+    bench.wait(lambda: not directory.master_lives())
+    assert bench.phase("steady") == "Running"
+    assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Error", bench.out("get", "nodes", "steady"), re.M)
+    assert "has lost its master" in bench.refused("scale", "steady", "worker=1")
+    assert "was interrupted" in bench.refused("submit", "--local", bench.manifest("sleep 1000"))
+    done = bench.run("delete", "steady")
+    assert (done.stdout, "no master" in done.stderr) == ("elasticjob/steady deleted\n", True)
+    assert not bench.leftovers()
+
+
+# watching -----------------------------------------------------------------------------------------------------------
+
+
+def test_watching_prints_what_changes_and_ends_with_the_job(bench):
+    gate = bench.place / "gate"
+    bench.submit(f"until [ -e {gate} ]; do sleep 0.05; done")
+    watches = {kind: bench.start("get", kind, "steady", "-w") for kind in ("jobs", "nodes", "events")}
+    logs = bench.start("logs", "steady", "-f")
+    time.sleep(1.0)
+    gate.touch()
+    said = {kind: watch.communicate(timeout=PATIENCE)[0] for kind, watch in watches.items()}
+    assert [line.split()[1] for line in said["jobs"].splitlines()] == ["PHASE", "Running", "Succeeded"]
+    assert len(re.findall(r"worker-0 +0/1 +Completed", said["nodes"])) == 1
+    assert "JobSucceeded" in said["events"]
+    assert logs.communicate(timeout=PATIENCE)[0] == ""
+
+
+def test_followed_logs_show_pods_that_appear_later_and_end_with_the_job(bench):
+    first, gate = bench.place / "first", bench.place / "gate"
+    bench.submit(
+        f"if [ ! -e {first} ]; then touch {first}; until [ -e {gate} ]; do sleep 0.05; done; echo broken; exit 1; fi; "
+        "for i in 1 2 3; do echo step $i; sleep 0.2; done; printf end",
+        replicas=1,
+    )
+    following = bench.start("logs", "steady", "-f")
+    one_pod = bench.start("logs", "steady-edljob-worker-0", "-f")
+    time.sleep(0.5)
+    gate.touch()
+    assert one_pod.communicate(timeout=PATIENCE)[0] == "broken\n"
+    lines = following.communicate(timeout=PATIENCE)[0].splitlines()
+    assert lines[0].endswith("broken")
+    assert lines[1:] == [f"[steady-edljob-worker-1] {word}" for word in ("step 1", "step 2", "step 3", "end")]
+
+
+def test_listings_go_on_while_the_master_is_killed_and_comes_back(bench):
+    directory = bench.submit("sleep 1000")
+    problems: list[str] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            for words in (["get", "nodes", "steady"], ["get", "events", "steady", "-o", "json"]):
+                done = bench.run(*words, code=None)
+                if done.returncode or "steady" not in done.stdout:
+                    problems.append(f"{words}: {done.returncode} {done.stdout} {done.stderr}")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    pids = []
+    try:
+        for _ in range(3):
+            pids.append(directory.address().pid)
+            struck = json.loads(bench.out("chaos", "kill-master", "steady", "-o", "json"))
+            assert struck["pids"] == pids[-1:]
+            bench.wait(lambda: directory.address().pid != pids[-1] and directory.master_lives())
+            bench.run("scale", "steady", f"worker={2 + len(pids) % 2}")  # wishes wait for the new master
+    finally:
+        over.set()
+        looking.join(timeout=PATIENCE)
+    assert not problems
+    assert len(set(pids)) == 3
+    assert re.search(r"^elasticjob-steady-dlrover-master +1/1 +Running +3 ", bench.out("get", "nodes", "steady"), re.M)
+    assert [event["reason"] for event in bench.json("get", "events", "steady")].count("MasterReturned") == 3
+
+
+# explaining ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_ladder_of_time_outs_is_printed_whole(bench):
+    header, *rows = bench.out("explain", "timeouts").splitlines()
+    assert header.split() == ["NAME", "SECONDS", "OF", "BUDGET", "WHAT", "IT", "IS", "FOR"]
+    assert [row.split()[0] for row in rows] == list(Timeouts.__struct_fields__)
+    assert any(re.match(r"silence +2 +20% +\w", row) for row in rows)
+    assert any(re.match(r"exit_grace +30 +- +\w", row) for row in rows)
+    assert bench.json("explain", "timeouts", "--recovery-budget", "20")["silence"]["seconds"] == 4
+    assert bench.refused("explain", "timeouts", "--recovery-budget", "0.1", code=2) == (
+        "resile: recovery_budget: must be between 1 and 3600 seconds, not 0.1"
+    )
+
+
+def test_the_ladder_of_a_job_is_that_of_its_manifest(bench):
+    bench.submit("true", replicas=1, annotations='{recovery_budget: "5s"}', running=False)
+    assert bench.json("explain", "timeouts", "steady")["recovery_budget"]["seconds"] == 5
