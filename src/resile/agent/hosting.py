@@ -27,6 +27,8 @@ from resile.wire.directory import DirectoryError, JobDirectory
 LAUNCH_PATIENCE = 15.0
 MAX_STARTS = 10
 """How often one agent starts a supervisor whose master keeps vanishing."""
+REVIVE_AFTER = 2.0
+"""Seconds without a master after which an agent looks whether another agent's supervisor is gone as well."""
 
 
 class CannotHost(Exception):
@@ -101,27 +103,70 @@ class MasterHost:
         """Start a master for this run unless one serves it already. What an earlier run left behind is cleared.
 
         Raises:
-            CannotHost: the master does not come up; the sentence says why.
+            CannotHost: the master does not come up; the sentence says why, and nothing is left running.
         """
-        self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        async with asyncio.timeout(LAUNCH_PATIENCE):
-            with await self._turn():
-                if self._directory.path.exists() and self._directory.master_lives():
-                    return
-                shutil.rmtree(self._directory.path, ignore_errors=True)
-                spec = JobSpec(name=self._options.job_name, front_door=FrontDoor.RUN, timeouts=self._options.timeouts)
-                try:
-                    self._directory.create(spec, self._token())
-                except DirectoryError as error:
-                    raise CannotHost(str(error)) from error
-                self._spawn()
-                await self._wait_until_up()
+        try:
+            async with asyncio.timeout(LAUNCH_PATIENCE):
+                self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with await self._turn():
+                    if self._directory.path.exists() and self._directory.master_lives():
+                        return
+                    shutil.rmtree(self._directory.path, ignore_errors=True)
+                    self._directory.create(self._spec(), self._token())
+                    self._spawn()
+                    await self._wait_until_up()
+        except DirectoryError as error:
+            raise CannotHost(str(error)) from error
+        except TimeoutError:
+            raise CannotHost(f"the master did not come up within {LAUNCH_PATIENCE:g} s") from None
+        except OSError as error:
+            where, why = self._directory.path.parent, os.strerror(error.errno or 0)
+            raise CannotHost(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
-    def revive(self) -> None:
-        """If neither master nor supervisor is left, start them again from the journal."""
-        gone = self._supervisor is None or self._supervisor.poll() is not None
-        if gone and self._starts < MAX_STARTS and self._directory.exists and not self._directory.master_lives():
+    def revive(self, seconds_away: float) -> None:
+        """If neither master nor supervisor is left, start them again from the journal.
+
+        Our own supervisor is known to be gone at once; one that another agent started is given a moment.
+        """
+        if self._starts >= MAX_STARTS or not self._directory.exists:
+            return
+        gone = self._supervisor.poll() is not None if self._supervisor is not None else seconds_away > REVIVE_AFTER
+        if gone and not self._directory.master_lives():
             self._spawn()
+
+    async def end(self, patience: float) -> None:
+        """See our own supervisor off: it ends with the job; one that takes longer is told to."""
+        if self._supervisor is None:
+            return
+        try:
+            async with asyncio.timeout(patience):
+                await self._supervisor_ended()
+        except TimeoutError:
+            self.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAUNCH_PATIENCE):
+                    await self._supervisor_ended()
+
+    def stop(self) -> None:
+        """End the supervisor and its master, if they are ours and still there."""
+        if self._supervisor is not None and self._supervisor.poll() is None:
+            self._supervisor.terminate()
+
+    async def _supervisor_ended(self) -> None:
+        assert self._supervisor is not None
+        if self._supervisor.poll() is not None:
+            return
+        loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(self._supervisor.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._supervisor.wait()
+
+    def _spec(self) -> JobSpec:
+        return JobSpec(name=self._options.job_name, front_door=FrontDoor.RUN, timeouts=self._options.timeouts)
 
     def _token(self) -> str | None:
         if self._options.security.token or is_loopback(self._endpoint.host):
@@ -140,22 +185,30 @@ class MasterHost:
 
     async def _wait_until_up(self) -> None:
         """Until the master has announced itself; each look is cheap and the wait is bounded by the caller."""
-        while self._directory.address() is None:
-            assert self._supervisor is not None
-            if self._supervisor.poll() is not None:
-                raise CannotHost(_last_line(self._directory.log) or "the master ended without a word")
-            await asyncio.sleep(0.01)
+        try:
+            while self._directory.address() is None:
+                assert self._supervisor is not None
+                if self._supervisor.poll() is not None:
+                    raise CannotHost(_last_line(self._directory.log) or "the master ended without a word")
+                await asyncio.sleep(0.01)
+        except BaseException:
+            self.stop()
+            raise
 
     async def _turn(self) -> contextlib.AbstractContextManager[None]:
         """Agents of this machine take turns in starting the master."""
         path = self._directory.path.with_suffix(".launch")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return _closing(descriptor)
-            except BlockingIOError:
-                await asyncio.sleep(0.02)
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return _closing(descriptor)
+                except BlockingIOError:
+                    await asyncio.sleep(0.02)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
 
 @contextlib.contextmanager

@@ -7,21 +7,24 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from resile.agent.agent import FAILED, Agent, Identity
+from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
+from resile.agent.attempt import LogDirectory
 from resile.agent.hosting import CannotHost, MasterHost, hosts_master, run_directory, token_of
 from resile.agent.options import Endpoint, RunOptions, Security
+from resile.agent.output import Output, Words
 from resile.agent.ports import free_port
 from resile.agent.session import Session
 from resile.api.ids import NodeId, Rank
+from resile.wire.connection import CannotListen
 from resile.wire.directory import DirectoryError
 from resile.wire.handshake import NotWelcome
 from resile.wire.local_server import serve_local
@@ -30,72 +33,148 @@ from resile.wire.tls import BadTLS, client_context
 log = logging.getLogger("resile.agent")
 
 LOG_FORMAT = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
-REVIVE_AFTER = 2.0
-"""Seconds without a master after which the agent looks whether its supervisor is gone as well."""
+LATE_PAUSE = 0.2
+"""Between two looks whether the master of an earlier run is gone."""
+PORT_TRIES = 3
+"""A port that was free a moment ago may be somebody's now; only a run that may take any port can try another."""
+SEE_OFF = 5.0
+"""Seconds that the master of a run on this machine alone has to end when the run has."""
 
 
 def launch(options: RunOptions) -> int:
     """Run this node until the job is over; the exit code of the command."""
-    logging.basicConfig(format=LOG_FORMAT, level=os.environ.get("DLROVER_LOG_LEVEL", "INFO").upper())
+    output = Output()
+    _log_to(output)
     for notice in options.notices:
-        print(notice, file=sys.stderr)
+        output.say(notice)
     directory = Path(tempfile.mkdtemp(prefix="resile-"))
     try:
-        return asyncio.run(_run(options, directory))
-    except (CannotHost, NotWelcome, DirectoryError, BadTLS) as error:
-        print(f"resile run: {error}", file=sys.stderr)
+        return asyncio.run(_run(options, directory, output))
+    except (CannotHost, NotWelcome, DirectoryError, BadTLS, CannotListen, CannotRun) as error:
+        output.say(f"resile run: {error}")
         return FAILED
-    except TimeoutError:
-        print("resile run: the master did not come up in time", file=sys.stderr)
-        return FAILED
+    except KeyboardInterrupt:
+        return SIGNALLED + signal.SIGINT
     finally:
+        output.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _run(options: RunOptions, directory: Path) -> int:
-    endpoint = options.endpoint or Endpoint("127.0.0.1", free_port())
-    if options.endpoint is None and options.state_dir is None:
+class CannotRun(Exception):
+    """Something on this machine is in the way; the text is one sentence."""
+
+
+class _Signals:
+    """Who is told of signals: nobody is lost between the start of the command and that of the agent."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._agent: Agent | None = None
+        self._starting = asyncio.current_task()
+        self.early = 0
+        loop = asyncio.get_running_loop()
+        for number in numbers:
+            loop.add_signal_handler(number, self._got, number)
+
+    def tell(self, agent: Agent) -> None:
+        """From now on the agent is told."""
+        self._agent = agent
+
+    def _got(self, number: int) -> None:
+        if self._agent is not None:
+            self._agent.on_signal(number)
+        elif self._starting is not None:
+            self.early = number
+            self._starting.cancel()
+
+
+async def _run(options: RunOptions, directory: Path, output: Output) -> int:
+    signals = _Signals(options.signals)
+    try:
+        return await _find_master_and_run(options, directory, output, signals)
+    except asyncio.CancelledError:
+        if not signals.early:
+            raise
+        return SIGNALLED + signals.early
+
+
+async def _find_master_and_run(options: RunOptions, directory: Path, output: Output, signals: _Signals) -> int:
+    alone = options.endpoint is None
+    if alone and options.state_dir is None:
         options = msgspec.structs.replace(options, state_dir=str(directory / "job"))
-    options = msgspec.structs.replace(options, endpoint=endpoint)
-    host = None
-    home = run_directory(options, endpoint)
-    if hosts_master(options):
-        host = MasterHost(options, endpoint, home)
-        await host.start()
-    token, notice = token_of(options, home, endpoint)
-    if notice and not options.managed:
-        print(f"resile run: {notice}", file=sys.stderr)
-    agent = Agent(options, _identity(options, os.environ), directory)
-    return await _serve(agent, options, endpoint, token, host, directory)
+    try:
+        logs = LogDirectory(options, directory)
+    except OSError as error:
+        raise CannotRun(f"cannot write logs in {options.log_dir}: {os.strerror(error.errno or 0)}") from None
+    if logs.kept:
+        log.info("log directory set to: %s", logs.path)
+    given_up = asyncio.get_running_loop().time() + options.timeouts.connect
+    host: MasterHost | None = None
+    try:
+        while True:
+            if hosts_master(options):
+                options, host = await _host(options, alone)
+            assert options.endpoint is not None
+            token, notice = token_of(options, run_directory(options, options.endpoint), options.endpoint)
+            if notice and not options.managed:
+                output.say(f"resile run: {notice}")
+            identity = _identity(options, os.environ)
+            agent = Agent(options, identity, directory=directory, logs=logs, output=output)
+            try:
+                return await _serve(agent, options, token, host, signals)
+            except JobWasOver as late:
+                if asyncio.get_running_loop().time() > given_up:
+                    log.warning("%s", late)
+                    return 0 if late.succeeded else FAILED
+            await asyncio.sleep(LATE_PAUSE)
+    finally:
+        if alone and host is not None:
+            await host.end(SEE_OFF)
 
 
-async def _serve(
-    agent: Agent, options: RunOptions, endpoint: Endpoint, token: bytes, host: MasterHost | None, directory: Path
-) -> int:
+async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterHost]:
+    """Start the master, or find the one that this machine runs already."""
+    for tries_left in reversed(range(PORT_TRIES if alone else 1)):
+        endpoint = Endpoint("127.0.0.1", free_port()) if alone else options.endpoint
+        assert endpoint is not None
+        host = MasterHost(options, endpoint, run_directory(options, endpoint))
+        try:
+            await host.start()
+            return msgspec.structs.replace(options, endpoint=endpoint), host
+        except CannotHost:
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _serve(agent: Agent, options: RunOptions, token: bytes, host: MasterHost | None, signals: _Signals) -> int:
     def away(seconds: float) -> None:
-        if host is not None and seconds > REVIVE_AFTER:
-            host.revive()
+        if host is not None:
+            host.revive(seconds)
         agent.on_away(seconds)
 
+    assert options.endpoint is not None
     agent.session = Session(
-        endpoint, token, _tls(options.security), hello=agent.hello, on_message=agent.on_message, on_away=away
+        options.endpoint, token, _tls(options.security), hello=agent.hello, on_message=agent.on_message, on_away=away
     )
-    loop = asyncio.get_running_loop()
-    for number in options.signals:
-        loop.add_signal_handler(number, agent.on_signal, number)
-    local = await serve_local(
-        directory / "agent.sock", on_message=agent.relay.on_message, on_close=agent.relay.on_close
-    )
+    local = await serve_local(agent.socket, on_message=agent.relay.on_message, on_close=agent.relay.on_close)
     session = asyncio.ensure_future(agent.session.run())
     session.add_done_callback(lambda ended: _fail_with(agent.done, ended))
+    signals.tell(agent)
     try:
         return await agent.done
     finally:
         agent.close()
         session.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, NotWelcome):
             await session
         local.close()
+
+
+def _log_to(output: Output) -> None:
+    words = Words(output)
+    words.setFormatter(logging.Formatter(LOG_FORMAT))
+    level = os.environ.get("DLROVER_LOG_LEVEL", "INFO").upper()
+    logging.basicConfig(handlers=[words], level=level if level in logging.getLevelNamesMapping() else "INFO")
 
 
 def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
@@ -108,7 +187,7 @@ def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
     """Who this node is: what the platform says in its environment, or what the flags say."""
     hostname = socket.gethostname()
     if not options.managed:
-        address = options.local_addr or ("127.0.0.1" if options.standalone else "")
+        address = options.local_addr or ""
         rank = Rank(options.node_rank) if options.node_rank is not None else None
         return Identity(rank=rank, address=address, host=hostname)
 

@@ -1,11 +1,13 @@
 """Between the training processes of a node and the master: steps go up, shard requests go up and their answers down.
 
 A request is kept until it is answered and sent again after every greeting, so a master may die and come back in
-between; the ledger recognises a request that it has answered before.
+between; the ledger recognises a request that it has answered before. The same goes for the news that a process which
+took shards is gone: were it lost, its shards would be nobody's for ever.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from resile.api.ids import Round
@@ -29,6 +31,8 @@ Answer = DatasetOpen | ShardGranted | ShardNoted
 
 MAX_OPEN = 10_000
 """Requests that may wait for an answer; a process with more is broken."""
+MAX_GONE = 1_000
+"""Processes whose end is told again after every greeting: more than can end while a master restarts."""
 
 
 class Relay:
@@ -39,6 +43,9 @@ class Relay:
         self._workers: set[str] = set()
         self._connections: dict[str, Connection] = {}
         self._open: dict[tuple[str, int], Request] = {}
+        self._takers: set[str] = set()
+        """Living processes that may hold shards."""
+        self._gone: deque[str] = deque(maxlen=MAX_GONE)
         self._round = Round(0)
         self._step = -1
 
@@ -49,14 +56,16 @@ class Relay:
         self._workers |= workers
 
     def gone(self, worker: str) -> None:
-        """A process ended: forget it and what it asked for (and its forked children)."""
+        """A process ended, and what it forked with it: forget what they asked for, and free what they hold."""
         self._workers.discard(worker)
         for name in [name for name in self._connections if _belongs(name, worker)]:
             self._connections.pop(name).close("its process ended")
-        self._open = {key: request for key, request in self._open.items() if not _belongs(key[0], worker)}
+        self._forget({name for name in self._takers if _belongs(name, worker)})
 
     def repeat(self) -> None:
-        """Ask again for everything that was not answered."""
+        """Say again, to a master that has just greeted us, what the last one may not have heard."""
+        for name in self._gone:
+            self._send(WorkerGone(worker=name))
         for request in self._open.values():
             self._send(request)
 
@@ -79,6 +88,7 @@ class Relay:
                 elif len(self._open) >= MAX_OPEN:
                     connection.close("it asked for more than anybody can answer")
                 else:
+                    self._takers.add(message.worker)
                     self._open[(message.worker, message.request)] = message
                     self._send(message)
 
@@ -89,8 +99,7 @@ class Relay:
             return
         del self._connections[name]
         if name not in self._workers:
-            self._open = {key: request for key, request in self._open.items() if key[0] != name}
-            self._send(WorkerGone(worker=name))
+            self._forget({name} & self._takers)
 
     def answer(self, answer: Answer) -> None:
         """Pass the master's answer on to whoever asked."""
@@ -98,6 +107,13 @@ class Relay:
         connection = self._connections.get(answer.worker)
         if connection is not None:
             connection.send(answer)
+
+    def _forget(self, names: set[str]) -> None:
+        self._takers -= names
+        self._open = {key: request for key, request in self._open.items() if key[0] not in names}
+        for name in sorted(names):
+            self._gone.append(name)
+            self._send(WorkerGone(worker=name))
 
 
 def _belongs(name: str, worker: str) -> bool:

@@ -3,6 +3,8 @@
 Its end tells the master that the agent is gone, so it is opened at the start and held for life. When it breaks,
 training goes on; the session calls again, first at once, then at most once a second. What was said on a broken
 connection may be lost, so everything an agent says is either repeated after each greeting or made good by the next.
+A stranger in the master's place ends a session that has just begun, but not one that serves training: the master may
+come back.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from resile.agent.options import Endpoint
 from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.frames import encode
+from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Heartbeat, Hello, MasterMessage, Message
 
 log = logging.getLogger("resile.agent")
@@ -80,26 +83,34 @@ class Session:
         """Stay connected until cancelled.
 
         Raises:
-            NotWelcome: the token is wrong or the server is none of ours; calling again would not help.
+            NotWelcome: the token is wrong or the server is none of ours, on the first call that was answered.
         """
         loop = asyncio.get_running_loop()
         last, pause = loop.time(), FIRST_PAUSE
+        known = False
         try:
             while True:
                 closed = asyncio.Event()
                 try:
                     connection = await self._call(closed)
-                except CannotConnect as error:
+                except (CannotConnect, NotWelcome) as error:
+                    if isinstance(error, NotWelcome) and not known:
+                        raise
                     log.debug("%s", error)
                     self._on_away(loop.time() - last)
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, LONGEST_PAUSE)
                     continue
-                self._connection = connection
+                self._connection, known = connection, True
                 connection.send(self._hello(connection.local))
+                since = loop.time()
                 await closed.wait()
-                self._connection = None
-                last, pause = loop.time(), FIRST_PAUSE
+                self._connection, last = None, loop.time()
+                if last - since > LONGEST_PAUSE:
+                    pause = FIRST_PAUSE
+                else:  # a server that hangs up on us is not to be called in a tight loop
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.cancel()

@@ -1,7 +1,8 @@
 """The training processes of one node in one round: started together, watched by pidfd, stopped together.
 
 The end of a process is known within a millisecond (its pidfd becomes readable; nothing polls). A process and
-whatever it forked form a process group, so stopping it leaves nothing behind; the agent's own death ends it too.
+whatever it forked form a process group, so stopping it leaves nothing behind; the agent's own death ends it too (but
+not what it forked, if the agent was killed with SIGKILL).
 """
 
 from __future__ import annotations
@@ -11,29 +12,27 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
-from resile.agent.output import Output, Stream
+from resile.agent.output import Outlet, Output, Stream, Tail
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Ended:
+class Ended(NamedTuple):
     """How one process ended."""
 
-    __slots__ = ("at", "local_rank", "pid", "returncode", "tail")
-
-    def __init__(self, local_rank: int, pid: int, returncode: int, at: float, tail: bytes) -> None:
-        self.local_rank = local_rank
-        self.pid = pid
-        self.returncode = returncode
-        self.at = at
-        self.tail = tail
+    local_rank: int
+    pid: int
+    returncode: int
+    at: float
+    """Wall-clock seconds when its end was seen."""
+    tail: bytes
+    """The end of what it printed."""
 
     @property
     def well(self) -> bool:
@@ -41,34 +40,30 @@ class Ended:
         return self.returncode == 0
 
 
-class Spawn:
+class Spawn(NamedTuple):
     """What one process is started with."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        stdout: Sequence[IO[bytes]],
-        stderr: Sequence[IO[bytes]],
-        prefix: bytes = b"",
-    ) -> None:
-        self.command = command
-        self.environment = environment
-        self.stdout = stdout
-        self.stderr = stderr
-        self.prefix = prefix
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    stdout: Outlet = Outlet()
+    stderr: Outlet = Outlet()
+    prefix: bytes = b""
 
-
-class _Worker:
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, streams: list[Stream], tail: deque[bytes]) -> None:
-        self.process = process
-        self.pidfd = pidfd
-        self.streams = streams
-        self.tail = tail
+    @property
+    def outlets(self) -> tuple[Outlet, Outlet]:
+        """Where its streams go, in the order of their numbers."""
+        return self.stdout, self.stderr
 
 
 class CannotStart(Exception):
     """A process could not be started; the text is one sentence."""
+
+
+class _Worker(NamedTuple):
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    streams: list[Stream]
+    tail: Tail
 
 
 class WorkerGroup:
@@ -96,7 +91,7 @@ class WorkerGroup:
         """Start one process per entry, local rank 0 first.
 
         Raises:
-            CannotStart: the program cannot be run; those already started are killed.
+            CannotStart: the program cannot be run; those already started are killed, and their end is told.
         """
         try:
             for local_rank, spawn in enumerate(spawns):
@@ -107,46 +102,39 @@ class WorkerGroup:
             raise CannotStart(f"cannot start {spawns[0].command[0]}: {why[:1].lower()}{why[1:]}") from error
 
     def _start(self, local_rank: int, spawn: Spawn) -> None:
-        tail: deque[bytes] = deque()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
+        tail = Tail(*(o.file for o in spawn.outlets if o.file is not None and o.console is None))
+        descriptors: list[int] = []
+        streams: list[Stream] = []
         try:
+            for outlet in spawn.outlets:
+                descriptor, stream = self._output.open(outlet, spawn.prefix, tail)
+                descriptors.append(descriptor)
+                streams += [stream] if stream is not None else []
             process = subprocess.Popen(
                 spawn.command,
                 env=spawn.environment,
-                stdout=out_write,
-                stderr=err_write,
+                stdin=subprocess.DEVNULL if _stdin_is_terminal() else None,
+                stdout=descriptors[0],
+                stderr=descriptors[1],
                 process_group=0,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with(os.getpid()),
             )
-        except BaseException:
-            os.close(out_read)
-            os.close(err_read)
-            raise
         finally:
-            os.close(out_write)
-            os.close(err_write)
-        streams = [
-            self._output.add(out_read, spawn.stdout, spawn.prefix, tail),
-            self._output.add(err_read, spawn.stderr, spawn.prefix, tail),
-        ]
+            for descriptor in descriptors:
+                os.close(descriptor)
         pidfd = os.pidfd_open(process.pid)
         self._alive[local_rank] = _Worker(process, pidfd, streams, tail)
         self._empty.clear()
         self._loop.add_reader(pidfd, self._ended, local_rank)
 
-    def signal(self, number: int) -> None:
+    def pass_on(self, number: int) -> None:
         """Send a signal to every process, but not to what they forked: a data loader must live until the last save."""
         for worker in self._alive.values():
             worker.process.send_signal(number)
 
-    async def stop(self, grace: float) -> None:
-        """SIGTERM, and after `grace` seconds SIGKILL; returns when all are gone."""
-        self.signal(signal.SIGTERM)
-        await self.gone(grace)
-
-    async def gone(self, grace: float) -> None:
-        """Wait for all processes to end; after `grace` seconds they are killed."""
+    async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Signal all, and after `grace` seconds kill them; returns when all are gone, with all they forked."""
+        self.pass_on(number)
         try:
             async with asyncio.timeout(grace):
                 await self._empty.wait()
@@ -164,17 +152,28 @@ class WorkerGroup:
         at = time.time()
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
+        _kill_group(worker.process.pid)  # before its pid is given back, so that the number is nobody else's
         returncode = worker.process.wait()
-        _kill_group(worker.process.pid)
         self._output.collect(worker.streams)
         if not self._alive:
             self._empty.set()
-        self._on_end(Ended(local_rank, worker.process.pid, returncode, at, b"".join(worker.tail)))
+        self._on_end(Ended(local_rank, worker.process.pid, returncode, at, worker.tail.read()))
 
 
-def _die_with_parent() -> None:
-    """Runs in the new process before the program: if the agent dies, so does it."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _die_with(agent: int) -> Callable[[], None]:
+    """What a new process does before its program: see to it that it dies when the agent does."""
+
+    def ask() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != agent:  # it died before we could ask
+            os._exit(1)
+
+    return ask
+
+
+def _stdin_is_terminal() -> bool:
+    """A process group in the background that reads from its terminal would be stopped by it, without a word."""
+    return sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
 
 
 def _kill_group(group: int) -> None:
@@ -182,29 +181,3 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         return  # all gone already, which is what was wanted
-
-
-class LogFiles:
-    """The files that `--redirects` and `--tee` ask for: DIR/RUN_ID/attempt_N/LOCAL_RANK/stdout.log, as torchrun's."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._open: list[IO[bytes]] = []
-
-    def attempt(self, number: int, local_rank: int) -> Path:
-        """The directory of one process, made if need be."""
-        path = self._directory / f"attempt_{number}" / str(local_rank)
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def open(self, path: Path) -> IO[bytes]:
-        """A file to append to; closed by `close`."""
-        file = path.open("ab", buffering=0)
-        self._open.append(file)
-        return file
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in self._open:
-            file.close()
-        self._open.clear()
