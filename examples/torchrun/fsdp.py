@@ -47,8 +47,8 @@ def main() -> None:
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     sys.stdout.write(train(kind))  # one write, so that the lines of two ranks do not mix
     dist.destroy_process_group()
-    # The sharded model refers to itself and to the group, whose threads would otherwise outlive the interpreter: gloo
-    # then aborts about one exit in fifteen.
+    # What is left of the model still refers to the group. Let go of it now: a thread of gloo that lives on while the
+    # interpreter ends can abort the process after all its work is done.
     gc.collect()
 
 

@@ -10,6 +10,7 @@ takes the newest state that anybody has, so a replaced node goes on with the res
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import logging
 import os
@@ -300,6 +301,9 @@ def main() -> None:
         dist.barrier()
         shutil.rmtree(folder, ignore_errors=True)
     dist.destroy_process_group()
+    # What is left of the model still refers to the group. Let go of it now: a thread of gloo that lives on while the
+    # interpreter ends can abort the process after all its work is done.
+    gc.collect()
 
 
 if __name__ == "__main__":
