@@ -1,0 +1,98 @@
+"""The cheap benchmarks in their shortest forms: figures come out and make sense. Whether they pass: `make bench`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from benchmarks import __main__ as bench
+from benchmarks import detect, help_time, rendezvous, table
+from benchmarks.harness import GaveUp, Row, Workplace, percentile, wait_for
+
+
+def test_a_row_passes_when_its_figure_is_not_above_its_bar() -> None:
+    assert Row(measure="m", value=2.0, bar=2.0).passed is True
+    assert Row(measure="m", value=2.1, bar=2.0).passed is False
+    assert Row(measure="m", value=2.1).passed is None
+
+
+def test_the_ratio_says_how_many_times_our_figure_the_peers_is() -> None:
+    assert Row(measure="m", value=2.0, peer=5.0).ratio == 2.5
+    assert Row(measure="m", value=2.0).ratio is None
+    assert Row(measure="m", value=0.0, peer=5.0).ratio is None
+
+
+def test_percentile_is_a_value_that_was_measured() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50.0, 99.0, 100.0)
+    assert percentile([7.0], 0.99) == 7.0
+
+
+def test_the_table_is_aligned_and_has_a_verdict_for_every_bar() -> None:
+    rows = [
+        Row(measure="fast enough", value=0.123, unit="s", bar=2.0, peer=1.23, note="of 3"),
+        Row(measure="too slow", value=12.3, unit="ms", bar=5.0),
+        Row(measure="no bar", value=4.5, unit="s"),
+    ]
+    lines = table.render(rows).splitlines()
+    assert [line.split()[-1] for line in lines[2:4]] == ["pass", "MISSED"]
+    assert "10.0x" in lines[2]
+    assert lines[-1].strip() == "fast enough: of 3"
+    right_edge = lines[0].index("resile") + len("resile")
+    for line, last in zip(lines[2:5], ("s", "ms", "s"), strict=True):
+        assert line[:right_edge].endswith(last)
+
+
+def test_waiting_in_vain_ends_with_a_sentence() -> None:
+    with pytest.raises(GaveUp, match=r"nothing did not happen within 0\.01 s"):
+        wait_for("nothing", lambda: None, 0.01)
+
+
+def test_leaving_a_workplace_ends_what_was_started_in_it_and_removes_it() -> None:
+    with Workplace() as place:
+        process = place.start(["sleep", "60"])
+    assert process.returncode is not None
+    assert not place.path.exists()
+
+
+def test_help_comes_quickly_and_nothing_heavy_is_imported() -> None:
+    time_of_help, heavy = help_time.run(quick=True)
+    assert 0.0 < time_of_help.value < 5.0
+    assert time_of_help.peer is not None
+    assert heavy.passed, heavy.note
+
+
+def test_killed_processes_are_noticed() -> None:
+    (row,) = detect.run(quick=True, kills=5, peer=False)
+    assert -1.0 < row.value < 2000.0
+    assert "of 5 kills" in row.note
+
+
+def test_agents_over_sockets_are_all_told_of_the_round_and_of_its_end() -> None:
+    formed, over = rendezvous.run(quick=True, sizes={50: 5.0})
+    assert 0.0 < formed.value < 5.0
+    assert 0.0 < over.value < 5.0
+
+
+def test_the_exit_code_and_the_json_tell_of_a_missed_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(help_time, "run", lambda quick: [Row(measure="m", value=2.0, bar=1.0)])
+    assert bench.main(["--only", "help_time", "-o", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"][0]["passed"] is False
+    assert document["machine"]["python"]
+
+
+def test_a_benchmark_that_gives_up_does_not_cost_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def give_up(quick: bool) -> list[Row]:
+        raise GaveUp("the master did not start")
+
+    monkeypatch.setattr(detect, "run", give_up)
+    monkeypatch.setattr(help_time, "run", lambda quick: [Row(measure="the other", value=1.0, bar=1.0)])
+    assert bench.main(["--only", "detect", "--only", "help_time"]) == 1
+    output = capsys.readouterr().out
+    assert "the other" in output
+    assert "detect gave up: the master did not start" in output
