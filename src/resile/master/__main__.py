@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import sys
 import time
@@ -58,6 +60,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             why = "has a master already" if directory.exists else "is not there"
             print(f"resile master: the job in {directory.path} {why}", file=sys.stderr)
             return supervisor.ALREADY_SERVED if directory.exists else supervisor.CANNOT_SERVE
+        if arguments.platform == "none":
+            _allow_many_agents()
         tls = None
         if arguments.tls_cert is not None and arguments.tls_key is not None:
             tls = server_context(arguments.tls_cert, arguments.tls_key, client_ca=arguments.tls_ca)
@@ -75,6 +79,16 @@ def _lock(directory: JobDirectory) -> int | None:
     while (lock := directory.lock()) is None and time.monotonic() < until:
         time.sleep(0.01)
     return lock
+
+
+def _allow_many_agents() -> None:
+    """As many open files as the system lets this process have: every agent holds a connection, and 1024 is soon full.
+
+    Not where nodes are started from here: they would inherit it, and programs that call select() break on high numbers.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _until_told(job: Coroutine[Any, Any, bool]) -> int:
