@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import resource
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import GaveUp, Story, Workplace, asking, raise_file_limit, say
+from benchmarks.harness import GaveUp, Story, Workplace, asking, file_limit, say
 from resile.api.ids import NO_ROUND, Round
 from resile.api.job import FrontDoor, JobSpec
 from resile.api.reports import Meeting
@@ -279,7 +280,6 @@ class Crowd:
 @contextlib.contextmanager
 def gathered(agents: int) -> Iterator[Crowd]:
     """A master with so many agents connected, none of which has joined a round."""
-    raise_file_limit()
     with Workplace() as place:
         crowd = Crowd(place, agents)
         with asking(crowd.directory) as crowd.story:
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--total", type=int, required=True)
     parser.add_argument("--first", type=int, required=True)
     options = parser.parse_args()
-    raise_file_limit()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit(), file_limit()))
 
     async def play() -> None:
         directory = JobDirectory(options.directory)

@@ -88,11 +88,9 @@ def wait_for(what: str, found: Callable[[], T | None], seconds: float = PATIENCE
         time.sleep(every)
 
 
-def raise_file_limit() -> int:
-    """Let this process and its children open as many files as the system allows; returns how many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+def file_limit() -> int:
+    """How many files the system lets one process open, if the process asks for it."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ the whole burst: the worst case, as after a failure of a large job.
 from __future__ import annotations
 
 from benchmarks.crowd import gathered
-from benchmarks.harness import Row, raise_file_limit, say
+from benchmarks.harness import Row, file_limit, say
 from resile.api.timeouts import derive
 
 SPARE_FILES = 200
@@ -21,7 +21,7 @@ def run(quick: bool, sizes: dict[int, float] | None = None) -> list[Row]:
     for agents, bar in (sizes or BARS).items():
         if quick and agents > min(BARS):
             continue
-        if agents + SPARE_FILES > raise_file_limit():
+        if agents + SPARE_FILES > file_limit():
             say(f"rendezvous: {agents:,} agents need more open files than this system allows; left out")
             continue
         rows += _rendezvous(agents, bar)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 from benchmarks import __main__ as bench
@@ -72,6 +73,16 @@ def test_agents_over_sockets_are_all_told_of_the_round_and_of_its_end() -> None:
     formed, over = rendezvous.run(quick=True, sizes={50: 5.0})
     assert 0.0 < formed.value < 5.0
     assert 0.0 < over.value < 5.0
+
+
+def test_a_master_is_not_held_to_the_usual_limit_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        formed, _ = rendezvous.run(quick=True, sizes={300: 5.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert formed.value > 0.0
 
 
 def test_the_exit_code_and_the_json_tell_of_a_missed_bar(
