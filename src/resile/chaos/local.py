@@ -179,17 +179,13 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
 
 
 def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
-    """Signal exactly these processes; those that were there to get it."""
-    hit: list[int] = []
-    for pid, start in targets:
-        pidfd = processes.open_pidfd(pid, start)
-        if pidfd is None:
-            continue
+    """Signal exactly these processes, in their order; those that were there when the first signal went out."""
+    held = [(pid, pidfd) for pid, start in targets if (pidfd := processes.open_pidfd(pid, start)) is not None]
+    for _, pidfd in held:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, number)
-            hit.append(pid)
         os.close(pidfd)
-    return hit
+    return [pid for pid, _ in held]
 
 
 def _struck(record: files.NodeRecord, verb: str, at: float, pids: list[int]) -> Strike:
