@@ -104,6 +104,8 @@ async def run_master(
         directory.announce(address)
         log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
         if engine.state.phase.over:
+            # The last master died before everybody had heard the end: they will ask.
+            await asyncio.sleep(spec.timeouts.homecoming)
             over.set()
         await over.wait()
         await _farewell(shell, board)
