@@ -99,7 +99,7 @@ def run(quick: bool) -> list[Row]:
         directory.create(JobSpec(name="loss", roles={"worker": RoleSpec(replicas=WORKERS, command=words)}))
         supervisor = start_master(directory, place.path, [])
         try:
-            wait_for("the first steps", lambda: all(len(each) > 100 for each in _steps(place.path).times))
+            wait_for("the first steps", lambda: all(len(each) > 100 for each in _steps(place.path).times), every=0.2)
             whole, killed = [], []
             for _ in range(kills):
                 time.sleep(BETWEEN_KILLS / 2)
