@@ -8,10 +8,12 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 from tests.cli.workbench import PATIENCE, RESILE
 
@@ -185,6 +187,19 @@ def test_two_jobs_of_one_name_do_not_run_at_once(bench):
     assert bench.refused("submit", "--local", bench.manifest("sleep 1000")) == (
         "resile: job steady is running already; `resile delete steady` ends it"
     )
+
+
+def test_a_master_that_cannot_serve_says_why_and_leaves_nothing(bench):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        path = bench.manifest("sleep 1000")
+        assert bench.refused("submit", "--local", path, "--metrics-port", port) == (
+            f"resile: the master did not come up: cannot serve metrics on 127.0.0.1:{port}: address already in use"
+        )
+    assert not bench.directory("steady").path.exists()
+    bench.run("submit", "--local", path, "--detach", "--metrics-port", port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        assert b'resile_round{job="steady"' in page.read()
 
 
 def test_a_detached_job_is_given_as_data(bench):

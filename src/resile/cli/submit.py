@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from resile.api.elasticjob import ElasticJob
+from resile.api.ids import Seconds
 from resile.api.job import JobSpec
 from resile.api.manifest import Resource, load_manifests
 from resile.api.mistakes import BadManifest
@@ -24,7 +25,7 @@ from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.cli.logs import Log
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, print_json
-from resile.cli.supervision import end_nodes, served, start_master
+from resile.cli.supervision import end_by_force, end_nodes, served, start_master
 from resile.master.view import JobView
 from resile.wire.directory import DirectoryError
 
@@ -105,7 +106,12 @@ def start_job(spec: JobSpec, options: list[str]) -> LocalJob:
         directory.create(spec)
     except DirectoryError as error:
         raise CommandError(str(error)) from error
-    start_master(directory, Path.cwd(), options)
+    try:
+        start_master(directory, Path.cwd(), options)
+    except CommandError:  # nothing ran, so nothing is to be kept
+        end_by_force(directory, Seconds(0.0))
+        shutil.rmtree(directory.path, ignore_errors=True)
+        raise
     return job
 
 

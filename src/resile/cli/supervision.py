@@ -28,8 +28,8 @@ from resile.wire.directory import JobDirectory
 
 START_SECONDS = 30.0
 """For a master to listen; it takes a third of a second on an idle machine."""
-LAST_WORDS = 3
-"""Lines of master.log that are shown when it could not start."""
+MASTER_SAYS = "resile master: "
+"""How the sentence of a master begins that cannot serve."""
 BEYOND_GRACE = 5.0
 """Seconds that a node may outlive its grace before its shim is killed, and the node with it."""
 
@@ -140,5 +140,5 @@ def _last_words(directory: JobDirectory) -> str:
         lines = directory.log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    words = " / ".join(text for text in lines[-LAST_WORDS:] if text.strip())
-    return words or f"it said nothing; see {directory.log}"
+    sentences = [text.removeprefix(MASTER_SAYS) for text in lines if text.startswith(MASTER_SAYS)]
+    return next(reversed(sentences or [text for text in lines if text.strip()]), "it said nothing")

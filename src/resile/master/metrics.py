@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from resile.master.view import JobView
+from resile.wire.connection import CannotListen
 
 
 class JobCollector:
@@ -44,10 +46,18 @@ class JobCollector:
 
 
 def serve(collector: JobCollector, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve /metrics from a thread; returns the function that ends it."""
+    """Serve /metrics from a thread; returns the function that ends it.
+
+    Raises:
+        CannotListen: the port is taken.
+    """
     registry = CollectorRegistry()
     registry.register(collector)
-    server, thread = start_http_server(port, addr=host, registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
+        raise CannotListen(f"cannot serve metrics on {host}:{port}: {why}") from error
 
     def stop() -> None:
         server.shutdown()

@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 
 JOB_SUCCEEDED = 0
-JOB_FAILED = 1
+JOB_FAILED = 10
 CANNOT_SERVE = 2
 ALREADY_SERVED = 3
-"""Exit codes of a master after which another start would change nothing."""
+"""Exit codes of a master after which another start would change nothing. None of them is 1: that is what Python gives
+for an error that nobody caught, and such a master is started again."""
 
 FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE, ALREADY_SERVED)
 MAX_STARTS = 20
