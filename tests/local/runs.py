@@ -188,9 +188,9 @@ class Runs:
 
     @property
     def job(self) -> Path:
-        """The directory of the one job of this test."""
-        (path,) = [path for path in (self.state / "runs").iterdir() if path.is_dir()]
-        return path
+        """The directory of the one job of this test that has had a master."""
+        (announced,) = (self.state / "runs").glob("*/master.json")
+        return announced.parent
 
     def master(self, other_than: int = 0) -> int:
         """The pid of the living master."""
@@ -198,7 +198,7 @@ class Runs:
         def living() -> int:
             try:
                 pid = int(json.loads((self.job / "master.json").read_text())["pid"])
-            except (OSError, ValueError):
+            except (OSError, ValueError):  # no master yet
                 return 0
             return pid if pid != other_than and alive(pid) else 0
 

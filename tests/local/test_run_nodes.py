@@ -109,3 +109,16 @@ def test_the_failure_of_one_node_is_reported_by_all(runs: Runs) -> None:
         assert node.wait() == 1
         assert "━━ rank 1 failed first" in node.err
         assert "KeyError: 'lost key'" in node.err
+
+
+def test_fixed_places_are_kept_whoever_comes_first(runs: Runs) -> None:
+    """Node 1 is there before node 0, which brings the master and the token."""
+    script = runs.script(UNTIL_RELEASED)
+    words = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={runs.port}", script)
+    second = runs.start("--node-rank=1", *words)
+    wait_until(lambda: list(runs.temp.glob("resile-*/agent.sock")), "node 1 to wait for its master")
+    first = runs.start("--node-rank=0", *words)
+    met = runs.await_world(2)
+    assert [met[0]["agent"], met[1]["agent"]] == [first.pid, second.pid]
+    runs.release()
+    assert [first.wait(), second.wait()] == [0, 0]

@@ -148,15 +148,16 @@ class Agent:
             case ms.JobOver():
                 self._job_over(message)
 
-    def on_away(self, seconds: float) -> None:
+    def on_away(self, seconds: float, why: str) -> None:
         """The master cannot be reached. Training goes on; an agent without work does not wait for ever."""
-        if self.training or self._leaving or self.done.done() or seconds < self._options.timeouts.connect:
+        patience = self._options.meeting.join_timeout or self._options.timeouts.connect
+        if self.training or self._leaving or self.done.done() or seconds < patience:
             return
         if self._attempt is not None and self._attempt.finished:
             log.warning("training is done on this node, but its master is gone; ending without its word")
             self._leave(0)
         else:
-            log.error("the master at %s cannot be reached for %.0f s", self._options.endpoint, seconds)
+            log.error("the master cannot be reached for %.0f s: %s", seconds, why)
             self._leave(FAILED)
 
     def _welcome(self, welcome: ms.Welcome) -> None:

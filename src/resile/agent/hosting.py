@@ -72,21 +72,30 @@ def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str,
     return JobDirectory(root / name)
 
 
-def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> tuple[bytes, str]:
-    """The job's secret, and a sentence if it is not much of one.
+def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> bytes:
+    """The job's secret.
 
     On one machine the secret is in the job's private directory. Machines that were given none can only agree on what
     they all know: the run id.
+
+    Raises:
+        DirectoryError: the secret is in the job's directory, and that is not there (yet).
     """
     if options.security.token:
-        return options.security.token.encode(), ""
+        return options.security.token.encode()
     if is_loopback(endpoint.host):
-        return directory.token(), ""
-    notice = (
+        return directory.token()
+    return hashlib.sha256(f"resile run {options.run_id}".encode()).hexdigest().encode()
+
+
+def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
+    """A sentence if the job's secret is not much of one."""
+    if options.managed or options.security.token or is_loopback(endpoint.host):
+        return ""
+    return (
         "no token was given, so whoever knows the run id can join this job; "
         "give all machines the same RESILE_TOKEN to keep others out"
     )
-    return hashlib.sha256(f"resile run {options.run_id}".encode()).hexdigest().encode(), notice
 
 
 class MasterHost:
@@ -171,7 +180,7 @@ class MasterHost:
     def _token(self) -> str | None:
         if self._options.security.token or is_loopback(self._endpoint.host):
             return self._options.security.token or None
-        return token_of(self._options, self._directory, self._endpoint)[0].decode()
+        return token_of(self._options, self._directory, self._endpoint).decode()
 
     def _spawn(self) -> None:
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"

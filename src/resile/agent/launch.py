@@ -18,7 +18,7 @@ import msgspec
 
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
 from resile.agent.attempt import LogDirectory
-from resile.agent.hosting import CannotHost, MasterHost, hosts_master, run_directory, token_of
+from resile.agent.hosting import CannotHost, MasterHost, hosts_master, run_directory, token_notice, token_of
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.output import Output, Words
 from resile.agent.ports import free_port
@@ -105,6 +105,8 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
         logs = LogDirectory(options, directory)
     except OSError as error:
         raise CannotRun(f"cannot write logs in {options.log_dir}: {os.strerror(error.errno or 0)}") from None
+    if options.endpoint is not None and (notice := token_notice(options, options.endpoint)):
+        output.say(f"resile run: {notice}")
     if logs.kept:
         log.info("log directory set to: %s", logs.path)
     given_up = asyncio.get_running_loop().time() + options.timeouts.connect
@@ -113,14 +115,10 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
         while True:
             if hosts_master(options):
                 options, host = await _host(options, alone)
-            assert options.endpoint is not None
-            token, notice = token_of(options, run_directory(options, options.endpoint), options.endpoint)
-            if notice and not options.managed:
-                output.say(f"resile run: {notice}")
             identity = _identity(options, os.environ)
             agent = Agent(options, identity, directory=directory, logs=logs, output=output)
             try:
-                return await _serve(agent, options, token, host, signals)
+                return await _serve(agent, options, host, signals)
             except JobWasOver as late:
                 if asyncio.get_running_loop().time() > given_up:
                     log.warning("%s", late)
@@ -146,15 +144,22 @@ async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterHos
     raise AssertionError("unreachable")
 
 
-async def _serve(agent: Agent, options: RunOptions, token: bytes, host: MasterHost | None, signals: _Signals) -> int:
-    def away(seconds: float) -> None:
+async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, signals: _Signals) -> int:
+    def away(seconds: float, why: str) -> None:
         if host is not None:
             host.revive(seconds)
-        agent.on_away(seconds)
+        agent.on_away(seconds, why)
 
-    assert options.endpoint is not None
+    endpoint = options.endpoint
+    assert endpoint is not None
+    home = run_directory(options, endpoint)
     agent.session = Session(
-        options.endpoint, token, _tls(options.security), hello=agent.hello, on_message=agent.on_message, on_away=away
+        endpoint,
+        lambda: token_of(options, home, endpoint),
+        _tls(options.security),
+        hello=agent.hello,
+        on_message=agent.on_message,
+        on_away=away,
     )
     local = await serve_local(agent.socket, on_message=agent.relay.on_message, on_close=agent.relay.on_close)
     session = asyncio.ensure_future(agent.session.run())

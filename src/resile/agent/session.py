@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from resile.agent.options import Endpoint
 from resile.wire.connection import CannotConnect, Connection, connect
+from resile.wire.directory import DirectoryError
 from resile.wire.frames import encode
 from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Heartbeat, Hello, MasterMessage, Message
@@ -36,25 +37,28 @@ class Session:
     def __init__(
         self,
         endpoint: Endpoint,
-        token: bytes,
+        token: Callable[[], bytes],
         tls: ssl.SSLContext | None,
         *,
         hello: Callable[[str], Hello],
         on_message: Callable[[MasterMessage], None],
-        on_away: Callable[[float], None],
+        on_away: Callable[[float, str], None],
     ) -> None:
         """Nothing is called before `run`.
 
         Args:
             endpoint: where the master is.
-            token: the job's secret.
+            token: the job's secret, asked for at every call: on the master's machine it may not be there yet, and
+                a file that an older run left gives way to the right one. `DirectoryError` means to ask again.
             tls: how to speak TLS, or None.
             hello: the greeting, made anew for every connection from the local address of that connection.
             on_message: what the master says.
-            on_away: called after every failed call with the seconds since the master was last connected.
+            on_away: called after every failed call, with the seconds since the master was last connected and a
+                sentence that says why this call failed.
         """
         self._endpoint = endpoint
         self._token = token
+        self._tried = b""
         self._tls = tls
         self._hello = hello
         self._on_message = on_message
@@ -93,11 +97,11 @@ class Session:
                 closed = asyncio.Event()
                 try:
                     connection = await self._call(closed)
-                except (CannotConnect, NotWelcome) as error:
-                    if isinstance(error, NotWelcome) and not known:
+                except (CannotConnect, DirectoryError, NotWelcome) as error:
+                    if isinstance(error, NotWelcome) and not known and self._tried == self._token():
                         raise
                     log.debug("%s", error)
-                    self._on_away(loop.time() - last)
+                    self._on_away(loop.time() - last, str(error))
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, LONGEST_PAUSE)
                     continue
@@ -122,10 +126,11 @@ class Session:
                         await connection.wait_closed()
 
     async def _call(self, closed: asyncio.Event) -> Connection:
+        self._tried = self._token()
         return await connect(
             self._endpoint.host,
             self._endpoint.port,
-            token=self._token,
+            token=self._tried,
             decode=MasterMessage,
             on_message=lambda _, message: self._on_message(message),
             on_close=lambda _, because: self._closed(closed, because),
