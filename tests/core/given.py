@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+import msgspec
+
 from resile.api.ids import NodeId, NodeKey, Rank, Round
 from resile.api.job import WORKER, FrontDoor, JobSpec, RoleSpec
 from resile.api.reports import Meeting, NodeEnd, NodeStatus, WorkerFailure
@@ -12,7 +14,7 @@ from resile.api.timeouts import derive
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
-from resile.core.state import Node, Underway, new_state
+from resile.core.state import JobState, Node, Underway, new_state
 
 D = TypeVar("D", bound=de.Decision)
 
@@ -36,6 +38,8 @@ class Job:
         self.now = 0.0
         self.out: list[de.AnyDecision] = []
         self.sessions = 0
+        self.first = msgspec.msgpack.encode(self.state)
+        self.journal: list[bytes] = []
 
     @property
     def state(self):
@@ -49,9 +53,16 @@ class Job:
         return self.state.nodes[key(number, role)]
 
     def does(self, event: ev.AnyEvent) -> list[de.AnyDecision]:
+        if self.engine.durable(event):
+            self.journal.append(msgspec.msgpack.encode((self.now, event)))
         self.out = self.engine.handle(event, self.now)
         assert self.engine.consistent()
         return self.out
+
+    def replayed(self) -> Engine:
+        """Another engine, from nothing but what a journal would have."""
+        history = [msgspec.msgpack.decode(one, type=tuple[float, ev.AnyEvent]) for one in self.journal]
+        return Engine.replay(msgspec.msgpack.decode(self.first, type=JobState), history)
 
     def wait(self, seconds: float) -> list[de.AnyDecision]:
         """Let time pass, stopping at every deadline."""

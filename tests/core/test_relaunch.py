@@ -139,3 +139,34 @@ def test_memory_that_is_used_up_at_the_cap_ends_the_job_with_that_reason():
     job = running(1, limits=Resources(memory=Bytes(64 * GiB)))
     job.fails(0, failure(oom=True))
     assert job.state.reason == "WorkerOOM"
+
+
+def lose(job, number: int, session: int) -> None:
+    job.heartbeats()
+    job.does(ev.AgentWent(node=job.node(number).key, session=session))
+    job.wait(job.timeouts.blink)
+
+
+def test_a_crash_that_is_explained_late_still_spends_the_budget():
+    job = running(2, crash_budget=0)
+    lose(job, 1, session=2)
+    assert job.launched == [2]
+    job.seen(1, NodeStatus.FAILED, CRASH)
+    assert job.deleted == [2]
+    joins_again(job, 0)
+    assert (job.members, job.state.phase) == ([0], "Running")
+
+
+def test_running_out_of_memory_that_is_explained_late_still_gives_the_place_more():
+    job = running(2, limits=Resources(memory=Bytes(4 * GiB)))
+    lose(job, 1, session=2)
+    job.seen(1, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
+    assert (job.deleted, job.launched) == ([2], [3])
+    assert job.node(3).resources.memory == 8 * GiB
+
+
+def test_the_deletion_that_the_core_asked_for_explains_nothing():
+    job = running(2)
+    lose(job, 1, session=2)
+    job.seen(1, NodeStatus.FAILED, NodeEnd(exit_code=137))
+    assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 1

@@ -204,8 +204,8 @@ def _forget_process(turn: Turn, node: Node) -> None:
     freed = ledger.release_node(turn.state.ledger, node.key)
     if freed:
         turn.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
+    node.agent = None
+    node.restarts += 1
     gathering = turn.state.gathering
     if isinstance(gathering, Underway) and node.key in gathering.places:
         rounds.stop(turn, f"the agent of {node.key} restarted", node.key)
-    node.agent = None
-    node.restarts += 1

@@ -174,6 +174,8 @@ def _start(turn: Turn) -> None:
         return
     state.phase = Phase.PENDING
     turn.note("JobStarted", f"job {state.spec.name} starts")
+    if not state.spec.managed:
+        rounds.open_forming(turn)
     membership.fill(turn)
 
 
@@ -191,7 +193,8 @@ def _return(turn: Turn) -> None:
             membership.watch_pending(turn, node)
         elif node.status is NodeStatus.RUNNING:
             membership.expect_agent(turn, node)
-    if isinstance(turn.state.gathering, Forming) and turn.state.meeting is not None:
+    known = turn.state.meeting is not None or not turn.state.spec.managed
+    if isinstance(turn.state.gathering, Forming) and known and not turn.state.suspended:
         rounds.open_forming(turn)
 
 

@@ -270,25 +270,36 @@ def _replace(turn: Turn, node: Node) -> None:
         return
     if node.rank >= state.targets.get(role, 0):
         return
-    place = (role, node.rank)
-    declared = state.spec.roles[role]
     cause = relaunch.cause_of(node.status, node.end)
-    spent = state.spent.setdefault(place, Spent())
-    trained, forgive = state.trained, turn.timeouts.forgive
-    used = spent.count(cause, trained, forgive)
-    spent.add(cause, trained, forgive)
-    memory = node.resources.memory or declared.limits.memory or declared.requests.memory
-    match relaunch.decide(cause, used, declared.crash_budget, memory):
+    state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, turn.timeouts.forgive)
+    match _verdict(turn, node, cause):
         case Relaunch(memory=more):
-            resources = NodeResources(memory=more or node.resources.memory, cpu=node.resources.cpu)
-            launch(turn, role, node.rank, node.relaunch_count + 1, resources)
-            successor = turn.index.places[place]
-            also = f" with {_size(more)} of memory" if more else ""
-            turn.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
+            _succeed(turn, node, more)
         case GiveUp(because=why):
-            state.given_up.add(place)
-            turn.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
-            _fail_if_too_few(turn, node, cause, why)
+            _give_up(turn, node, cause, why)
+
+
+def _verdict(turn: Turn, node: Node, cause: Cause) -> Relaunch | GiveUp:
+    """What the policy says about the newest loss of this place, which has been charged already."""
+    declared = turn.state.spec.roles[node.key.role]
+    spent = turn.state.spent[node.key.role, node.rank]
+    used = spent.count(cause, turn.state.trained, turn.timeouts.forgive) - 1
+    memory = node.resources.memory or declared.limits.memory or declared.requests.memory
+    return relaunch.decide(cause, used, declared.crash_budget, memory)
+
+
+def _succeed(turn: Turn, node: Node, more: Bytes | None) -> None:
+    resources = NodeResources(memory=more or node.resources.memory, cpu=node.resources.cpu)
+    launch(turn, node.key.role, node.rank, node.relaunch_count + 1, resources)
+    successor = turn.index.places[node.key.role, node.rank]
+    also = f" with {_size(more)} of memory" if more else ""
+    turn.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
+
+
+def _give_up(turn: Turn, node: Node, cause: Cause, why: str) -> None:
+    turn.state.given_up.add((node.key.role, node.rank))
+    turn.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
+    _fail_if_too_few(turn, node, cause, why)
 
 
 def deserted(turn: Turn, last: Node) -> None:
@@ -297,17 +308,36 @@ def deserted(turn: Turn, last: Node) -> None:
 
 
 def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:
-    """The platform says why a node that fell out of reach had ended: charge it to the budget it belongs to."""
+    """The platform says why a node that fell out of reach had ended: charge it to the budget it belongs to.
+
+    A closed connection is noticed before a container's end is reported, so this is the common way to learn of a
+    crash. If the policy would have decided otherwise, the successor that was launched in haste goes.
+    """
+    state, place = turn.state, (node.key.role, node.rank)
     cause = relaunch.cause_of(NodeStatus.FAILED, end)
-    spent = turn.state.spent.get((node.key.role, node.rank))
-    # Exit codes of signals say nothing here: the core had the node killed when it counted it as lost.
-    if node.end.reason != relaunch.LOST or cause is Cause.INFRASTRUCTURE or spent is None:
+    spent = state.spent.get(place)
+    if node.end.reason != relaunch.LOST or cause is Cause.INFRASTRUCTURE or spent is None or state.phase.over:
         return
+    # Exit codes of signals say nothing here: the core had the node killed when it counted it as lost.
     if cause is Cause.PREEMPTION and end.reason not in relaunch.PREEMPTION_REASONS:
         return
-    if spent.move(Cause.INFRASTRUCTURE, cause):
-        node.end = end
-        turn.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
+    if not spent.move(Cause.INFRASTRUCTURE, cause):
+        return
+    node.end = end
+    turn.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
+    if node.rank >= state.targets.get(node.key.role, 0):
+        return
+    key = turn.index.places.get(place)
+    successor = state.nodes[key] if key is not None else None
+    match _verdict(turn, node, cause):
+        case GiveUp(because=why):
+            if successor is not None:
+                send_off(turn, successor, "is not needed: its place is given up")
+            _give_up(turn, node, cause, why)
+        case Relaunch(memory=more) if more and successor is not None and successor.agent is None:
+            send_off(turn, successor, "has too little memory")
+            _succeed(turn, node, more)
+    rounds.form(turn)
 
 
 def _fail_if_too_few(turn: Turn, node: Node, cause: Cause, why: str) -> None:

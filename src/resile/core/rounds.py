@@ -97,7 +97,10 @@ def settle_over(turn: Turn) -> None:
 def join_over(turn: Turn) -> None:
     """Too few came for too long."""
     state, meeting = turn.state, turn.state.meeting
-    if not isinstance(state.gathering, Forming) or meeting is None or state.suspended:
+    if not isinstance(state.gathering, Forming) or state.suspended:
+        return
+    if meeting is None:
+        endings.fail(turn, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(turn):g} s")
         return
     size = _size(turn)
     if size:  # enough came in the last moment and wait for more; this is when waiting ends

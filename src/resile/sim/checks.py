@@ -36,6 +36,7 @@ class Checks:
         self._over: Phase | None = None
         self._crashes = 0
         self._step = -1
+        self._scaled = False
         self.shadow = ShadowLedger()
         self.events = 0
         self.rounds = 0
@@ -83,6 +84,11 @@ class Checks:
             )
             require(blamed, f"only a crash costs a crash, and this was {event}")
         self._crashes = crashes
+        self._scaled |= isinstance(event, ev.ScaleWanted)  # which gives up nothing any more
+        for (role, rank), spent in state.spent.items():
+            used = spent.count(Cause.CRASH, state.trained, state.spec.timeouts.forgive)
+            within = used <= state.spec.roles[role].crash_budget or (role, rank) in state.given_up
+            require(within or self._scaled, f"place {rank} is given up after {used} crashes")
 
     def _formed(self, state: JobState, formed: de.FormRound) -> None:
         meeting = state.meeting

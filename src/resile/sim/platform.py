@@ -66,8 +66,9 @@ class SimPlatform:
         self.machines: dict[NodeKey, Machine] = {}
 
     def launch(self, decision: LaunchNode) -> None:
-        """Start a node; repeating it is harmless."""
-        if decision.node in self.machines:
+        """Start a node; repeating it is harmless. One that was deleted meanwhile is made again."""
+        known = self.machines.get(decision.node)
+        if known is not None and known.status is not NodeStatus.DELETED:
             return
         rng, clock = self._host.rng, self._host.clock
         machine = self.machines[decision.node] = Machine(decision.node)

@@ -1,0 +1,105 @@
+"""How the core copes with very many nodes: the cost of one rendezvous, without a network or a platform.
+
+What is measured is processor time of this process, so a busy machine changes it little.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
+from resile.api.job import WORKER, FrontDoor, JobSpec
+from resile.api.reports import Meeting
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.core.state import new_state
+
+
+class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of a rendezvous of many nodes, in processor seconds."""
+
+    nodes: int
+    arrive_seconds: float
+    """All agents come and all but the last join."""
+    last_join_to_told_seconds: float
+    """From the last join to the place of every node."""
+    loss_to_told_seconds: float
+    """From the end of one member's processes to the word for every other that the round is over."""
+    regroup_seconds: float
+    """All members join again, and every one of them is told its place."""
+    events: int
+    events_per_second: float
+    heartbeats_per_second: float
+
+
+def crowd(nodes: int) -> Engine:
+    """An engine with so many agents, all but the last of which wait for the first round."""
+    spec = JobSpec(name="crowd", front_door=FrontDoor.RUN)
+    meeting = Meeting(min_nodes=nodes, max_nodes=nodes)
+    engine = Engine(new_state(spec, 0.0))
+    engine.handle(ev.Started(), 0.0)
+    for number in range(nodes):
+        came = ev.AgentCame(
+            session=number + 1,
+            incarnation=f"agent{number}",
+            address="10.0.0.1",
+            host=f"host{number}",
+            nproc=8,
+            meeting=meeting,
+        )
+        engine.handle(came, 0.0)
+        if number < nodes - 1:
+            engine.handle(_join(number), 0.0)
+    return engine
+
+
+def last_joins(engine: Engine, nodes: int) -> dict[NodeKey, de.FormRound]:
+    """The last of a crowd joins; returns what every node is told."""
+    return _told(engine.handle(_join(nodes - 1), 0.0))
+
+
+def measure(nodes: int) -> ScaleReport:
+    """Let a crowd meet, lose a member's processes, and meet again."""
+    begun = time.process_time()
+    engine = crowd(nodes)
+    arrived = time.process_time()
+    told = last_joins(engine, nodes)
+    formed = time.process_time()
+    assert len(told) == nodes
+    over = engine.handle(ev.AgentJoined(node=_key(0), after=Round(1), port=29500), 1.0)
+    members = {node for decision in over if isinstance(decision, de.EndRound) for node in decision.nodes}
+    lost = time.process_time()
+    assert len(members) == nodes
+    for number in range(1, nodes):
+        told = _told(engine.handle(_join(number, after=Round(1)), 1.0))
+    regrouped = time.process_time()
+    assert len(told) == nodes
+    for number in range(nodes):
+        engine.heard(_key(number), 1.5)
+    heard = time.process_time()
+    events = 3 * nodes + 1
+    return ScaleReport(
+        nodes=nodes,
+        arrive_seconds=arrived - begun,
+        last_join_to_told_seconds=formed - arrived,
+        loss_to_told_seconds=lost - formed,
+        regroup_seconds=regrouped - lost,
+        events=events,
+        events_per_second=events / max(regrouped - begun, 1e-9),
+        heartbeats_per_second=nodes / max(heard - regrouped, 1e-9),
+    )
+
+
+def _key(number: int) -> NodeKey:
+    return NodeKey(WORKER, NodeId(number))
+
+
+def _join(number: int, after: Round = NO_ROUND) -> ev.AgentJoined:
+    return ev.AgentJoined(node=_key(number), after=after, port=29500)
+
+
+def _told(decisions: list[de.AnyDecision]) -> dict[NodeKey, de.FormRound]:
+    return {node: d for d in decisions if isinstance(d, de.FormRound) for node in d.places}

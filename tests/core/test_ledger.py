@@ -1,0 +1,163 @@
+"""The shard ledger, example by example."""
+
+import pytest
+
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.ledger import shuffled
+from tests.core.given import bare, key, running_bare
+
+
+def opened(size: int = 10, shard_size: int = 4, epochs: int = 1, seed: int | None = None):
+    job = running_bare(2)
+    say = ev.DatasetOpened(
+        node=key(0), worker="a", request=1, name="d", size=size, shard_size=shard_size, epochs=epochs, seed=seed
+    )
+    job.does(say)
+    assert job.said(de.AnswerDataset)[0].error == ""
+    return job
+
+
+def take(job, worker: str, request: int, node: int = 0):
+    job.does(ev.ShardWanted(node=key(node), worker=worker, request=request, dataset="d"))
+    grants = job.said(de.AnswerShard)
+    return grants[0] if grants else None
+
+
+def advance(job, worker: str, lease: int, upto: int, node: int = 0) -> bool:
+    job.does(ev.ShardAdvanced(node=key(node), worker=worker, request=99, dataset="d", lease=lease, upto=upto))
+    return job.said(de.AnswerProgress)[0].counted
+
+
+def part(grant: de.AnswerShard) -> tuple[int, int, int]:
+    return grant.epoch, grant.start, grant.end
+
+
+def test_shards_are_dealt_in_order_and_the_last_may_be_short():
+    job = opened()
+    assert [part(take(job, "a", n)) for n in (1, 2, 3)] == [(0, 0, 4), (0, 4, 8), (0, 8, 10)]
+
+
+def test_the_same_request_gets_the_same_shard():
+    job = opened()
+    assert take(job, "a", 1) == take(job, "a", 1)
+    assert take(job, "b", 1).start == 4
+
+
+def test_of_a_lost_workers_shard_only_the_unfinished_part_returns():
+    job = opened()
+    grant = take(job, "a", 1)
+    advance(job, "a", grant.lease, 3)
+    job.does(ev.WorkerWent(node=key(0), worker="a"))
+    assert part(take(job, "b", 1)) == (0, 3, 4)
+
+
+def test_a_report_under_a_lease_that_was_taken_back_is_not_counted():
+    job = opened()
+    grant = take(job, "a", 1, node=1)
+    job.does(ev.AgentLeaving(node=key(1), because="SIGTERM"))
+    take(job, "b", 1)
+    assert not advance(job, "a", grant.lease, 4, node=1)
+    assert job.state.ledger.datasets["d"].done == 0
+
+
+def test_a_report_of_another_worker_is_not_counted():
+    job = opened()
+    grant = take(job, "a", 1)
+    assert not advance(job, "b", grant.lease, 4)
+
+
+def test_a_report_that_comes_twice_is_counted_once_and_confirmed_twice():
+    job = opened()
+    grant = take(job, "a", 1)
+    assert advance(job, "a", grant.lease, 2)
+    assert advance(job, "a", grant.lease, 2)
+    assert advance(job, "a", grant.lease, 4)
+    assert advance(job, "a", grant.lease, 4)
+    assert advance(job, "a", grant.lease, 2)
+    assert job.state.ledger.datasets["d"].done == 4
+
+
+def test_a_report_beyond_the_shard_is_not_counted():
+    job = opened()
+    grant = take(job, "a", 1)
+    assert not advance(job, "a", grant.lease, 5)
+
+
+def test_a_worker_waits_while_others_hold_the_rest_and_gets_what_they_lose():
+    job = opened(size=4)
+    take(job, "a", 1, node=1)
+    assert take(job, "b", 1) is None
+    job.does(ev.AgentLeaving(node=key(1), because="SIGTERM"))
+    (grant,) = job.said(de.AnswerShard)
+    assert (grant.worker, part(grant)) == ("b", (0, 0, 4))
+
+
+def test_waiting_workers_are_told_when_everything_is_done():
+    job = opened(size=4)
+    grant = take(job, "a", 1)
+    assert take(job, "b", 1) is None
+    advance(job, "a", grant.lease, 4)
+    (told,) = job.said(de.AnswerShard)
+    assert (told.worker, told.lease) == ("b", 0)
+    assert take(job, "a", 2).lease == 0
+
+
+def test_a_worker_that_is_gone_gets_nothing_more():
+    job = opened()
+    job.does(ev.WorkerWent(node=key(0), worker="a"))
+    assert take(job, "a", 1).lease == 0
+    assert take(job, "b", 1).lease != 0
+
+
+def test_wishes_do_not_outlive_a_master():
+    job = opened(size=4)
+    take(job, "a", 1)
+    take(job, "b", 1)
+    job.does(ev.MasterReturned())
+    assert job.state.ledger.datasets["d"].wishes == {}
+
+
+def test_an_agent_process_that_was_replaced_loses_its_workers_shards():
+    job = bare(1, 1)
+    job.comes(0, name="first")
+    job.does(ev.DatasetOpened(node=key(0), worker="a", request=1, name="d", size=4, shard_size=4))
+    take(job, "a", 1)
+    job.comes(0, name="second")
+    assert "ShardsReturned" in job.notes()
+    assert part(take(job, "b", 1)) == (0, 0, 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 100])
+def test_a_seed_shuffles_every_epoch_into_another_permutation(size):
+    orders = [[shuffled(i, size, seed) for i in range(size)] for seed in (1, 2)]
+    assert all(sorted(order) == list(range(size)) for order in orders)
+    if size > 7:
+        assert orders[0] != orders[1] != list(range(size))
+
+
+def test_other_words_for_an_open_data_set_are_refused_and_the_same_words_are_fine():
+    job = opened()
+    job.does(ev.DatasetOpened(node=key(1), worker="b", request=1, name="d", size=10, shard_size=4))
+    assert job.said(de.AnswerDataset)[0].error == ""
+    job.does(ev.DatasetOpened(node=key(1), worker="b", request=1, name="d", size=11, shard_size=4))
+    assert "cannot be opened again with other values" in job.said(de.AnswerDataset)[0].error
+
+
+@pytest.mark.parametrize(("size", "shard_size", "epochs"), [(-1, 1, 1), (1, 0, 1), (1, 1, -1), (0, 1, 0)])
+def test_nonsense_is_refused_with_a_sentence(size, shard_size, epochs):
+    job = bare(1, 1)
+    job.does(
+        ev.DatasetOpened(node=key(0), worker="a", request=1, name="d", size=size, shard_size=shard_size, epochs=epochs)
+    )
+    assert job.said(de.AnswerDataset)[0].error.startswith("data set 'd': ")
+
+
+def test_a_data_set_without_end_is_dealt_for_ever():
+    job = opened(size=4, epochs=0)
+    assert [part(take(job, "a", n))[0] for n in range(1, 5)] == [0, 1, 2, 3]
+
+
+def test_an_unknown_data_set_has_no_shards():
+    job = running_bare(1)
+    assert take(job, "a", 1).lease == 0

@@ -1,0 +1,106 @@
+"""Random jobs under random faults: every seed is one history, and every invariant holds after every event of it."""
+
+import pytest
+
+from resile.core import ledger, membership, rounds
+from resile.core.state import Phase
+from resile.sim.simulate import SimulationFailed, render, simulate
+
+CHUNK = 100
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_invariants_hold_under_random_faults(chunk):
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        simulate(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("chunk", range(100))
+def test_invariants_hold_under_random_faults_for_long(chunk):
+    for seed in range(10_000 + chunk * CHUNK, 10_000 + (chunk + 1) * CHUNK):
+        simulate(seed)
+
+
+def test_seeds_cover_good_ends_bad_ends_and_deaths_of_the_master():
+    reports = [simulate(seed) for seed in range(150)]
+    assert {report.phase for report in reports} == {Phase.SUCCEEDED, Phase.FAILED}
+    assert sum(report.master_crashes for report in reports) > 20
+    assert max(report.rounds for report in reports) > 5
+
+
+@pytest.mark.parametrize("seed", [1, 7, 42])
+def test_the_same_seed_gives_the_same_story(seed):
+    first, second = (["\n".join(map(render, simulate(seed).trace))] for _ in range(2))
+    assert first == second
+    assert first != ["\n".join(map(render, simulate(seed + 1).trace))]
+
+
+# the checks can fail: cores that break a promise are caught
+
+
+def caught(seeds: int = 300) -> str:
+    """What the first seed that breaks says."""
+    with pytest.raises(SimulationFailed) as failed:
+        for seed in range(seeds):
+            simulate(seed)
+    return str(failed.value).splitlines()[0]
+
+
+def test_a_ledger_that_counts_twice_is_caught(monkeypatch):
+    honest = ledger.advance
+
+    def twice(dataset, node, worker, number, upto):
+        counted = honest(dataset, node, worker, number, upto)
+        dataset.done += counted
+        return counted
+
+    monkeypatch.setattr(ledger, "advance", twice)
+    assert "records are done" in caught()
+
+
+def test_a_ledger_that_loses_what_a_lost_worker_held_is_caught(monkeypatch):
+    honest = ledger._release
+
+    def careless(dataset, numbers):
+        freed = honest(dataset, numbers)
+        dataset.returned.clear()
+        return freed
+
+    monkeypatch.setattr(ledger, "_release", careless)
+    assert "dealt" in caught()
+
+
+def test_rounds_that_ignore_the_maximum_are_caught(monkeypatch):
+    monkeypatch.setattr(rounds, "fit", lambda nodes, meeting: nodes if nodes >= meeting.min_nodes else 0)
+    assert "a round of" in caught()
+
+
+def test_rounds_that_ignore_the_minimum_are_caught(monkeypatch):
+    monkeypatch.setattr(
+        rounds, "fit", lambda nodes, meeting: min(nodes, meeting.max_nodes) // meeting.node_unit * meeting.node_unit
+    )
+    assert "a round of" in caught()
+
+
+def test_an_id_that_is_used_again_is_caught(monkeypatch):
+    honest = membership.new_key
+
+    def reusing(turn, role):
+        key = honest(turn, role)
+        turn.state.next_id[role] = max(1, turn.state.next_id[role] - 1) if key.id > 2 else turn.state.next_id[role]
+        return key
+
+    monkeypatch.setattr(membership, "new_key", reusing)
+    assert caught()
+
+
+def test_a_round_that_nobody_ends_is_caught(monkeypatch):
+    monkeypatch.setattr(rounds, "stop", lambda turn, because, culprit: None)
+    assert "does not outlive its members" in caught()
+
+
+def test_a_preemption_that_costs_a_crash_is_caught(monkeypatch):
+    monkeypatch.setattr(membership.relaunch, "cause_of", lambda status, end: membership.Cause.CRASH)
+    assert "only a crash costs a crash" in caught()
