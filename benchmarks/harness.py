@@ -189,7 +189,7 @@ class Workplace:
                 stdout=log if stdout is None else stdout,
                 stderr=log if stderr is None else stderr,
                 cwd=self.path,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.path), **(env or {})},
                 start_new_session=True,
             )
         self._started.append(process)
