@@ -23,6 +23,8 @@ STEPS_BEFORE = 50
 TAIL = 8 * 1024
 """Bytes of a file of steps that are read to look for new ones: looking must cost nothing, or it would be measured."""
 LOOK_EVERY = 0.05
+START_SECONDS = 180.0
+"""For torch to start and step, twice over in torchrun's case, on a machine that has other work."""
 SCRIPT = """
 import os, time
 with open(f"starts.{os.environ['RANK']}", "a") as starts:
@@ -99,10 +101,10 @@ def _recoveries(name: str, launcher: Sequence[str | Path], times: int) -> list[R
         place.start([*launcher, "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", script])
         for _ in range(times):
             say(f"recover: waiting for {STEPS_BEFORE} steps under {name}")
-            pid = wait_for(f"{STEPS_BEFORE} steps under {name}", partial(_steady, steps), every=LOOK_EVERY)
+            pid = wait_for(f"{STEPS_BEFORE} steps under {name}", partial(_steady, steps), START_SECONDS, LOOK_EVERY)
             killed = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            stepped = wait_for("the next step", partial(_next, steps, killed), 120.0, LOOK_EVERY)
+            stepped = wait_for("the next step", partial(_next, steps, killed), START_SECONDS, LOOK_EVERY)
             started = _next(starts, killed) or stepped
             recoveries.append(Recovery(started - killed, stepped - killed))
             say(f"recover: {name}: new process after {started - killed:.2f} s, step after {stepped - killed:.2f} s")

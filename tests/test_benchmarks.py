@@ -75,6 +75,13 @@ def test_agents_over_sockets_are_all_told_of_the_round_and_of_its_end() -> None:
     assert 0.0 < over.value < 5.0
 
 
+def test_where_too_few_files_may_be_open_a_rendezvous_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "file_limit", lambda: 100)
+    (row,) = rendezvous.run(quick=True, sizes={500: 5.0})
+    assert "simulated" in row.measure
+    assert row.passed
+
+
 def test_a_master_is_not_held_to_the_usual_limit_of_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
