@@ -42,10 +42,12 @@ def test_the_same_seed_gives_the_same_story(seed):
 
 def caught(seeds: int = 300) -> str:
     """What the first seed that breaks says."""
-    with pytest.raises(SimulationFailed) as failed:
-        for seed in range(seeds):
+    for seed in range(seeds):
+        try:
             simulate(seed)
-    return str(failed.value).splitlines()[0]
+        except SimulationFailed as failed:
+            return str(failed).splitlines()[0]
+    return ""
 
 
 def test_a_ledger_that_counts_twice_is_caught(monkeypatch):
