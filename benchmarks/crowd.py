@@ -250,7 +250,7 @@ class Crowd:
 
     def beats(self) -> int:
         """How many heartbeats the agents have sent so far."""
-        return sum(report.beats for report in self._tell(["count"] * len(self._processes)))
+        return sum(report.beats for report in self._ask(["count"] * len(self._processes)))
 
     @property
     def verdicts(self) -> int:
@@ -258,23 +258,26 @@ class Crowd:
         return self.story.count("NodeFailed")
 
     def _tell(self, words: list[str]) -> list[Report]:
+        """Have it done by every agent; one that cannot spoils the measurement."""
+        reports = self._ask(words)
+        for report in reports:
+            if report.error or report.lost:
+                raise GaveUp(f"{report.lost} agents lost their connection; {report.error}")
+        return reports
+
+    def _ask(self, words: list[str]) -> list[Report]:
         for process, word in zip(self._processes, words, strict=True):
             assert process.stdin is not None
             process.stdin.write(word.encode() + b"\n")
             process.stdin.flush()
-        reports = []
-        for process in self._processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise GaveUp("a process of agents ended")
-            reports.append(msgspec.json.decode(line, type=Report))
-        trouble = next(
-            (report.error or f"{report.lost} were lost" for report in reports if report.error or report.lost), ""
-        )
-        if trouble:
-            raise GaveUp(f"an agent could not go on: {trouble}")
-        return reports
+        return [self._report_of(process) for process in self._processes]
+
+    def _report_of(self, process: subprocess.Popen[bytes]) -> Report:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise GaveUp("a process of agents ended")
+        return msgspec.json.decode(line, type=Report)
 
 
 @contextlib.contextmanager

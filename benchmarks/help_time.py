@@ -34,7 +34,7 @@ def run(quick: bool) -> list[Row]:
     times = 5 if quick else 10
     say(f"help_time: {times} times `resile run --help`, and torchrun's")
     ours = [_seconds(BIN / "resile", "run", "--help") for _ in range(times)]
-    theirs = [_seconds(BIN / "torchrun", "--help") for _ in range(3)]
+    theirs = [_seconds(BIN / "torchrun", "--help") for _ in range(1 if quick else 3)]
     loaded = _loaded()
     return [
         Row(
