@@ -40,6 +40,8 @@ GOOD_ACCURACY = 0.9
 LONGEST = 300.0
 """Seconds after which something must be wrong."""
 POLL = 0.1
+CLOCK_DRIFT = 0.5
+"""Seconds by which the wall clock may have been corrected since the master started, whose own clock never jumps."""
 
 
 class DemoError(Exception):
@@ -106,7 +108,7 @@ def steady(view: JobView, strikes: list[Strike]) -> bool:
 
 def recovery(view: JobView, strike: Strike) -> OutageView | None:
     """What a strike led to, once the next step has been taken."""
-    ended = [o for o in view.outages if o.noticed_at >= strike.at and o.next_step_at is not None]
+    ended = [o for o in view.outages if o.noticed_at >= strike.at - CLOCK_DRIFT and o.next_step_at is not None]
     return ended[0] if ended else None
 
 
@@ -126,7 +128,7 @@ def report(job: LocalJob, strikes: list[Strike], view: JobView) -> int:
     rows = []
     for strike in strikes:
         outage = recovery(view, strike)
-        noticed = f"{(outage.noticed_at - strike.at) * 1000:.0f} ms" if outage else "never"
+        noticed = f"{max(0.0, outage.noticed_at - strike.at) * 1000:.0f} ms" if outage else "never"
         resumed = f"{outage.next_step_at - strike.at:.2f} s" if outage and outage.next_step_at else "never"
         rows.append((strike.what, clock(strike.at), noticed, resumed))
     accuracy = accuracy_in(job.directory.path / "logs")

@@ -18,6 +18,8 @@ import urllib.request
 from tests.cli.workbench import PATIENCE, RESILE
 
 from resile.api.timeouts import Timeouts
+from resile.cli.commands import MODULES
+from resile.cli.main import COMMANDS
 
 AGE = r"\d+[smhd]"
 
@@ -131,8 +133,11 @@ def test_bad_usage_costs_one_sentence_and_exit_code_2(steady):
         assert first.startswith(f"resile {words[0]}: ")
         assert second == f"`resile {words[0]} --help` explains it"
     assert "'worker:3' is not ROLE=NUMBER" in steady.refused("scale", "torch-mnist", "worker:3", code=2)
-    for command in ("submit", "get", "describe", "logs", "scale", "suspend", "resume", "delete", "explain", "chaos"):
-        assert command in steady.out("--help")
+    assert "Commands:" in steady.run("chaos", code=2).stderr
+    overview = steady.out("--help")
+    assert list(COMMANDS) == ["run", *MODULES]
+    for command in MODULES:
+        assert f"  {command} " in overview
         assert "Usage: resile" in steady.out(command, "--help")
 
 

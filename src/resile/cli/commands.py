@@ -56,6 +56,9 @@ def main(argv: Sequence[str]) -> NoReturn:
         code = cli.main(args=list(argv), prog_name="resile", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without its command
+        _say(error.format_message())
+        sys.exit(BAD_USAGE)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "resile"
         _say(f"{path}: {' '.join(error.format_message().split())}")

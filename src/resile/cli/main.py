@@ -25,7 +25,7 @@ COMMANDS: dict[str, str] = {
     "explain": "print what the engine derived from your settings, such as its time-outs",
     "chaos": "break something on purpose and watch the job recover",
 }
-"""Every command and what it is for: the overview below and the click group's help are made from this."""
+"""Every command and what it is for; the overview below is made from this."""
 
 BAD_USAGE = 2
 
