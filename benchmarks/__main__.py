@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -55,4 +56,5 @@ def _json(facts: dict[str, str], rows: list[Row], troubles: dict[str, str]) -> s
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
     sys.exit(main())
