@@ -1,6 +1,7 @@
 """Counts steps and reports them: a stand-in for training that starts in an instant.
 
-It keeps its place in a file, so that after a restart it goes on where it was, as a training script does with its checkpoint.
+It keeps its place in a file, so that after a restart it goes on where it was, as a training script does with a
+checkpoint.
 """
 
 from __future__ import annotations
