@@ -6,6 +6,7 @@ from typing import Protocol
 
 from resile.api.ids import NO_ROUND, Rank, Round
 from resile.api.reports import Place
+from resile.sim.checks import require
 from resile.sim.clock import Clock, Timer
 
 SAVE_EVERY = 4
@@ -14,6 +15,9 @@ SAVE_EVERY = 4
 
 class Member(Protocol):
     """What training needs of an agent."""
+
+    round: Round
+    """The newest round it knows of."""
 
     @property
     def able(self) -> bool:
@@ -80,9 +84,11 @@ class World:
         if not all(member.able for member in self._members.values()):
             self._next()  # a collective that hangs
             return
+        astray = [member for member in self._members.values() if member.round != self._round]
+        require(not astray, f"a step of round {self._round} needs all its members to be in it")
         if self._step < training.total:
             self._step += 1
-            training.taken(self._round, self._step)
+            training.newest = max(training.newest, self._round)
             self._members[Rank(0)].stepped(self._round, self._step, training.total)
         if self._step >= training.total or self._step % SAVE_EVERY == 0:
             training.store.save(self._round, self._step)
@@ -116,7 +122,3 @@ class Training:
         """A node's processes of a round are down; returns the members that will notice."""
         world = self._worlds.get(round_)
         return world.leave(member) if world is not None else []
-
-    def taken(self, round_: Round, step: int) -> None:
-        """A step was taken somewhere."""
-        self.newest = max(self.newest, round_)
