@@ -155,6 +155,7 @@ class SimAgent:
             host=self.incarnation,
             nproc=self._nproc,
             meeting=self._meeting,
+            role=self.key.role,
             node_id=self._given.id if self._given is not None else None,
             round=self.round,
             running=self.mode in (Mode.STARTING, Mode.RUNNING, Mode.STOPPING),

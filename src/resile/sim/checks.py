@@ -9,7 +9,7 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.relaunch import Cause, cause_of
-from resile.core.state import JobState, Phase, Underway
+from resile.core.state import TRAINERS, JobState, Phase, Underway
 from resile.sim.shadow import ShadowLedger
 
 
@@ -104,8 +104,8 @@ class Checks:
         require(size % meeting.node_unit == 0, f"a round of {size} is a whole number of units of {meeting.node_unit}")
         ranks = [place.group_rank for place in formed.places.values()]
         require(ranks == list(range(size)), "group ranks are 0, 1, 2, …")
-        fills = [self._rank_of[key] for key in formed.places]
-        require(fills == sorted(fills), "group ranks follow the nodes' ranks")
+        fills = [(TRAINERS.index(key.role), self._rank_of[key]) for key in formed.places]
+        require(fills == sorted(fills), "group ranks follow the nodes' roles and ranks")
         require(not self._ended & formed.places.keys(), "members are alive")
         self._round, self._places = formed.round, dict(formed.places)
         self.rounds += 1

@@ -8,7 +8,7 @@ import random
 import msgspec
 
 from resile.api.ids import Bytes, GiB
-from resile.api.job import WORKER, FrontDoor, JobSpec, Resources, RoleSpec
+from resile.api.job import CHIEF, WORKER, FrontDoor, JobSpec, Resources, RoleSpec
 from resile.api.reports import Meeting
 from resile.api.timeouts import derive
 from resile.sim.platform import Moods
@@ -107,7 +107,11 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
         crash_budget=rng.choice((0, 1, 3, 3)),
         limits=Resources(memory=memory),
     )
-    return JobSpec(name="sim", roles={WORKER: role}, timeouts=timeouts)
+    roles = {WORKER: role}
+    if nodes > 1 and rng.random() < 0.2:
+        one, others = (msgspec.structs.replace(role, replicas=number) for number in (1, nodes - 1))
+        roles = {CHIEF: one, WORKER: others}
+    return JobSpec(name="sim", roles=roles, timeouts=timeouts)
 
 
 def _moods(rng: random.Random) -> Moods:
