@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 LAUNCHERS = {
     "torchrun": [str(BIN / "torchrun")],
+    "resile run": [str(BIN / "resile"), "run"],
+    "dlrover-run": [str(BIN / "dlrover-run")],
 }
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -30,10 +32,10 @@ def launch(launcher: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-each_launcher = pytest.mark.parametrize("launcher", LAUNCHERS)
+each_launcher = pytest.mark.parametrize("launcher", ["torchrun", "resile run"])
 
 
-@each_launcher
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ddp_ranks_end_with_the_same_weights(launcher):
     done = launch(launcher, "examples/torchrun/ddp.py")
     assert done.returncode == 0, done.stderr
