@@ -109,9 +109,21 @@ def test_a_node_that_leaves_by_itself_is_replaced_without_costing_a_crash():
 
 def test_a_node_that_runs_but_whose_agent_never_comes_is_replaced():
     job = managed(2, timeouts={"join": 50.0})
+    job.comes(0)
+    job.joins(0)
     job.seen(1, NodeStatus.RUNNING)
+    job.engine.amnesty(50.0)
     job.wait(50.0)
     assert (job.deleted, job.launched) == ([1], [2])
+
+
+def test_nobody_is_missed_in_a_job_whose_nodes_have_no_agents():
+    job = managed(2)
+    job.seen(0, NodeStatus.RUNNING)
+    job.seen(1, NodeStatus.RUNNING)
+    job.wait(10 * job.timeouts.join)
+    assert job.node(0).alive
+    assert job.node(1).alive
 
 
 def test_an_agent_knows_better_than_a_late_word_of_the_platform_whether_it_runs():

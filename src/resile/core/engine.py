@@ -156,7 +156,7 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
                 membership.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
             if node.agent is None:
-                membership.lose(turn, node, "it runs, but its agent never came")
+                membership.miss_agent(turn, node)
             elif not node.connected:
                 membership.lose(turn, node, "its agent's connection closed and did not come back")
         case ev.PendOver():

@@ -112,6 +112,14 @@ def expect_agent(turn: Turn, node: Node) -> None:
         turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.join, node.key)
 
 
+def miss_agent(turn: Turn, node: Node) -> None:
+    """A node runs and its agent has not come: it is lost, unless this job's nodes have no agents at all (so far)."""
+    if turn.state.meeting is None:
+        expect_agent(turn, node)
+    else:
+        lose(turn, node, "it runs, but its agent never came")
+
+
 def listed(turn: Turn, event: NodesListed) -> None:
     """Compare what the journal says with what the platform has, after a restart of the master."""
     there = {one.node for one in event.seen}
