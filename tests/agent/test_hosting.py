@@ -1,0 +1,130 @@
+"""Who runs the master, where its job is kept, and what its secret is."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from resile.agent.hosting import (
+    CannotHost,
+    MasterHost,
+    hosts_master,
+    is_here,
+    is_loopback,
+    run_directory,
+    token_notice,
+    token_of,
+)
+from resile.agent.oom import oom_kills
+from resile.agent.options import Endpoint, RunOptions, Security
+from resile.agent.ports import FIRST, LAST, free_port
+from resile.api.reports import Meeting
+from resile.wire.directory import DirectoryError
+
+HERE, THERE = Endpoint("127.0.0.1", 29400), Endpoint("203.0.113.7", 29400)
+
+
+def options(state: Path | None = None, **fields: object) -> RunOptions:
+    base: dict[str, object] = {"command": ("true",), "nproc": 1, "meeting": Meeting(), "run_id": "id", "job_name": "j"}
+    if state is not None:
+        base["state_dir"] = str(state)
+    return RunOptions(**(base | fields))  # type: ignore[arg-type]
+
+
+def test_the_machine_that_the_endpoint_names_runs_the_master_unless_told_otherwise() -> None:
+    assert hosts_master(options())
+    assert hosts_master(options(endpoint=HERE))
+    assert not hosts_master(options(endpoint=THERE))
+    assert hosts_master(options(endpoint=THERE, hosts=True))
+    assert not hosts_master(options(endpoint=HERE, hosts=False))
+    assert not hosts_master(options(endpoint=HERE, managed=True))
+
+
+def test_addresses_are_known_for_what_they_are() -> None:
+    assert is_here("localhost")
+    assert not is_here("203.0.113.7")
+    assert not is_here("no.such.name.invalid")
+    assert [is_loopback(host) for host in ("localhost", "127.0.3.4", "::1", "10.0.0.1", "node-0")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_runs_are_kept_apart_by_id_and_port(tmp_path: Path) -> None:
+    paths = {
+        run_directory(options(tmp_path, run_id=run_id), Endpoint("127.0.0.1", port)).path
+        for run_id in ("a", "b", "../../etc")
+        for port in (1, 2)
+    }
+    assert len(paths) == 6
+    assert {path.parent for path in paths} == {tmp_path / "runs"}
+
+
+def test_the_secret_is_the_given_one_or_the_directorys_or_at_worst_the_run_id(tmp_path: Path) -> None:
+    given = options(tmp_path, security=Security(token="s3cret"))
+    none = options(tmp_path)
+    home = run_directory(none, HERE)
+    assert token_of(given, home, THERE) == b"s3cret"
+    with pytest.raises(DirectoryError, match="cannot be read"):
+        token_of(none, home, HERE)
+    assert token_of(none, home, THERE) == token_of(options(), home, THERE)
+    assert token_of(none, home, THERE) != token_of(options(run_id="other"), home, THERE)
+    assert "RESILE_TOKEN" in token_notice(none, THERE)
+    assert not token_notice(none, HERE)
+    assert not token_notice(given, THERE)
+    assert not token_notice(options(managed=True), THERE)
+
+
+async def test_a_master_that_cannot_listen_is_named_and_leaves_no_supervisor(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
+        chosen = options(tmp_path, endpoint=endpoint)
+        host = MasterHost(chosen, endpoint, run_directory(chosen, endpoint))
+        with pytest.raises(CannotHost, match=f"cannot listen on 127.0.0.1:{endpoint.port}: address already in use"):
+            await host.start()
+        await host.end(5)
+    assert not run_directory(chosen, endpoint).master_lives()
+
+
+async def test_two_agents_share_one_master_and_the_one_that_started_it_sees_it_off(tmp_path: Path) -> None:
+    endpoint = Endpoint("127.0.0.1", free_port())
+    chosen = options(tmp_path, endpoint=endpoint)
+    home = run_directory(chosen, endpoint)
+    first, second = MasterHost(chosen, endpoint, home), MasterHost(chosen, endpoint, home)
+    await first.start()
+    address = home.address()
+    await second.start()
+    assert home.address() == address
+    second.revive(60.0)
+    await second.end(0.1)
+    assert home.master_lives(), "the other's master is not its to end"
+    await first.end(0.1)
+    assert not home.master_lives()
+
+
+def test_a_free_port_is_free_and_outside_the_range_of_outgoing_calls() -> None:
+    port = free_port({})
+    assert FIRST <= port <= LAST
+    with socket.create_server(("", port)):
+        with pytest.raises(OSError, match="no port is free"):
+            free_port({"HOST_PORTS": f"{port}"})
+        other = free_port({"HOST_PORTS": f"{port}, {port + 1}, nonsense,"})
+    assert other == port + 1
+
+
+def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert oom_kills() >= 0
+    events = tmp_path / "memory.events"
+    monkeypatch.setattr("resile.agent.oom._candidates", lambda: [tmp_path / "nothing", events])
+    assert oom_kills() == 0
+    events.write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills() == 2
+    events.write_text("oom_kill many\n")
+    assert oom_kills() == 0

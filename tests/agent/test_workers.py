@@ -1,0 +1,116 @@
+"""Training processes start together, are seen to end within milliseconds, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resile.agent.output import Output
+from resile.agent.workers import CannotStart, Ended, Spawn, WorkerGroup
+
+
+@pytest.fixture
+def output() -> Iterator[Output]:
+    output = Output()
+    yield output
+    output.close()
+
+
+def python(text: str) -> Spawn:
+    return Spawn([sys.executable, "-Suc", text], dict(os.environ))
+
+
+async def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+async def test_ends_are_told_with_code_signal_and_last_words(output: Output) -> None:
+    ends: list[Ended] = []
+    group = WorkerGroup(output, ends.append)
+    group.start(
+        [
+            python("print('well')"),
+            python("import sys; sys.stderr.write('badly'); sys.exit(3)"),
+            python("import os; os.kill(os.getpid(), 9)"),
+        ]
+    )
+    assert sorted(group.pids) == [0, 1, 2]
+    await until(lambda: group.alive == 0)
+    found = {ended.local_rank: (ended.returncode, ended.tail) for ended in ends}
+    assert found == {0: (0, b"well\n"), 1: (3, b"badly"), 2: (-signal.SIGKILL, b"")}
+
+
+async def test_a_killed_process_is_noticed_at_once(output: Output) -> None:
+    ends: list[Ended] = []
+    group = WorkerGroup(output, ends.append)
+    waits = []
+    for _ in range(5):
+        group.start([python("import time; time.sleep(60)")])
+        killed = time.time()
+        os.kill(group.pids[0], signal.SIGKILL)
+        await until(lambda: group.alive == 0)
+        waits.append(ends[-1].at - killed)
+    assert min(waits) < 0.05
+
+
+async def test_stopping_ends_those_that_ignore_it_and_what_they_forked(output: Output, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    text = (
+        "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\npid = os.fork()\n"
+        f"if pid: os.symlink(str(pid), {str(child)!r})\n"
+        "while True: time.sleep(1)\n"
+    )
+    group = WorkerGroup(output, lambda _: None)
+    group.start([python(text)])
+    await until(child.is_symlink)
+    began = time.monotonic()
+    await group.stop(0.2)
+    assert time.monotonic() - began >= 0.2
+    assert group.alive == 0
+    await until(lambda: gone(int(os.readlink(child))))
+
+
+async def test_a_program_that_cannot_run_takes_back_what_was_started(output: Output) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    group = WorkerGroup(output, lambda _: None)
+    with pytest.raises(CannotStart, match="no such file or directory"):
+        group.start([python("import time; time.sleep(60)"), Spawn(["/no/such/program"], {})])
+    await until(lambda: group.alive == 0)
+    await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+async def test_processes_die_with_their_agent(tmp_path: Path) -> None:
+    """The agent is a process of its own here, killed with SIGKILL."""
+    note = tmp_path / "pid"
+    text = (
+        "import asyncio, os, sys\n"
+        "from resile.agent.output import Output\nfrom resile.agent.workers import Spawn, WorkerGroup\n"
+        "async def main():\n"
+        "    group = WorkerGroup(Output(), print)\n"
+        "    group.start([Spawn([sys.executable, '-Sc', 'import time; time.sleep(60)'], dict(os.environ))])\n"
+        f"    os.symlink(str(group.pids[0]), {str(note)!r})\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", text)
+    await until(note.is_symlink)
+    agent.kill()
+    await agent.wait()
+    await until(lambda: gone(int(os.readlink(note))))
