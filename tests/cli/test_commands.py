@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
-from tests.cli.workbench import PATIENCE, RESILE
+from tests.cli.workbench import PATIENCE
 
 from resile.api.timeouts import Timeouts
 from resile.cli.commands import MODULES
@@ -153,125 +149,6 @@ def test_a_wrong_token_costs_one_sentence(bench):
     assert bench.phase("steady") == "Running"
 
 
-# starting and ending ------------------------------------------------------------------------------------------------
-
-
-def test_a_job_is_followed_to_its_good_end_and_may_then_be_run_again(bench):
-    manifest = bench.manifest("echo fine; sleep 0.2")
-    for _ in range(2):
-        done = bench.run("submit", "--local", manifest)
-        first, *_, last = done.stdout.splitlines()
-        assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}  JobStarted +job steady starts", first)
-        assert last == "job steady succeeded: all 2 training nodes finished"
-    assert (bench.state / "previous" / "default" / "steady" / "logs").is_dir()
-    assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Completed", bench.out("get", "pods", "steady"), re.M)
-    assert sorted(bench.out("logs", "steady").splitlines()) == [f"[steady-edljob-worker-{n}] fine" for n in (0, 1)]
-
-
-def test_a_job_whose_command_fails_ends_with_exit_code_1_and_says_why(bench):
-    done = bench.run("submit", "--local", bench.manifest("echo no such file: data; exit 7", restarts=1), code=1)
-    assert "job steady failed: worker-" in done.stdout
-    assert "exited with code 7; it is not replaced: it crashed 2 times and restartCount is 1" in done.stdout
-    assert re.search(r"^WHAT FAILED +NOTICED$", done.stdout, re.MULTILINE)
-    assert done.stdout.splitlines()[-1] == "no such file: data"
-    assert bench.phase("steady") == "Failed"
-    assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Error", bench.out("get", "pods", "steady"), re.M)
-
-
-def test_a_command_that_does_not_exist_is_named(bench):
-    path = bench.manifest("", restarts=0, replicas=1)
-    with open(path) as file:
-        text = file.read().replace('["/bin/bash", "-c", ""]', '["/no/such/program"]')
-    with open(path, "w") as file:
-        file.write(text)
-    assert "/no/such/program: command not found" in bench.run("submit", "--local", path, code=1).stdout
-
-
-def test_two_jobs_of_one_name_do_not_run_at_once(bench):
-    bench.submit("sleep 1000")
-    assert bench.refused("submit", "--local", bench.manifest("sleep 1000")) == (
-        "resile: job steady is running already; `resile delete steady` ends it"
-    )
-
-
-def test_a_master_that_cannot_serve_says_why_and_leaves_nothing(bench):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        path = bench.manifest("sleep 1000")
-        assert bench.refused("submit", "--local", path, "--metrics-port", port) == (
-            f"resile: the master did not come up: cannot serve metrics on 127.0.0.1:{port}: address already in use"
-        )
-    assert not bench.directory("steady").path.exists()
-    bench.run("submit", "--local", path, "--detach", "--metrics-port", port)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
-        assert b'resile_round{job="steady"' in page.read()
-
-
-def test_a_detached_job_is_given_as_data(bench):
-    path = bench.manifest("sleep 1000", replicas=1)
-    started = json.loads(bench.out("submit", "--local", path, "--detach", "-o", "json", "-n", "lab"))
-    assert (started["name"], started["namespace"]) == ("steady", "lab")
-    assert (bench.directory("steady", "lab").path).samefile(started["directory"])
-    assert "the manifest says namespace other" in bench.refused(
-        "submit", "--local", bench.manifest("true", namespace="other"), "-n", "lab", code=2
-    )
-
-
-def test_every_mistake_of_a_manifest_is_told(bench):
-    path = bench.place / "bad.yaml"
-    path.write_text(
-        "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nmetadata: {name: Bad_Name}\n"
-        "spec: {replicaSpecs: {worker: {replicas: -1, colour: red, template: {}}}}\n"
-    )
-    sentences = bench.run("submit", "--local", str(path), code=2).stderr.splitlines()
-    assert all(line.startswith(f"resile: {path}: ") for line in sentences)
-    for field in ("metadata.name", "spec.replicaSpecs.worker.replicas", "spec.replicaSpecs.worker.colour"):
-        assert any(f": {field}: " in line for line in sentences), field
-    assert "cannot read nothing.yaml: No such file" in bench.refused("submit", "--local", "nothing.yaml", code=2)
-    assert "comes with the operator" in bench.refused("submit", bench.manifest("true"), code=2)
-    assert not (bench.state / "jobs").exists()
-
-
-def test_ctrl_c_stops_the_job(bench):
-    following = bench.start("submit", "--local", bench.manifest("sleep 1000"))
-    bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 2)
-    following.send_signal(signal.SIGINT)
-    out, err = following.communicate(timeout=PATIENCE)
-    assert following.returncode == 1
-    assert "stopping the job" in err
-    assert "job steady failed: its user stopped it with Ctrl-C" in out
-    assert bench.json("get", "jobs", "steady")["reason"] == "Stopped"
-
-
-def test_a_second_ctrl_c_leaves_the_job_alone(bench):
-    command = "trap '' TERM; while :; do sleep 0.1; done"  # it takes the whole grace to end
-    following = bench.start("submit", "--local", bench.manifest(command, replicas=1))
-    bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 1)
-    following.send_signal(signal.SIGINT)
-    bench.wait(lambda: bench.phase("steady") == "Failed")
-    time.sleep(0.3)
-    following.send_signal(signal.SIGINT)
-    _, err = following.communicate(timeout=PATIENCE)
-    assert (following.returncode, "left steady" in err) == (130, True)
-
-
-def test_a_terminal_gets_the_live_view(bench):
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(bench.place)
-        os.execve(RESILE, [RESILE, "submit", "--local", bench.manifest("sleep 0.5")], bench.environment)
-    shown = b""
-    with contextlib.suppress(OSError):  # how a terminal ends
-        while True:
-            shown += os.read(terminal, 65536)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    text = shown.decode()
-    assert "resile · default/steady" in text
-    assert "steady-edljob-worker-1" in text
-    assert "job steady succeeded" in text
-
-
 # changing -----------------------------------------------------------------------------------------------------------
 
 
@@ -346,16 +223,18 @@ def test_a_job_without_a_master_can_be_looked_at_and_deleted(bench):
 
 def test_watching_prints_what_changes_and_ends_with_the_job(bench):
     gate = bench.place / "gate"
-    bench.submit(f"until [ -e {gate} ]; do sleep 0.05; done")
+    bench.submit(f"echo begin; until [ -e {gate} ]; do sleep 0.05; done; echo end")
     watches = {kind: bench.start("get", kind, "steady", "-w") for kind in ("jobs", "nodes", "events")}
-    logs = bench.start("logs", "steady", "-f")
-    time.sleep(1.0)
+    watches["logs"] = bench.start("logs", "steady", "-f")
+    said = {kind: watch.stdout.readline() + watch.stdout.readline() for kind, watch in watches.items()}
     gate.touch()
-    said = {kind: watch.communicate(timeout=PATIENCE)[0] for kind, watch in watches.items()}
+    for kind, watch in watches.items():
+        said[kind] += watch.communicate(timeout=PATIENCE)[0]
+        assert watch.returncode == 0
     assert [line.split()[1] for line in said["jobs"].splitlines()] == ["PHASE", "Running", "Succeeded"]
     assert len(re.findall(r"worker-0 +0/1 +Completed", said["nodes"])) == 1
     assert "JobSucceeded" in said["events"]
-    assert logs.communicate(timeout=PATIENCE)[0] == ""
+    assert sorted(line.split()[-1] for line in said["logs"].splitlines()) == ["begin", "begin", "end", "end"]
 
 
 def test_followed_logs_show_pods_that_appear_later_and_end_with_the_job(bench):
