@@ -77,7 +77,7 @@ class SimAgent:
         self.round: Round = NO_ROUND
         self.cut = False
         self.frozen = False
-        self.waiting_since = self.born = site.clock.now
+        self.waiting_since = self.well_since = site.clock.now
         self._place: Place | None = None
         self._link: Link | None = None
         self._admitted = False
@@ -116,6 +116,7 @@ class SimAgent:
     def freeze(self, frozen: bool) -> None:
         """Stand still, or go on; what arrived meanwhile is heard then."""
         self.frozen = frozen
+        self.well_since = self._site.clock.now
         if not frozen:
             unheard, self._unheard = self._unheard, []
             for link, word in unheard:
@@ -124,6 +125,7 @@ class SimAgent:
     def isolate(self, cut: bool) -> None:
         """Let nothing through to or from this machine, or let it through again."""
         self.cut = cut
+        self.well_since = self._site.clock.now
         if not cut and self._link is not None:
             self._link.healed()
 

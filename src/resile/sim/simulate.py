@@ -110,16 +110,16 @@ def _judge(cluster: Cluster) -> None:
         case Reason.RENDEZVOUS_TIMEOUT:
             meeting, now = cluster.plan.meeting, cluster.clock.now
             waiting = [a for a in cluster.alive if a.mode is Mode.WAITING and not a.cut and not a.frozen]
-            ready = [a for a in waiting if now - a.waiting_since > LATE]
+            ready = [a for a in waiting if now - max(a.waiting_since, a.well_since) > LATE]
             require(fit(len(ready), meeting) == 0, f"{len(ready)} nodes waited and no round formed")
         case Reason.PENDING_TIMEOUT:
             pending = [m for m in cluster.platform.machines.values() if m.status is NodeStatus.PENDING]
             require(bool(pending), "a job fails for pending nodes only if there are some")
         case Reason.DESERTED:
             healthy = [a for a in cluster.alive if not a.cut and not a.frozen]
-            late = [a for a in healthy if cluster.clock.now - a.born > LATE]
-            require(not late or not cluster.plan.spec.managed, "only bare jobs are deserted")
-            require(not late, f"{[a.incarnation for a in late]} were there and the job was called deserted")
+            there = [a.incarnation for a in healthy if cluster.clock.now - a.well_since > LATE]
+            require(not cluster.plan.spec.managed, "only bare jobs are deserted")
+            require(not there, f"{there} were there and the job was called deserted")
         case _:
             require(False, f"no plan gives a reason to end with {state.reason}")
 
