@@ -203,12 +203,25 @@ def test_a_deleted_job_can_leave_its_logs(bench):
     assert "No jobs found" in bench.run("get", "jobs").stderr
 
 
-def test_a_job_without_a_master_can_be_looked_at_and_deleted(bench):
-    directory = bench.submit("sleep 1000")
+def lose_master(bench, directory):
     supervisor = json.loads((directory.path / "supervisor.json").read_bytes())["pid"]
     os.kill(supervisor, signal.SIGKILL)
     os.kill(directory.address().pid, signal.SIGKILL)
     bench.wait(lambda: not directory.master_lives())
+
+
+def test_a_job_that_lost_its_master_for_good_is_resumed_with_the_nodes_it_has(bench):
+    directory = bench.submit("sleep 1000")
+    nodes = bench.statuses("steady", "Running")
+    lose_master(bench, directory)
+    assert bench.out("resume", "steady") == "elasticjob/steady has a master again\nelasticjob/steady resumed\n"
+    assert bench.statuses("steady", "Running") == nodes
+    bench.run("scale", "steady", "worker=1")
+
+
+def test_a_job_without_a_master_can_be_looked_at_and_deleted(bench):
+    directory = bench.submit("sleep 1000")
+    lose_master(bench, directory)
     assert bench.phase("steady") == "Running"
     assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Error", bench.out("get", "nodes", "steady"), re.M)
     assert "has lost its master" in bench.refused("scale", "steady", "worker=1")

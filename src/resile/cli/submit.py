@@ -199,7 +199,8 @@ def _make_room(job: LocalJob) -> None:
         raise CommandError(f"job {job} is running already; `resile delete {job.name}` ends it")
     if not over:
         raise CommandError(
-            f"job {job} was interrupted: it has lost its master and is not over; `resile delete {job.name}` removes it"
+            f"job {job} was interrupted: it has lost its master and is not over; "
+            f"`resile resume {job.name}` goes on with it, `resile delete {job.name}` removes it"
         )
     if not wait_until(lambda: not served(directory), ENDING_SECONDS):
         raise CommandError(f"job {job} is over, but its nodes are still ending; try again in a moment")

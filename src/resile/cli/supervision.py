@@ -40,6 +40,7 @@ class SupervisorFile(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     start: int
     boot: str
+    command: list[str] = []
 
 
 def start_master(directory: JobDirectory, workdir: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -49,15 +50,31 @@ def start_master(directory: JobDirectory, workdir: Path, options: Sequence[str])
         CommandError: it did not come up; the sentence has its last words.
     """
     command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(directory.path)]
-    command += ["--platform", "local", "--workdir", str(workdir), *options]
+    return _start(directory, [*command, "--platform", "local", "--workdir", str(workdir), *options])
+
+
+def restart_master(directory: JobDirectory) -> None:
+    """Give a job that has lost supervisor and master both of them again, with the words they were started with.
+
+    Raises:
+        CommandError: it is not known how, or the master did not come up.
+    """
+    record = _record(directory)
+    if record is None or not record.command:
+        raise CommandError(f"it is not known how the master in {directory.path} was started")
+    _start(directory, record.command)
+
+
+def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[bytes]:
+    before = directory.address()
     with open(directory.log, "ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
-    record = SupervisorFile(pid=process.pid, start=start_time(process.pid), boot=processes.boot_id())
+    record = SupervisorFile(pid=process.pid, start=start_time(process.pid), boot=processes.boot_id(), command=command)
     write_atomically(directory.path / "supervisor.json", msgspec.json.encode(record))
-    wait_until(lambda: directory.address() is not None or process.poll() is not None, START_SECONDS, every=0.02)
-    if directory.address() is None:
+    wait_until(lambda: directory.address() != before or process.poll() is not None, START_SECONDS, every=0.02)
+    if directory.address() == before:
         process.terminate()
         raise CommandError(f"the master did not come up: {_last_words(directory)}")
     return process

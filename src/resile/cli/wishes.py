@@ -15,7 +15,7 @@ from resile.cli.errors import CommandError, NotUsableError
 from resile.cli.jobs import LocalJob, find
 from resile.cli.look import Look
 from resile.cli.options import namespace_option
-from resile.cli.supervision import end_by_force, served
+from resile.cli.supervision import end_by_force, restart_master, served
 from resile.platform.local import files
 from resile.wire.directory import DirectoryError
 
@@ -55,8 +55,11 @@ def suspend(job: str, namespace: str | None) -> None:
 @click.argument("job")
 @namespace_option
 def resume(job: str, namespace: str | None) -> None:
-    """Take the nodes of a suspended JOB back."""
+    """Take the nodes of a suspended JOB back; a JOB that lost its master (a restart of the machine) gets one again."""
     found = find(job, namespace)
+    if _interrupted(found):
+        restart_master(found.directory)
+        click.echo(f"elasticjob/{found.name} has a master again")
     _wish(found, "suspend", {"on": False})
     click.echo(f"elasticjob/{found.name} resumed")
 
@@ -103,6 +106,14 @@ def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
         phase = look.status().phase
     ending = "is over" if phase in ("Succeeded", "Failed") else "has lost its master"
     raise CommandError(f"job {job} {ending} ({phase}); nothing was changed")
+
+
+def _interrupted(job: LocalJob) -> bool:
+    """Whether a job is not over and has nobody who serves it."""
+    if served(job.directory):
+        return False
+    with Look(job) as look:
+        return look.status().ended_at is None
 
 
 def _stop(job: LocalJob) -> bool:
