@@ -88,6 +88,7 @@ async def test_a_master_that_cannot_listen_is_named_and_leaves_no_supervisor(tmp
         with pytest.raises(CannotHost, match=f"cannot listen on 127.0.0.1:{endpoint.port}: address already in use"):
             await host.start()
         await host.end(5)
+        host.close()
     assert not run_directory(chosen, endpoint).master_lives()
 
 
@@ -105,6 +106,8 @@ async def test_two_agents_share_one_master_and_the_one_that_started_it_sees_it_o
     assert home.master_lives(), "the other's master is not its to end"
     await first.end(0.1)
     assert not home.master_lives()
+    for host in (first, second):
+        host.close()
 
 
 def test_a_free_port_is_free_and_outside_the_range_of_outgoing_calls() -> None:

@@ -122,3 +122,21 @@ def test_fixed_places_are_kept_whoever_comes_first(runs: Runs) -> None:
     assert [met[0]["agent"], met[1]["agent"]] == [first.pid, second.pid]
     runs.release()
     assert [first.wait(), second.wait()] == [0, 0]
+
+
+def test_a_newcomer_never_clears_the_job_of_others_whose_master_is_just_down(runs: Runs) -> None:
+    script = runs.script(UNTIL_RELEASED)
+    nodes = [runs.node("--rdzv-conf=last_call_timeout=0.1", script) for _ in range(2)]
+    met = runs.await_world(2)
+    supervisor, master = runs.supervisor(), runs.master()
+    kill(supervisor, signal.SIGSTOP)
+    kill(master)
+    nodes.append(runs.node(script))
+    wait_until(lambda: len(list(runs.temp.glob("resile-*/agent.sock"))) == 3, "the newcomer to wait for the master")
+    kill(supervisor, signal.SIGCONT)
+    three = runs.await_world(3, after=met[0]["round"])
+    assert [three[rank]["agent"] for rank in (0, 1)] == [met[rank]["agent"] for rank in (0, 1)]
+    assert [line.reason for line in runs.story()].count("JobStarted") == 1
+    runs.release()
+    assert [node.wait() for node in nodes] == [0, 0, 0]
+    runs.nothing_is_left()

@@ -112,7 +112,7 @@ class Agent:
             nproc=self._options.nproc,
             meeting=self._options.meeting,
             role=identity.role,
-            node_id=self._node.id if self._node is not None else identity.node_id,
+            node_id=identity.node_id,
             rank=self._rank,
             round=self._newest,
             running=self._next is not None or (current and attempt is not None and attempt.sound),

@@ -3,6 +3,10 @@
 The master is a process of its own under a supervisor of its own, so it outlives this agent and this agent outlives
 it. Every agent on that machine may try: a lock in the job's directory lets one master through. The directory is
 found by the run id and the port, so agents of one user on one machine share the job's token through it.
+
+Beside the directory lie two files that outlive it. Whoever holds NAME.launch may look and decide. NAME.present is held
+by every agent of the run on this machine and by the supervisor, so a newcomer can tell a job whose master is
+just being started again from what an earlier run left behind, and clears only the latter.
 """
 
 from __future__ import annotations
@@ -107,9 +111,10 @@ class MasterHost:
         self._directory = directory
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._presence: int | None = None
 
     async def start(self) -> None:
-        """Start a master for this run unless one serves it already. What an earlier run left behind is cleared.
+        """Start a master for this run unless the run is under way. What an earlier run left behind is cleared.
 
         Raises:
             CannotHost: the master does not come up; the sentence says why, and nothing is left running.
@@ -118,8 +123,8 @@ class MasterHost:
             async with asyncio.timeout(LAUNCH_PATIENCE):
                 self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with await self._turn():
-                    if self._directory.path.exists() and self._directory.master_lives():
-                        return
+                    if self._someone_is_there() or (self._directory.exists and self._directory.master_lives()):
+                        return  # should its master be gone for good, `revive` will see to it
                     shutil.rmtree(self._directory.path, ignore_errors=True)
                     self._directory.create(self._spec(), self._token())
                     self._spawn()
@@ -131,6 +136,24 @@ class MasterHost:
         except OSError as error:
             where, why = self._directory.path.parent, os.strerror(error.errno or 0)
             raise CannotHost(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
+
+    def close(self) -> None:
+        """Be there no more; the master and its supervisor stay."""
+        if self._presence is not None:
+            os.close(self._presence)
+            self._presence = None
+
+    def _someone_is_there(self) -> bool:
+        """Whether an agent of this run or its supervisor lives on this machine; from now on, we are there ourselves."""
+        path = self._directory.path.with_suffix(".present")
+        self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def revive(self, seconds_away: float) -> None:
         """If neither master nor supervisor is left, start them again from the journal.
@@ -188,7 +211,12 @@ class MasterHost:
         command += ["--host", host, "--port", str(self._endpoint.port), *_tls_flags(self._options.security)]
         with self._directory.log.open("ab") as log:
             self._supervisor = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=() if self._presence is None else (self._presence,),
             )
         self._starts += 1
 

@@ -123,6 +123,9 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
                 if asyncio.get_running_loop().time() > given_up:
                     log.warning("%s", late)
                     return 0 if late.succeeded else FAILED
+            finally:
+                if host is not None:
+                    host.close()
             await asyncio.sleep(LATE_PAUSE)
     finally:
         if alone and host is not None:
@@ -139,6 +142,7 @@ async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterHos
             await host.start()
             return msgspec.structs.replace(options, endpoint=endpoint), host
         except CannotHost:
+            host.close()
             if not tries_left:
                 raise
     raise AssertionError("unreachable")

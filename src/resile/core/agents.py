@@ -34,6 +34,8 @@ def came(turn: Turn, event: AgentCame) -> None:
         return  # it has come again since, on a newer connection: this one is closed or about to be
     opens = state.meeting is None or (isinstance(state.gathering, Forming) and not turn.index.trainers)
     state.meeting = _merge(state, event.meeting)
+    # A master whose journal was lost must not give a number out again: the agent would take it for an old round's.
+    state.last_round = max(state.last_round, event.round)
     if opens:
         rounds.open_forming(turn)
     if node.agent is not None and node.agent.incarnation != event.incarnation:

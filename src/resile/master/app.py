@@ -103,6 +103,8 @@ async def run_master(
             cleanup.push_async_callback(platform.close)
         directory.announce(address)
         log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
+        if not spec.managed:
+            cleanup.callback(_end_if_nobody_comes(shell))
         if engine.state.phase.over:
             # The last master died before everybody had heard the end: they will ask.
             await asyncio.sleep(spec.timeouts.homecoming)
@@ -154,6 +156,17 @@ async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
     await platform.start(lambda observation: shell.submit(seen(observation)))
     if not fresh:
         shell.submit(ev.NodesListed(seen=tuple(map(seen, await platform.adopt()))))
+
+
+def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
+    """The agent that started this master may have died before it said a word; nobody else would end the master."""
+    patience = shell.engine.state.spec.timeouts.connect
+
+    def look() -> None:
+        if shell.engine.state.meeting is None:
+            shell.submit(ev.StopWanted(because=f"no node came within {patience:g} s", request=0))
+
+    return asyncio.get_running_loop().call_later(patience, look).cancel
 
 
 async def _farewell(shell: Shell, board: Switchboard) -> None:
