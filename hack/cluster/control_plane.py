@@ -1,8 +1,8 @@
 """The control plane: etcd, the API server, the controller manager and the scheduler, on this host's own network.
 
-The API server listens on the bridge only, everything else on loopback; all of them speak TLS with certificates of the
-cluster's own authority. Authorization is Node and RBAC, admission the default set (ServiceAccount included) and
-NodeRestriction: rights are real. etcd does not wait for the disk: this cluster's state need not outlive a power cut.
+The API server listens on the host's cable to the nodes only, everything else on loopback; all speak TLS with
+certificates of the cluster's own authority. Authorization is Node and RBAC, admission the default set (ServiceAccount
+included) and NodeRestriction: rights are real. etcd does not wait for the disk: its state need not outlive a power cut.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DNS for Services: dnsmasq on the bridge, fed by `dns_watcher.py`.
+"""DNS for Services: dnsmasq on the host's cable to the nodes, fed by `dns_watcher.py`.
 
 dnsmasq knows the names in one hosts file and answers everything else with "no such name" at once: it asks nobody. A
 resolver that stays silent would cost every process group its 10-second time-out.

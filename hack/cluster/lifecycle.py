@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import control_plane
@@ -26,9 +25,9 @@ from images import DEFAULTS, import_images
 from network import ensure_network, remove_network
 from nodes import containerd, kube_proxy, kubelet_program, prepare_nodes
 from processes import LOGS, Program, end_processes, ensure, recorded, running, stop, wait_healthy
-from settings import KUBECONFIG, NODES, NODES_DEADLINE, POLL, STATE, STOP_DEADLINE, VENV
+from settings import CACHE, KUBECONFIG, NODES, NODES_DEADLINE, POLL, STATE, STOP_DEADLINE, VENV
 
-LOCK = Path("/run/resile-cluster.lock")
+LOCK = CACHE / "lock"
 LOCK_DEADLINE = 600.0
 MARKER = STATE / ".resile-cluster"
 SOCKET_PATH_LIMIT = 100
@@ -37,6 +36,7 @@ SOCKET_PATH_LIMIT = 100
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Hold the machine's cluster lock: two commands never change the cluster at the same time."""
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
     with LOCK.open("w") as lock:
         end = time.monotonic() + LOCK_DEADLINE
         while True:

@@ -22,7 +22,8 @@ BINARIES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube
 BIN = CACHE / RECIPE / "bin"
 
 # Addresses nobody is likely to use, all inside namespaces made here: nothing is routed to the outside.
-BRIDGE = "resile0"
+SWITCH = "resile-switch"
+HOST_LINK = "resile0"
 HOST_ADDRESS = "10.77.0.1"
 NODE_PREFIX = 24
 POD_NETWORK = "10.78.0.0/16"
@@ -68,23 +69,18 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The Kubernetes node's name, which is also that of its network namespace and its cgroup."""
+        """The Kubernetes node's name; its namespaces, its cgroup and its cable (15 characters at most) have it too."""
         return f"resile-node-{self.number}"
 
     @property
     def address(self) -> str:
-        """The node's address on the bridge."""
+        """The node's address on the switch."""
         return f"10.77.0.{10 + self.number}"
 
     @property
     def pods(self) -> str:
         """The subnet of the node's pods."""
         return f"10.78.{self.number}.0/24"
-
-    @property
-    def link(self) -> str:
-        """The host's end of the node's cable into the bridge (at most 15 characters, a kernel limit)."""
-        return f"{BRIDGE}n{self.number}"
 
     @property
     def home(self) -> Path:
