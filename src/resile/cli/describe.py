@@ -15,6 +15,7 @@ from resile.cli.jobs import find
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, print_json
 from resile.cli.tables import age, table, took
+from resile.core import endings
 from resile.core.state import JobState
 from resile.master.journal import Told
 from resile.master.view import JobView
@@ -65,8 +66,8 @@ def describe(job: str, namespace: str | None, output: str) -> None:
 
 def first_failure(state: JobState) -> Failure | None:
     """What came first in the newest broken round; what followed is collateral."""
-    failures = [Failure(str(node), failure) for node, failure in state.blame.failures]
-    return min(failures, key=lambda found: found.failure.at, default=None)
+    first = endings.first_failure(state)
+    return Failure(str(first[0]), first[1]) if first is not None else None
 
 
 def _facts(job: JobView, state: JobState, directory: str) -> str:

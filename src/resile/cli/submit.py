@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import uuid
 from pathlib import Path
 
 import click
@@ -102,6 +103,8 @@ def start_job(spec: JobSpec, options: list[str]) -> LocalJob:
     directory = job.directory
     if directory.exists:
         _make_room(job)
+    if not spec.uid:
+        spec = msgspec.structs.replace(spec, uid=str(uuid.uuid4()))
     try:
         directory.create(spec)
     except DirectoryError as error:

@@ -7,7 +7,7 @@ import enum
 from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus, WorkerFailure
 from resile.core.decisions import DeleteNode, Finish
-from resile.core.state import TRAINERS, Phase
+from resile.core.state import TRAINERS, JobState, Phase
 from resile.core.turn import Turn
 
 
@@ -36,15 +36,15 @@ def fail(turn: Turn, reason: Reason, message: str) -> None:
     _finish(turn, Phase.FAILED, reason, message)
 
 
-def first_failure(turn: Turn) -> tuple[NodeKey, WorkerFailure] | None:
+def first_failure(state: JobState) -> tuple[NodeKey, WorkerFailure] | None:
     """The process failure that came first in the newest broken round; what followed is collateral."""
-    return min(turn.state.blame.failures, key=lambda pair: pair[1].at, default=None)
+    return min(state.blame.failures, key=lambda pair: pair[1].at, default=None)
 
 
 def tell(turn: Turn, session: int = 0) -> None:
     """Tell every agent, or the one on `session`, how the job ended."""
     state = turn.state
-    first = first_failure(turn) if state.phase is Phase.FAILED else None
+    first = first_failure(state) if state.phase is Phase.FAILED else None
     turn.decide(
         Finish(
             succeeded=state.phase is Phase.SUCCEEDED,

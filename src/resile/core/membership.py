@@ -149,7 +149,8 @@ def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     freed = ledger.release_node(state.ledger, node.key)
     turn.touch(node)
     how = describe(status, end)
-    turn.note(f"Node{status}", f"{node.key} {how}", node.key, warning=status is not NodeStatus.SUCCEEDED)
+    unwanted = status is not NodeStatus.SUCCEEDED and not node.leaving
+    turn.note(f"Node{status}", f"{node.key} {how}", node.key, warning=unwanted)
     if freed:
         turn.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     if state.phase.over:
