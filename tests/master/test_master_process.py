@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from resile.api.ids import Round
+from resile.master.supervisor import JOB_FAILED
 from resile.wire import messages as ms
 from resile.wire.handshake import NotWelcome
 from tests.master.masters import PATIENCE, Peer, command, master, new_job
@@ -140,7 +141,7 @@ async def test_asks_are_answered_or_refused_with_a_sentence(tmp_path: Path) -> N
         over = await peer.hear(ms.JobOver)
         assert (over.succeeded, over.reason, over.message) == (False, "Stopped", "enough")
         peer.connection.close()
-        assert await asyncio.to_thread(process.wait, PATIENCE) == 1
+        assert await asyncio.to_thread(process.wait, PATIENCE) == JOB_FAILED
 
 
 def _run(directory, *flags: str) -> subprocess.CompletedProcess[str]:  # type: ignore[no-untyped-def]
