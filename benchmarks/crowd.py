@@ -171,20 +171,21 @@ class Players:
         join = Join(after=self._round, port=29500)
         for connection in self._connections:
             connection.send(join)
-        return await self._report(time.monotonic())
+        report = await self._report(time.monotonic())
+        self._await(RoundOver, len(self._connections))  # from now on, so that nobody hears of a loss too early
+        return report
 
     async def _drop(self) -> Report:
         """One agent's connection dies; the others of this process are to hear about it."""
         gone = self._connections.pop()
         self._leaving.add(gone)
-        self._await(RoundOver, len(self._connections))
+        self._awaited -= 1
         begun = time.monotonic()
         gone.abort()
         return await self._report(begun)
 
     async def _told(self) -> Report:
-        """The others are to hear about an agent of another process."""
-        self._await(RoundOver, len(self._connections))
+        """The agents of this process are to hear about one of another process."""
         return await self._report(time.monotonic())
 
     async def _count(self) -> Report:
