@@ -51,7 +51,11 @@ APT = CACHE / "apt"
 GOPATH = WORK / "go"
 SOURCE = GOPATH / "src/k8s.io/kubernetes"
 OPENAPI = "pkg/generated/openapi/zz_generated.openapi.go"
-VERSION_PACKAGE = "k8s.io/kubernetes/vendor/k8s.io/component-base/version"
+# Programs print the version of the first, and the API server tells clients that of the second.
+VERSION_PACKAGES = (
+    "k8s.io/kubernetes/vendor/k8s.io/component-base/version",
+    "k8s.io/kubernetes/vendor/k8s.io/client-go/pkg/version",
+)
 NOT_IN_OPENAPI = ("code-generator", "sample-apiserver", "kube-openapi", "gengo")
 
 
@@ -252,15 +256,16 @@ def _go_env() -> dict[str, str]:
     }
 
 
-def _compile(package: str, output: Path, jobs: int) -> None:
+def _compile(target: str, output: Path, jobs: int) -> None:
     """Compile one program; it appears under its name only when it is whole."""
     if output.exists():
         return
     output.parent.mkdir(parents=True, exist_ok=True)
     major, minor, _ = KUBERNETES.split(".")
     stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(["-s -w", *(f"-X {VERSION_PACKAGE}.{name}={value}" for name, value in stamps.items())])
+    settings = [f"-X {package}.{name}={value}" for package in VERSION_PACKAGES for name, value in stamps.items()]
+    flags = " ".join(["-s", "-w", *settings])
     scratch = output.with_name(f"{output.name}.part")
-    command = _gently(GO_ROOT / "bin/go", "build", "-p", str(jobs), "-ldflags", flags, "-o", scratch, package)
+    command = _gently(GO_ROOT / "bin/go", "build", "-p", str(jobs), "-ldflags", flags, "-o", scratch, target)
     run(command, deadline=COMPILE_DEADLINE, cwd=SOURCE, env=_go_env())
     scratch.rename(output)
