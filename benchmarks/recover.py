@@ -68,9 +68,11 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def run(quick: bool) -> list[Row]:
-    times = 1 if quick else 3
-    ours = _recoveries("resile run", [BIN / "resile", "run"], times)
-    theirs = _recoveries("torchrun", [BIN / "torchrun"], times)
+    ours: list[Recovery] = []
+    theirs: list[Recovery] = []
+    for _ in range(1 if quick else 3):  # in turns, so that other work on the machine troubles both alike
+        ours.append(_recovery("resile run", [BIN / "resile", "run"]))
+        theirs.append(_recovery("torchrun", [BIN / "torchrun"]))
     return [
         _row(
             "killed rank of plain DDP: to its new process, median",
@@ -93,22 +95,19 @@ def _row(measure: str, ours: list[float], theirs: list[float]) -> Row:
     )
 
 
-def _recoveries(name: str, launcher: Sequence[str | Path], times: int) -> list[Recovery]:
-    recoveries: list[Recovery] = []
+def _recovery(name: str, launcher: Sequence[str | Path]) -> Recovery:
     with Workplace() as place:
         script = place.script("train.py", SCRIPT)
         steps, starts = place.path / "steps.1", place.path / "starts.1"
         place.start([*launcher, "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", script])
-        for _ in range(times):
-            say(f"recover: waiting for {STEPS_BEFORE} steps under {name}")
-            pid = wait_for(f"{STEPS_BEFORE} steps under {name}", partial(_steady, steps), START_SECONDS, LOOK_EVERY)
-            killed = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            stepped = wait_for("the next step", partial(_next, steps, killed), START_SECONDS, LOOK_EVERY)
-            started = _next(starts, killed) or stepped
-            recoveries.append(Recovery(started - killed, stepped - killed))
-            say(f"recover: {name}: new process after {started - killed:.2f} s, step after {stepped - killed:.2f} s")
-    return recoveries
+        say(f"recover: waiting for {STEPS_BEFORE} steps under {name}")
+        pid = wait_for(f"{STEPS_BEFORE} steps under {name}", partial(_steady, steps), START_SECONDS, LOOK_EVERY)
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        stepped = wait_for("the next step", partial(_next, steps, killed), START_SECONDS, LOOK_EVERY)
+        started = _next(starts, killed) or stepped
+    say(f"recover: {name}: new process after {started - killed:.2f} s, step after {stepped - killed:.2f} s")
+    return Recovery(started - killed, stepped - killed)
 
 
 def _steady(path: Path) -> int | None:
