@@ -80,6 +80,10 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 class Run:
     """One `resile run` command."""
 
@@ -192,20 +196,20 @@ class Runs:
         (announced,) = (self.state / "runs").glob("*/master.json")
         return announced.parent
 
+    def living_master(self, other_than: int = 0) -> int:
+        """The pid of the master that lives now; 0 if none does."""
+        try:
+            pid = int(json.loads((self.job / "master.json").read_text())["pid"])
+        except (OSError, ValueError):
+            return 0
+        return pid if pid != other_than and alive(pid) else 0
+
     def master(self, other_than: int = 0) -> int:
-        """The pid of the living master."""
-
-        def living() -> int:
-            try:
-                pid = int(json.loads((self.job / "master.json").read_text())["pid"])
-            except (OSError, ValueError):  # no master yet
-                return 0
-            return pid if pid != other_than and alive(pid) else 0
-
-        return wait_until(living, "a master")
+        """The pid of the living master, as soon as there is one."""
+        return wait_until(lambda: self.living_master(other_than), "a master")
 
     def supervisor(self) -> int:
-        return int(Path(f"/proc/{self.master()}/stat").read_text().rpartition(")")[2].split()[1])
+        return parent_of(self.master())
 
     @property
     def master_log(self) -> str:
