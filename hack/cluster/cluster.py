@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 
@@ -18,6 +19,7 @@ def main() -> int:
     """Run one command; return 0, or 1 after one sentence that says what is wrong."""
     arguments = _parser().parse_args()
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely, it ends what it runs
     try:
         if os.geteuid() != 0:
             raise ClusterError("the cluster needs root: it makes network namespaces, mounts and cgroups")
@@ -27,6 +29,9 @@ def main() -> int:
             _change(arguments)
     except ClusterError as error:
         complain(error)
+        return 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         complain(ClusterError(f"{arguments.command} was interrupted; it can be repeated"))

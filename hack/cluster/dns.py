@@ -6,7 +6,6 @@ resolver that stays silent would cost every process group its 10-second time-out
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from client import Refused, listens, request
@@ -48,7 +47,7 @@ def dnsmasq() -> Program:
 
 def watcher() -> Program:
     """Return the program that keeps the hosts file equal to the cluster's Services and Endpoints."""
-    command = (sys.executable, str(WATCHER))
+    command = ("env", "python3", str(WATCHER))  # as the first line of cluster.py does
     return Program("dns-watcher", command, lambda: "kubernetes.default.svc" in HOSTS.read_text(), (WATCHER,))
 
 

@@ -242,6 +242,11 @@ def _wait_default_account() -> None:
         time.sleep(POLL)
 
 
+def _mebibytes(quantity: str) -> str:
+    kibibytes = int(quantity[:-2]) if quantity.endswith("Ki") else int(quantity) // 1024
+    return f"{kibibytes // 1024} Mi"
+
+
 def _node_table() -> str:
     rows = []
     for item in sorted(_nodes(), key=lambda item: str(item["metadata"]["name"])):
@@ -253,7 +258,7 @@ def _node_table() -> str:
                 "Ready" if ready == "True" else f"NotReady ({message})",
                 next((entry["address"] for entry in item["status"]["addresses"] if entry["type"] == "InternalIP"), "-"),
                 room.get("cpu", "-"),
-                f"{int(room.get('memory', '0Ki').removesuffix('Ki')) // 1024} Mi",
+                _mebibytes(room.get("memory", "0")),
                 item["status"]["nodeInfo"]["kubeletVersion"],
             )
         )

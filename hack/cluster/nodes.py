@@ -119,7 +119,7 @@ def host_folders() -> list[Path]:
         wanted += [VENV, home, home.resolve()]
     wanted.append(CHECKOUT)
     chosen: list[Path] = []
-    for folder in sorted({path for path in wanted if path.exists()}, key=lambda path: len(path.parts)):
+    for folder in sorted({path for path in wanted if path.exists()}):
         if not any(folder.is_relative_to(other) for other in chosen):
             chosen.append(folder)
     return chosen
