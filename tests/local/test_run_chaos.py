@@ -13,7 +13,7 @@ from tests.local.test_run_master import SHARDS, SIZE
 
 SEEDS = range(int(os.environ.get("RESILE_CHAOS_SEED", "0")), int(os.environ.get("RESILE_CHAOS_SEED", "0")) + 10)
 BLOWS = 12
-EPOCHS = 8
+EPOCHS = 30
 
 
 class Chaos:
