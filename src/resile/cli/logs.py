@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 
 from resile.api.names import master_name
 from resile.cli.errors import CommandError
 from resile.cli.jobs import LocalJob, find_pod, is_master
 from resile.cli.look import Look
-from resile.cli.options import namespace_option
+from resile.cli.options import namespace_option, output_option
 from resile.platform.local import files
 
 POLL_SECONDS = 0.15
@@ -29,15 +30,16 @@ CHUNK = 1 << 20
 @click.option("-f", "--follow", is_flag=True, help="go on until the job (or the pod) has ended")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="begin with the last N lines of each log")
 @click.option("--master", is_flag=True, help="the master's log instead of the nodes'")
-def logs(name: str, namespace: str | None, follow: bool, tail: int | None, master: bool) -> None:
+@output_option("text", "json")
+def logs(name: str, namespace: str | None, follow: bool, tail: int | None, master: bool, output: str) -> None:
     """Print the log of a pod, or the logs of all nodes of a job.
 
-    With several nodes each line begins with its pod's name.
+    With several nodes each line begins with its pod's name. With `-o json` each line is an object of its own.
     """
     job, pod = find_pod(name, namespace)
     if master:
         pod = master_name(job.name)
-    reader = Logs(job, pod, tail)
+    reader = Logs(job, pod, tail, as_json=output == "json")
     if pod and not is_master(pod) and not reader.paths():
         raise CommandError(f"there is no log of {pod}; `resile get nodes {job.name} --deleted` lists the pods")
     reader.read()
@@ -76,7 +78,8 @@ class Log:
 class Logs:
     """The logs of a job's nodes, of one pod, or of the master; pods that appear later are read from their start."""
 
-    def __init__(self, job: LocalJob, pod: str, tail: int | None) -> None:
+    def __init__(self, job: LocalJob, pod: str, tail: int | None, *, as_json: bool = False) -> None:
+        self._as_json = as_json
         self.job = job
         self.pod = pod
         self._tail = tail
@@ -103,10 +106,14 @@ class Logs:
         for path, log in self._known.items():
             for line in log.lines(all_of_it=all_of_it):
                 anything = True
-                mark = f"[{path.stem}] ".encode() if self._prefix else b""
-                sys.stdout.buffer.write(mark + line + b"\n")
+                sys.stdout.buffer.write(self._shown(path.stem, line) + b"\n")
         sys.stdout.buffer.flush()
         return anything
+
+    def _shown(self, pod: str, line: bytes) -> bytes:
+        if self._as_json:
+            return msgspec.json.encode({"pod": pod, "line": line.decode(errors="replace")})
+        return f"[{pod}] ".encode() + line if self._prefix else line
 
     def finish(self) -> None:
         """Print the rest, a last line without an end included."""

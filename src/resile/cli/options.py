@@ -42,3 +42,11 @@ def output_option(*formats: str) -> Callable[[F], F]:
 def print_json(value: Any) -> None:
     """Print data as indented JSON, dataclasses and structs included."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def tell(output: str, sentence: str, **data: Any) -> None:
+    """Say what was done: a sentence for people, one JSON object for programs."""
+    if output == "json":
+        print_json(data)
+    else:
+        click.echo(sentence)

@@ -14,7 +14,7 @@ from resile.cli.client import Client, MasterAway, wait_until
 from resile.cli.errors import CommandError, NotUsableError
 from resile.cli.jobs import LocalJob, find
 from resile.cli.look import Look
-from resile.cli.options import namespace_option
+from resile.cli.options import namespace_option, output_option, tell
 from resile.cli.supervision import end_by_force, restart_master, served
 from resile.platform.local import files
 from resile.wire.directory import DirectoryError
@@ -27,7 +27,8 @@ DEFAULT_GRACE = Seconds(30.0)
 @click.argument("job")
 @click.argument("sizes", nargs=-1, required=True, metavar="ROLE=N...")
 @namespace_option
-def scale(job: str, sizes: tuple[str, ...], namespace: str | None) -> None:
+@output_option("table", "json")
+def scale(job: str, sizes: tuple[str, ...], namespace: str | None, output: str) -> None:
     """Change how many nodes JOB has, as in `resile scale demo worker=3`."""
     wanted: dict[str, int] = {}
     for size in sizes:
@@ -38,30 +39,33 @@ def scale(job: str, sizes: tuple[str, ...], namespace: str | None) -> None:
     found = find(job, namespace)
     for role, replicas in wanted.items():
         _wish(found, "scale", {"role": role, "replicas": replicas})
-        click.echo(f"elasticjob/{found.name} scaled: {role}={replicas}")
+    words = " ".join(f"{role}={replicas}" for role, replicas in wanted.items())
+    tell(output, f"elasticjob/{found.name} scaled: {words}", name=found.name, replicas=wanted)
 
 
 @click.command()
 @click.argument("job")
 @namespace_option
-def suspend(job: str, namespace: str | None) -> None:
+@output_option("table", "json")
+def suspend(job: str, namespace: str | None, output: str) -> None:
     """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
     found = find(job, namespace)
     _wish(found, "suspend", {"on": True})
-    click.echo(f"elasticjob/{found.name} suspended")
+    tell(output, f"elasticjob/{found.name} suspended", name=found.name, suspended=True)
 
 
 @click.command()
 @click.argument("job")
 @namespace_option
-def resume(job: str, namespace: str | None) -> None:
+@output_option("table", "json")
+def resume(job: str, namespace: str | None, output: str) -> None:
     """Take the nodes of a suspended JOB back; a JOB that lost its master (a restart of the machine) gets one again."""
     found = find(job, namespace)
     if _interrupted(found):
         restart_master(found.directory)
-        click.echo(f"elasticjob/{found.name} has a master again")
+        click.echo(f"elasticjob/{found.name} has a master again", err=True)
     _wish(found, "suspend", {"on": False})
-    click.echo(f"elasticjob/{found.name} resumed")
+    tell(output, f"elasticjob/{found.name} resumed", name=found.name, suspended=False)
 
 
 @click.command()
@@ -69,7 +73,8 @@ def resume(job: str, namespace: str | None) -> None:
 @namespace_option
 @click.option("--keep", is_flag=True, help="keep the logs")
 @click.option("--now", is_flag=True, help="kill everything at once instead of asking")
-def delete(job: str, namespace: str | None, keep: bool, now: bool) -> None:
+@output_option("table", "json")
+def delete(job: str, namespace: str | None, keep: bool, now: bool, output: str) -> None:
     """End JOB and remove it from this machine, its logs included."""
     found = find(job, namespace)
     directory = found.directory
@@ -85,7 +90,9 @@ def delete(job: str, namespace: str | None, keep: bool, now: bool) -> None:
         click.echo("the job has no master; its nodes are ended by their records", err=True)
     end_by_force(directory, Seconds(0.0) if now else short)
     _remove(found, keep)
-    click.echo(f"elasticjob/{found.name} deleted" + (f"; its logs are in {directory.path}" if keep else ""))
+    kept = str(directory.path) if keep else ""
+    sentence = f"elasticjob/{found.name} deleted" + (f"; its logs are in {kept}" if keep else "")
+    tell(output, sentence, name=found.name, deleted=True, logs=kept)
 
 
 def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
