@@ -15,6 +15,7 @@ from identities import (
     AUTHORITY_KEY,
     CONTROLLER_MANAGER,
     ETCD,
+    FRONT_PROXY,
     SCHEDULER,
     Identity,
 )
@@ -83,6 +84,13 @@ def api_server() -> Program:
         f"--kubelet-certificate-authority={AUTHORITY}",
         f"--kubelet-client-certificate={API_SERVER.certificate}",
         f"--kubelet-client-key={API_SERVER.key}",
+        f"--requestheader-client-ca-file={AUTHORITY}",
+        f"--requestheader-allowed-names={FRONT_PROXY.name}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={FRONT_PROXY.certificate}",
+        f"--proxy-client-key-file={FRONT_PROXY.key}",
         "--allow-privileged=true",
     )
     return Program("kube-apiserver", command, api_healthy, (API_SERVER.certificate,))

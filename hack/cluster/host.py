@@ -14,7 +14,7 @@ from pathlib import Path
 
 from console import ClusterError, run
 from processes import Process
-from settings import NODES, POLL, STATE, STOP_DEADLINE, Node
+from settings import NODES, POLL, RESOLV_CONF, STATE, STOP_DEADLINE, Node
 
 # Folders whose place is fixed in kubelet, containerd or CNI: every node gets one of its own mounted there.
 PRIVATE = {
@@ -36,7 +36,6 @@ SYSCTLS = (
 NETWORK_NAMESPACES = Path("/run/netns")
 NOTES = STATE / "host.json"
 NAMESPACES = STATE / "namespaces"
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def note_host() -> None:
@@ -96,6 +95,7 @@ def ensure_mount_namespace(node: Node) -> bool:
         Path(place).mkdir(parents=True, exist_ok=True)
         (node.home / folder).mkdir(parents=True, exist_ok=True)
         script.append(f"mount --bind '{node.home / folder}' '{place}'")
+    script.append(f"mount --bind '{RESOLV_CONF}' /etc/resolv.conf")  # the host's name server is out of reach in a node
     unshare = ["unshare", f"--mount={node.mount_namespace}", "--propagation=private"]
     try:
         run([*unshare, "sh", "-ec", "\n".join(script)])
@@ -126,8 +126,11 @@ def remove_mounts() -> None:
 
 
 def ensure_cgroup(node: Node) -> None:
-    """Make the cgroup under which all containers of a node live, in every hierarchy the machine has."""
-    for hierarchy in _hierarchies():
+    """Make the cgroup under which all containers of a node live, in every hierarchy that has controllers.
+
+    (A machine with both versions keeps its controllers in the first; runc makes what it wants in the second.)
+    """
+    for hierarchy in _hierarchies(("cgroup",)) or _hierarchies(("cgroup2",)):
         folder = hierarchy / node.name
         if folder.is_dir():
             continue
@@ -171,15 +174,10 @@ def remove_cgroups() -> None:
                     time.sleep(POLL)
 
 
-def _hierarchies() -> list[Path]:
-    """Return the roots of all cgroup hierarchies: one on a unified machine, one per controller otherwise.
-
-    On a mixed machine the unified one has no controllers and is left alone: neither kubelet nor runc uses it there.
-    """
-    if (CGROUPS / "cgroup.controllers").exists():
-        return [CGROUPS]
+def _hierarchies(kinds: tuple[str, ...] = ("cgroup", "cgroup2")) -> list[Path]:
+    """Return the roots of the cgroup hierarchies of these kinds."""
     lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return sorted({Path(fields[1]) for fields in lines if fields[2] == "cgroup"})
+    return sorted({Path(fields[1]) for fields in lines if fields[2] in kinds})
 
 
 def _sysctl(name: str) -> Path:

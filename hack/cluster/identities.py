@@ -77,6 +77,8 @@ API_SERVER = Identity(
 ETCD = Identity("etcd", "etcd", hosts=("IP:127.0.0.1",))
 CONTROLLER_MANAGER = Identity("kube-controller-manager", "system:kube-controller-manager", hosts=("IP:127.0.0.1",))
 SCHEDULER = Identity("kube-scheduler", "system:kube-scheduler", hosts=("IP:127.0.0.1",))
+# As whom the API server speaks to servers that extend it, on behalf of a user.
+FRONT_PROXY = Identity("front-proxy", "front-proxy")
 PROXY = Identity("kube-proxy", "system:kube-proxy")
 # The built-in role `system:kube-dns` may list and watch Services and Endpoints, and nothing else.
 DNS = Identity("dns", "resile-cluster-dns")
@@ -87,6 +89,7 @@ IDENTITIES = (
     ETCD,
     CONTROLLER_MANAGER,
     SCHEDULER,
+    FRONT_PROXY,
     PROXY,
     DNS,
     *(kubelet(node) for node in NODES),

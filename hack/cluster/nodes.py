@@ -28,13 +28,13 @@ from settings import (
     POD_NETWORK,
     PODS_PER_NODE,
     PROXY_HEALTH_PORT,
+    RESOLV_CONF,
     STATE,
     VENV,
     Node,
 )
 
 BASE_SPEC = STATE / "base-runtime-spec.json"
-RESOLV_CONF = STATE / "resolv.conf"
 HOST_FILES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt", "/etc/ssl", "/etc/alternatives", "/etc/ld.so.cache")
 
 
@@ -84,6 +84,7 @@ def kube_proxy(node: Node) -> Program:
         f"--cluster-cidr={POD_NETWORK}",
         "--masquerade-all",
         f"--hostname-override={node.name}",
+        f"--bind-address={node.address}",
         f"--healthz-bind-address={node.address}:{PROXY_HEALTH_PORT}",
         # A change of endpoints is written at once, not after the default second.
         "--iptables-min-sync-period=100ms",
@@ -212,6 +213,8 @@ def _kubelet_config(node: Node) -> str:
         },
         "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": False,
+        # A watch per Secret may need more than the second a mount waits for it, when many pods start together.
+        "configMapAndSecretChangeDetectionStrategy": "Get",
         "kubeAPIQPS": 100,
         "kubeAPIBurst": 200,
     }

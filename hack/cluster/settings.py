@@ -42,6 +42,7 @@ PROXY_HEALTH_PORT = 10256
 
 SERVER = f"https://{HOST_ADDRESS}:{API_PORT}"
 KUBECONFIG = STATE / "kubeconfig"
+RESOLV_CONF = STATE / "resolv.conf"
 
 # Each node offers its share of the machine's memory; the rest is the machine's own.
 MEMORY_SHARE_FOR_NODES = 0.9
