@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import time
@@ -50,7 +51,7 @@ def _change(arguments: argparse.Namespace) -> None:
             down()
         case "image":
             require_up()
-            command = tuple(arguments.run.split()) if arguments.run else ("sh",)
+            command = tuple(shlex.split(arguments.run)) or ("sh",)
             import_images([Image(name, command, arguments.user) for name in arguments.names])
             say(f"on every node: {', '.join(arguments.names)}")
 

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from console import ClusterError, run
 from settings import BUSYBOX_IMAGE, NODES, PAUSE_IMAGE, RESILE_IMAGE, RESILE_USER, STATE, VENV, Node
 
 FOLDER = STATE / "images"
+NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z\d]+([._/-]+[a-z\d]+)*(:\w[\w.-]{0,127})?", re.ASCII)
 BUSYBOX = "/busybox"
 LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 USERS = {"root": (0, "/root"), "resile": (RESILE_USER, "/tmp"), "nobody": (65534, "/")}
@@ -68,10 +70,9 @@ def import_images(images: Sequence[Image], only_missing: bool = False) -> int:
 
 def _tagged(name: str) -> str:
     """Return a name with its tag, and say in one sentence what is wrong with one that cannot be an image's."""
-    tagged = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-    if name != name.lower().strip() or not name or name.startswith(("-", ":", "/")):
-        raise ClusterError(f"{name!r} is not the name of an image: NAME or NAME:TAG in lower case")
-    return tagged
+    if not NAME.fullmatch(name):
+        raise ClusterError(f"{name!r} is not the name of an image: NAME or NAME:TAG, the name in lower case")
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def _names(node: Node) -> set[str]:

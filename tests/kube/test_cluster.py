@@ -270,7 +270,7 @@ def test_a_pod_sees_the_checkout_and_cannot_write_to_it(space: Space) -> None:
     here = CLUSTER.parents[2] / "src/resile/__init__.py"
     space.pod("importer", "python", "-c", "import os, resile; print(os.getuid(), resile.__file__)")
     assert space.output("importer") == f"65532 {here}\n"
-    space.pod("writer", "sh", "-c", f"id -u; echo >> {here} || true", image="busybox:latest")
+    space.pod("writer", "sh", "-c", f"exec 2>&1; id -u; echo >> {here} || true", image="busybox:latest")
     text = space.output("writer")
     assert text.startswith("0\n")
     assert "Read-only file system" in text
