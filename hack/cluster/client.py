@@ -67,21 +67,17 @@ def healthy(url: str) -> bool:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    try:
-        with urllib.request.urlopen(url, timeout=HEALTH_DEADLINE, context=context) as answer:
-            return bool(answer.status == 200)
-    except UNREACHABLE:
-        return False
+    return _answers(url, context)
 
 
 def api_healthy() -> bool:
     """Say whether the API server is ready to serve, its bootstrap roles included."""
-    try:
-        asked = urllib.request.Request(f"{SERVER}/readyz")
-        with urllib.request.urlopen(asked, timeout=HEALTH_DEADLINE, context=_context(ADMIN)) as answer:
-            return bool(answer.status == 200)
-    except UNREACHABLE:
-        return False
+    return _answers(f"{SERVER}/readyz", _context(ADMIN))
+
+
+def kubelet_healthy(node: Node) -> bool:
+    """Say whether a node's kubelet answers to the administrator."""
+    return _answers(f"https://{node.address}:{KUBELET_PORT}/healthz", _context(ADMIN))
 
 
 def listens(address: str, port: int) -> bool:
@@ -93,11 +89,9 @@ def listens(address: str, port: int) -> bool:
         return False
 
 
-def kubelet_healthy(node: Node) -> bool:
-    """Say whether a node's kubelet answers to the administrator."""
-    url = f"https://{node.address}:{KUBELET_PORT}/healthz"
+def _answers(url: str, context: ssl.SSLContext) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=HEALTH_DEADLINE, context=_context(ADMIN)) as answer:
+        with urllib.request.urlopen(url, timeout=HEALTH_DEADLINE, context=context) as answer:
             return bool(answer.status == 200)
     except UNREACHABLE:
         return False

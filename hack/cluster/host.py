@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from console import ClusterError, run
-from processes import Process
+from processes import Process, boot
 from settings import NODES, POLL, RESOLV_CONF, STATE, STOP_DEADLINE, Node
 
 # Folders whose place is fixed in kubelet, containerd or CNI: every node gets one of its own mounted there.
@@ -55,11 +55,6 @@ def noted_boot() -> str | None:
         return str(json.loads(NOTES.read_text())["boot"])
     except FileNotFoundError:
         return None
-
-
-def boot() -> str:
-    """Return an id of the machine's present start."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def restore_host() -> None:

@@ -19,12 +19,12 @@ import dns
 from build import PACKAGES_TO_RUN, build, missing_binaries, missing_packages
 from client import UNREACHABLE, Refused, api_healthy, request
 from console import ClusterError, say, step, table, tail
-from host import boot, note_host, noted_boot, processes_of, remove_cgroups, remove_mounts, restore_host
+from host import note_host, noted_boot, processes_of, remove_cgroups, remove_mounts, restore_host
 from identities import ensure_identities
 from images import DEFAULTS, import_images
 from network import ensure_network, remove_network
 from nodes import containerd, kube_proxy, kubelet_program, prepare_nodes
-from processes import LOGS, Program, end_processes, ensure, recorded, running, stop, wait_healthy
+from processes import LOGS, Program, boot, end_processes, ensure, recorded, running, stop, wait_healthy
 from settings import CACHE, KUBECONFIG, NODES, NODES_DEADLINE, POLL, STATE, STOP_DEADLINE, VENV
 
 LOCK = CACHE / "lock"

@@ -7,16 +7,18 @@ so nothing here ever waits for the Internet. kube-proxy's rules live in the node
 
 from __future__ import annotations
 
+import ipaddress
 import json
 
 from console import ClusterError, run
-from settings import HOST_ADDRESS, HOST_LINK, NODE_PREFIX, NODES, SERVICE_NETWORK, SWITCH, Node
+from settings import HOST_ADDRESS, HOST_LINK, NODE_PREFIX, NODES, POD_NETWORK, SERVICE_NETWORK, SWITCH, Node
 
 BRIDGE = "switch"
 
 
 def ensure_network() -> bool:
     """Make what is missing of the switch, the nodes' namespaces and the routes; return whether anything was."""
+    _check_free()
     made = _ensure_namespace(SWITCH)
     if not _link_exists(BRIDGE, SWITCH):
         _ip("-n", SWITCH, "link", "add", BRIDGE, "type", "bridge")
@@ -47,6 +49,19 @@ def remove_network() -> bool:
             _ip("netns", "delete", name)
             removed = True
     return removed
+
+
+def _check_free() -> None:
+    """Raise if the host already has another way to one of the cluster's networks: it must not be taken over."""
+    host = f"{HOST_ADDRESS}/{NODE_PREFIX}"
+    mine = [ipaddress.ip_network(network, strict=False) for network in (host, POD_NETWORK, SERVICE_NETWORK)]
+    for route in json.loads(run(["ip", "-4", "-json", "route", "show"])):
+        if route["dst"] == "default" or route.get("dev") == HOST_LINK:
+            continue
+        if any(network.overlaps(ipaddress.ip_network(route["dst"])) for network in mine):
+            raise ClusterError(
+                f"this machine already uses {route['dst']} ({route.get('dev')}), which the cluster needs"
+            )
 
 
 def _ensure_node(node: Node) -> bool:

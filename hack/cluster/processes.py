@@ -115,7 +115,7 @@ def ensure(program: Program) -> bool:
     started = Process.of(child.pid)
     if started is None:
         raise ClusterError(f"{program.name} ended as soon as it was started", tail(program.log))
-    record = Record(started.pid, started.started, _boot(), program.fingerprint())
+    record = Record(started.pid, started.started, boot(), program.fingerprint())
     scratch = program.record.with_suffix(".part")
     scratch.write_text(json.dumps(asdict(record)))
     scratch.rename(program.record)
@@ -184,7 +184,8 @@ def _gone_after(processes: Sequence[Process], number: signal.Signals) -> bool:
     return True
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Return an id of the machine's present start."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -194,6 +195,6 @@ def _read(path: Path) -> Record | None:
         record = Record(**json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    if record.boot != _boot() or not Process(record.pid, record.started).alive():
+    if record.boot != boot() or not Process(record.pid, record.started).alive():
         return None
     return record
