@@ -51,20 +51,23 @@ async def test_ends_are_told_with_code_signal_and_last_words(output: Output) -> 
             python("import os; os.kill(os.getpid(), 9)"),
         ]
     )
-    assert sorted(group.pids) == [0, 1, 2]
+    assert group.alive == 3
     await until(lambda: group.alive == 0)
     found = {ended.local_rank: (ended.returncode, ended.tail) for ended in ends}
     assert found == {0: (0, b"well\n"), 1: (3, b"badly"), 2: (-signal.SIGKILL, b"")}
 
 
-async def test_a_killed_process_is_noticed_at_once(output: Output) -> None:
+async def test_a_killed_process_is_noticed_at_once(output: Output, tmp_path: Path) -> None:
     ends: list[Ended] = []
     group = WorkerGroup(output, ends.append)
     waits = []
-    for _ in range(5):
-        group.start([python("import time; time.sleep(60)")])
+    for number in range(5):
+        group.start(
+            [python(f"import os, time; os.symlink(str(os.getpid()), '{tmp_path / str(number)}'); time.sleep(60)")]
+        )
+        await until((tmp_path / str(number)).is_symlink)
         killed = time.time()
-        os.kill(group.pids[0], signal.SIGKILL)
+        os.kill(int(os.readlink(tmp_path / str(number))), signal.SIGKILL)
         await until(lambda: group.alive == 0)
         waits.append(ends[-1].at - killed)
     assert min(waits) < 0.05
@@ -87,6 +90,71 @@ async def test_stopping_ends_those_that_ignore_it_and_what_they_forked(output: O
     await until(lambda: gone(int(os.readlink(child))))
 
 
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(0.5)
+    os.symlink(str(number), sys.argv[1] + "/saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+os.symlink(str(os.getpid()), sys.argv[1] + "/started")
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("says", ["", "trap 'exit 143' TERM;"], ids=["dies of it", "says so in its exit code"])
+async def test_a_program_behind_a_shell_is_signalled_and_has_the_time_to_save(
+    output: Output, tmp_path: Path, says: str
+) -> None:
+    ends: list[Ended] = []
+    group = WorkerGroup(output, ends.append)
+    (tmp_path / "saves.py").write_text(SAVES)
+    line = f"{says} {sys.executable} -Su {tmp_path}/saves.py {tmp_path} & wait; echo never"
+    group.start([Spawn(["bash", "-c", line], dict(os.environ))])
+    await until((tmp_path / "started").is_symlink)
+    began = time.monotonic()
+    await group.stop(20)
+    assert os.readlink(tmp_path / "saved") == str(int(signal.SIGTERM))
+    assert time.monotonic() - began < 10, "nobody waits longer than it takes to save"
+    assert [ended.returncode for ended in ends] == [143 if says else -signal.SIGTERM]
+    assert gone(int(os.readlink(tmp_path / "started")))
+
+
+async def test_what_a_shell_leaves_behind_is_killed_when_the_time_is_up(output: Output, tmp_path: Path) -> None:
+    group = WorkerGroup(output, lambda _: None)
+    (tmp_path / "saves.py").write_text(SAVES.replace("0.5", "60"))
+    group.start([Spawn(["bash", "-c", f"{sys.executable} -Su {tmp_path}/saves.py {tmp_path}; true"], dict(os.environ))])
+    await until((tmp_path / "started").is_symlink)
+    began = time.monotonic()
+    await group.stop(0.3)
+    assert 0.3 <= time.monotonic() - began < 10
+    assert group.alive == 0
+    await until(lambda: gone(int(os.readlink(tmp_path / "started"))))
+
+
+async def test_a_process_behind_a_shell_that_dies_unasked_has_no_time(output: Output, tmp_path: Path) -> None:
+    group = WorkerGroup(output, lambda _: None)
+    (tmp_path / "saves.py").write_text(SAVES)
+    group.start([Spawn(["bash", "-c", f"{sys.executable} -Su {tmp_path}/saves.py {tmp_path} & kill $$"], {})])
+    await until(lambda: group.alive == 0)
+    assert not (tmp_path / "saved").is_symlink()
+
+
+async def test_a_group_that_may_not_be_signalled_does_not_hide_the_end(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("resile.agent.workers.os.killpg", refuse)
+    ends: list[Ended] = []
+    group = WorkerGroup(output, ends.append)
+    group.start([python("raise SystemExit(4)")])
+    await until(lambda: group.alive == 0)
+    assert [ended.returncode for ended in ends] == [4]
+
+
 async def test_a_program_that_cannot_run_takes_back_what_was_started(output: Output) -> None:
     before = len(os.listdir("/proc/self/fd"))
     group = WorkerGroup(output, lambda _: None)
@@ -104,8 +172,8 @@ async def test_processes_die_with_their_agent(tmp_path: Path) -> None:
         "from resile.agent.output import Output\nfrom resile.agent.workers import Spawn, WorkerGroup\n"
         "async def main():\n"
         "    group = WorkerGroup(Output(), print)\n"
-        "    group.start([Spawn([sys.executable, '-Sc', 'import time; time.sleep(60)'], dict(os.environ))])\n"
-        f"    os.symlink(str(group.pids[0]), {str(note)!r})\n"
+        f"    text = \"import os, time; os.symlink(str(os.getpid()), '{note}'); time.sleep(60)\"\n"
+        "    group.start([Spawn([sys.executable, '-Sc', text], dict(os.environ))])\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )

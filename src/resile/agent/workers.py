@@ -2,12 +2,14 @@
 
 The end of a process is known within a millisecond (its pidfd becomes readable; nothing polls). A process and
 whatever it forked form a process group, so stopping it leaves nothing behind; the agent's own death ends it too (but
-not what it forked, if the agent was killed with SIGKILL).
+not what it forked, if the agent was killed with SIGKILL). Where a shell stands around the program, a signal that ends
+the shell is passed on to the rest of its group, which then has the rest of the time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -64,6 +66,8 @@ class _Worker(NamedTuple):
     pidfd: int
     streams: list[Stream]
     tail: Tail
+    fallen: bool = False
+    """It died of the signal that asked it to stop, and is kept as a zombie while the rest of its group saves."""
 
 
 class WorkerGroup:
@@ -76,16 +80,13 @@ class WorkerGroup:
         self._loop = asyncio.get_running_loop()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._asked: int | None = None
+        """The signal by which all were asked to stop."""
 
     @property
     def alive(self) -> int:
         """How many processes run."""
         return len(self._alive)
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """The pid of each local rank that runs."""
-        return {rank: worker.process.pid for rank, worker in self._alive.items()}
 
     def start(self, spawns: Sequence[Spawn]) -> None:
         """Start one process per entry, local rank 0 first.
@@ -130,10 +131,15 @@ class WorkerGroup:
     def pass_on(self, number: int) -> None:
         """Send a signal to every process, but not to what they forked: a data loader must live until the last save."""
         for worker in self._alive.values():
-            worker.process.send_signal(number)
+            if worker.fallen:
+                _signal_group(worker.process.pid, number)
+            else:  # by its pidfd: Popen would reap one that is dead, and its group's number would be free for others
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(worker.pidfd, number)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Signal all, and after `grace` seconds kill them; returns when all are gone, with all they forked."""
+        self._asked = number
         self.pass_on(number)
         try:
             async with asyncio.timeout(grace):
@@ -145,14 +151,28 @@ class WorkerGroup:
     def kill(self) -> None:
         """SIGKILL to every process and what it forked."""
         for worker in self._alive.values():
-            _kill_group(worker.process.pid)
+            _signal_group(worker.process.pid, signal.SIGKILL)
 
     def _ended(self, local_rank: int) -> None:
-        worker = self._alive.pop(local_rank)
-        at = time.time()
+        """The process ended, or one of those that were to save when it fell."""
+        worker = self._alive[local_rank]
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
-        _kill_group(worker.process.pid)  # before its pid is given back, so that the number is nobody else's
+        if self._asked is not None and not worker.fallen and _fell_to(self._asked, worker.process.pid):
+            worker = worker._replace(fallen=True)
+            _signal_group(worker.process.pid, self._asked)
+        pidfd = _rest_of_group(worker.process.pid) if worker.fallen else None
+        if pidfd is None:
+            self._over(local_rank, worker)
+            return
+        self._alive[local_rank] = worker._replace(pidfd=pidfd)
+        self._loop.add_reader(pidfd, self._ended, local_rank)
+
+    def _over(self, local_rank: int, worker: _Worker) -> None:
+        del self._alive[local_rank]
+        at = time.time()
+        # Before its pid is given back, so that the number is nobody else's.
+        _signal_group(worker.process.pid, signal.SIGKILL)
         returncode = worker.process.wait()
         self._output.collect(worker.streams)
         if not self._alive:
@@ -176,8 +196,35 @@ def _stdin_is_terminal() -> bool:
     return sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
 
 
-def _kill_group(group: int) -> None:
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone already, or another user's by now
+        os.killpg(group, number)
+
+
+def _fell_to(number: int, pid: int) -> bool:
+    """Whether an ended child died of a signal, or says so in a shell's way; the child is not reaped."""
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end is None:
+        return False
+    return end.si_status == (128 + number if end.si_code == os.CLD_EXITED else number)
+
+
+def _rest_of_group(group: int) -> int | None:
+    """A pidfd of some process of the group that lives; None if there is none. Reads all of /proc."""
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if _lives_in(group, pid):
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                if _lives_in(group, pid):  # still, so the descriptor is of no other process
+                    return pidfd
+                os.close(pidfd)
+    return None
+
+
+def _lives_in(group: int, pid: int) -> bool:
     try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # all gone already, which is what was wanted
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, _, in_group, *_ = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return state not in (b"Z", b"X") and int(in_group) == group
