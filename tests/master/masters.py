@@ -65,7 +65,7 @@ class Peer:
 
     @classmethod
     async def call(cls, directory: JobDirectory, token: bytes | None = None, after: int = 0) -> Peer:
-        """Connect, waiting for the master to come up; with `after`, for another process than that."""
+        """Connect, waiting for the master to come up; with `after`, for one that says it is another process."""
         peer = cls()
         async with asyncio.timeout(PATIENCE):
             while True:

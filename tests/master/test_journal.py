@@ -12,7 +12,7 @@ from resile.api.job import JobSpec
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, ScaleWanted, Started, WorkerWent
 from resile.core.state import new_state
-from resile.master.journal import JournalError, SQLiteJournal, Told
+from resile.master.journal import JournalDamaged, JournalError, SQLiteJournal, Told
 
 NODE = NodeKey("worker", NodeId(0))
 
@@ -23,7 +23,7 @@ def told(number: int, message: str = "something") -> Told:
 
 def started(path: Path) -> SQLiteJournal:
     journal = SQLiteJournal(path)
-    journal.snapshot(new_state(JobSpec(name="job"), 1.0))
+    journal.snapshot(new_state(JobSpec(name="job"), 1.0), 1.0)
     return journal
 
 
@@ -47,11 +47,11 @@ def test_a_snapshot_replaces_the_events_and_keeps_the_story(tmp_path: Path) -> N
     journal = started(tmp_path / "j.db")
     journal.append([(2.0, Started())], [told(1, "first")])
     state = Engine.replay(new_state(JobSpec(name="job"), 1.0), [(2.0, Started())]).state
-    journal.snapshot(state)
+    journal.snapshot(state, 5.0)
 
     history = journal.load()
     assert history is not None
-    assert (history.state, history.events) == (state, [])
+    assert (history.state, history.events, history.until) == (state, [], 5.0)
     assert [line.message for line in journal.story()] == ["first"]
     assert journal.last_told() == 1
 
@@ -96,7 +96,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(small_disk: Path) -> None
 def test_garbage_in_place_of_a_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "j.db"
     path.write_bytes(b"this is no journal at all" * 100)
-    with pytest.raises(JournalError, match=r"is damaged .* it was left as it is"):
+    with pytest.raises(JournalDamaged, match=r"is damaged .* it was left as it is"):
         SQLiteJournal(path)
     assert path.read_bytes() == b"this is no journal at all" * 100
 
@@ -111,7 +111,19 @@ def test_flipped_bytes_in_a_journal_are_refused(tmp_path: Path) -> None:
     for page in range(1, len(data) // 4096):
         data[page * 4096 : page * 4096 + 64] = b"\xff" * 64
     path.write_bytes(data)
-    with pytest.raises(JournalError, match="is damaged"):
+    with pytest.raises(JournalDamaged, match="is damaged"):
+        SQLiteJournal(path).load()
+
+
+def test_a_single_changed_byte_in_an_event_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    journal = started(path)
+    journal.append([(2.0, ScaleWanted(role="worker", replicas=100))], [])
+    journal.close()
+    data = path.read_bytes()
+    assert data.count(b"replicas\x64") == 1
+    path.write_bytes(data.replace(b"replicas\x64", b"replicas\x63"))
+    with pytest.raises(JournalDamaged, match="a record does not match its checksum"):
         SQLiteJournal(path).load()
 
 
@@ -121,10 +133,10 @@ def test_an_event_that_cannot_be_read_is_refused_and_not_skipped(tmp_path: Path)
     journal.append([(2.0, Started())], [])
     journal.close()
     db = sqlite3.connect(path)
-    db.execute("insert into log (at, event) values (3.0, x'c1c1')")
+    db.execute("insert into log (at, event, crc) values (3.0, x'c1c1', 2136671958)")
     db.commit()
     db.close()
-    with pytest.raises(JournalError, match="is damaged"):
+    with pytest.raises(JournalDamaged, match="is damaged"):
         SQLiteJournal(path).load()
 
 

@@ -169,6 +169,18 @@ def test_a_damaged_journal_is_one_sentence_and_stays_as_it_is(tmp_path: Path) ->
     assert directory.journal.read_bytes() == b"no journal" * 1000
 
 
+async def test_a_journal_that_was_emptied_is_refused_and_the_job_does_not_start_anew(tmp_path: Path) -> None:
+    directory = new_job(tmp_path)
+    with master(directory):
+        peer = await Peer.call(directory)
+        await peer.hello("one")
+    for file in directory.path.glob("journal.db*"):
+        file.unlink()
+    ended = await asyncio.to_thread(_run, directory, "--supervise")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "is empty, but a master has served this job before" in ended.stderr
+
+
 def test_a_directory_without_a_job_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     directory = new_job(tmp_path / "other")
@@ -209,6 +221,27 @@ async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_noth
         process.terminate()
         said, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
     assert f"the journal {directory.journal} cannot be written: database or disk is full" in said
+
+
+async def test_a_master_killed_on_a_full_disk_serves_again_and_says_so_once_there_is_room(small_disk: Path) -> None:
+    directory = new_job(small_disk)
+    ballast = small_disk / "ballast"
+    with master(directory, "--supervise"):
+        first = await Peer.call(directory)
+        await first.hello("first")
+        old = directory.address()
+        assert old is not None
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 512)
+        os.kill(old.pid, signal.SIGKILL)
+        await asyncio.wait_for(first.closed.wait(), PATIENCE)
+        again = await Peer.call(directory)  # at the old address: the new one could not be written down
+        assert [node["status"] for node in (await again.status())["nodes"]] == ["Running"]
+        assert directory.address() == old
+        ballast.unlink()
+        await Peer.call(directory, after=old.pid)
+        assert (await again.hello("first", node_id=0)).node.id == 0
 
 
 async def test_metrics_tell_what_the_command_line_tells(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.reports import Meeting
@@ -25,6 +27,8 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.full = False
+        self.attempts = 0
+        self.tried: Callable[[], object] = lambda: None
         self.events: list[AnyEvent] = []
         self.lines: list[Told] = []
         self.snapshots: list[JobState] = []
@@ -33,12 +37,14 @@ class MemoryJournal:
         return None
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+        self.attempts += 1
+        self.tried()
         if self.full:
             raise JournalError("the journal cannot be written: no room")
         self.events += [event for _, event in events]
         self.lines += story
 
-    def snapshot(self, state: JobState) -> None:
+    def snapshot(self, state: JobState, at: float) -> None:
         self.snapshots.append(state)
 
     def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
@@ -58,28 +64,39 @@ class Watched:
         self.journal = MemoryJournal()
         self.executed: list[AnyDecision] = []
         self.known_when_executed: list[int] = []
-        self.done = asyncio.Event()
+        self.died = False
         engine = Engine(new_state(SPEC, 0.0))
-        self.shell = Shell(engine, self.journal, clock or asyncio.get_running_loop().time, self._execute)
+        self.shell = Shell(engine, self.journal, clock or asyncio.get_running_loop().time, self._execute, die=self._die)
+        self._turned = asyncio.Event()
+        self.shell.after_turn = self._turned.set
 
     def _execute(self, decision: AnyDecision) -> None:
         self.executed.append(decision)
         self.known_when_executed.append(len(self.journal.events))
-        self.done.set()
+
+    def _die(self) -> None:
+        self.died = True
 
     def kinds(self) -> list[type]:
         return [type(decision) for decision in self.executed if not isinstance(decision, Note)]
 
+    async def turn(self) -> None:
+        """Until the batch has been handled, written and executed."""
+        self._turned.clear()
+        await asyncio.wait_for(self._turned.wait(), 10)
 
-async def turn() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+    async def attempt(self) -> None:
+        """Until another write has been tried."""
+        tried = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.journal.tried = lambda: loop.call_soon_threadsafe(tried.set)
+        await asyncio.wait_for(tried.wait(), 10)
 
 
 async def test_events_are_journaled_before_their_decisions_are_executed() -> None:
     watched = Watched()
     watched.shell.submit(Started())
-    await turn()
+    await watched.turn()
     assert watched.kinds() == [LaunchNode, LaunchNode]
     assert min(watched.known_when_executed) == 1
     watched.shell.close()
@@ -90,47 +107,108 @@ async def test_what_comes_while_the_loop_is_busy_is_one_batch_in_order() -> None
     watched.shell.submit(Started())
     watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
     watched.shell.submit(StopWanted(because="enough", request=8))
-    await turn()
+    await watched.turn()
     assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted, StopWanted]
     assert set(watched.known_when_executed) == {3}
     assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode, Reply, Finish, *[DeleteNode] * 3]
     watched.shell.close()
 
 
-async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_none(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shell_module, "RETRY_SECONDS", 0.01)
     watched = Watched()
     watched.journal.full = True
     watched.shell.submit(Started())
-    await turn()
+    await watched.attempt()
+    await watched.attempt()
     assert watched.executed == []
     assert watched.shell.stalled
     watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
-    await turn()
-    assert watched.executed == []
+    await watched.attempt()
+    assert watched.shell.engine.state.targets == {"worker": 2}, "what comes meanwhile waits unhandled"
 
     watched.journal.full = False
-    await asyncio.wait_for(watched.done.wait(), 10)
+    await watched.turn()
+    await watched.turn()
     assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode]
     assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted]
     assert not watched.shell.stalled
     watched.shell.close()
 
 
+async def test_a_journal_that_stays_full_is_tried_again_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_module, "RETRY_SECONDS", 0.05)
+    watched = Watched()
+    watched.journal.full = True
+    watched.shell.submit(Started())
+    await watched.attempt()
+    for number in range(100):
+        watched.shell.submit(ScaleWanted(role="worker", replicas=number))
+        await asyncio.sleep(0)
+    before = watched.journal.attempts
+    for _ in range(5):
+        await watched.attempt()
+    assert watched.journal.attempts - before == 5
+    assert watched.journal.attempts < 10
+    watched.shell.close()
+
+
+async def test_an_agent_that_comes_while_the_disk_is_full_is_not_missed_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell_module, "RETRY_SECONDS", 0.01)
+    now = 100.0
+    watched = Watched(clock=lambda: now)
+    watched.shell.submit(Started())
+    await watched.turn()
+    watched.journal.full = True
+    watched.shell.submit(came(0, session=1))
+    watched.shell.submit(came(1, session=2))
+    await watched.attempt()
+    now += 10 * SPEC.timeouts.silence
+    watched.journal.full = False
+    await watched.turn()
+    assert watched.kinds().count(Admit) == 2
+    assert all(node.alive for node in watched.shell.engine.state.nodes.values())
+    watched.shell.close()
+
+
+async def test_a_master_that_breaks_over_an_event_ends_without_writing_or_doing_any_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched()
+    handle = watched.shell.engine.handle
+
+    def break_over(event: AnyEvent, now: float) -> list[AnyDecision]:
+        if isinstance(event, StopWanted):
+            raise RuntimeError("a defect")
+        return handle(event, now)
+
+    monkeypatch.setattr(watched.shell.engine, "handle", break_over)
+    monkeypatch.setattr(watched.shell, "_die", lambda: (_ for _ in ()).throw(SystemExit))
+    watched.shell.submit(Started())
+    watched.shell.submit(StopWanted(because="poison"))
+    with pytest.raises(SystemExit):
+        watched.shell._turn()
+    assert (watched.executed, watched.journal.events) == ([], [])
+
+
 async def test_notes_become_numbered_lines_of_the_story() -> None:
     watched = Watched()
     watched.shell.submit(Started())
-    await turn()
+    await watched.turn()
     assert [(line.number, line.reason) for line in watched.journal.lines] == [(1, "JobStarted")]
     watched.shell.close()
 
 
-async def test_a_long_journal_is_replaced_by_a_snapshot(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_a_long_journal_is_replaced_by_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell_module, "COMPACT_AFTER", 2)
     watched = Watched()
     watched.shell.submit(Started())
     watched.shell.submit(ScaleWanted(role="worker", replicas=3))
-    await turn()
+    await watched.turn()
     assert watched.journal.snapshots == [watched.shell.engine.state]
     watched.shell.close()
 
@@ -139,18 +217,8 @@ async def test_a_master_that_stood_still_blames_nobody_for_the_silence() -> None
     now = 100.0
     watched = Watched(clock=lambda: now)
     watched.shell.submit(Started())
-    watched.shell.submit(
-        AgentCame(
-            session=1,
-            incarnation="a",
-            address="127.0.0.1",
-            host="h",
-            nproc=1,
-            meeting=Meeting(max_nodes=2),
-            node_id=NodeId(0),
-        )
-    )
-    await turn()
+    watched.shell.submit(came(0, session=1))
+    await watched.turn()
     assert Admit in watched.kinds()
     now += 60.0  # the process was stopped for a minute; the agent's heartbeats wait in the socket
     watched.shell._watch_own_pulse(now - 60.0)
@@ -160,3 +228,15 @@ async def test_a_master_that_stood_still_blames_nobody_for_the_silence() -> None
     watched.shell._turn()
     assert not watched.shell.engine.state.nodes[NodeKey("worker", NodeId(0))].alive
     watched.shell.close()
+
+
+def came(number: int, session: int) -> AgentCame:
+    return AgentCame(
+        session=session,
+        incarnation=f"agent-{number}",
+        address="127.0.0.1",
+        host="h",
+        nproc=1,
+        meeting=Meeting(max_nodes=2),
+        node_id=NodeId(number),
+    )

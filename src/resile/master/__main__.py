@@ -48,7 +48,7 @@ def main() -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from resile.master.app import Options, run_master
-    from resile.master.journal import JournalError
+    from resile.master.journal import JournalDamaged, JournalError
     from resile.wire.connection import CannotListen
     from resile.wire.tls import BadTLS, server_context
 
@@ -70,7 +70,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         return asyncio.run(_until_told(run_master(directory, options, make_platform)))
     except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
         print(f"resile master: {error}", file=sys.stderr)
-        return supervisor.CANNOT_SERVE
+        # A disk may get room and an old port may become free again; nodes are out there, waiting for this master.
+        returning = isinstance(error, CannotListen) and directory.address() is not None
+        full = isinstance(error, JournalError) and not isinstance(error, JournalDamaged)
+        return supervisor.TRY_AGAIN if returning or full else supervisor.CANNOT_SERVE
 
 
 def _lock(directory: JobDirectory) -> int | None:

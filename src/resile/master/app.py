@@ -18,10 +18,10 @@ from resile.core.engine import Engine
 from resile.core.state import new_state
 from resile.master.asks import Asks
 from resile.master.clock import Clock
-from resile.master.journal import SQLiteJournal
+from resile.master.journal import JournalDamaged, SQLiteJournal
 from resile.master.server import Executor, Switchboard
-from resile.master.shell import Shell
-from resile.master.view import view
+from resile.master.shell import RETRY_SECONDS, Shell
+from resile.master.view import JobView, view
 from resile.platform.port import Launch, Observation, Platform
 from resile.wire.connection import Server, serve
 from resile.wire.directory import JobDirectory, MasterAddress
@@ -31,6 +31,10 @@ log = logging.getLogger("resile.master")
 
 FAREWELL = Seconds(5.0)
 """How long, beyond the exit grace, a master whose job is over waits for agents and nodes to be gone."""
+
+
+SCRAPE_SECONDS = Seconds(5.0)
+"""How long a scrape of the metrics waits for a busy master."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +57,8 @@ async def run_master(
         make_platform: given the master's address, makes the platform that launches nodes; None on bare machines.
 
     Raises:
-        JournalError: the journal is damaged or cannot be written.
+        JournalError: the journal cannot be opened now.
+        JournalDamaged: the journal is not what was written.
         CannotListen: the address is taken.
         DirectoryError: the directory holds no job.
     """
@@ -62,13 +67,15 @@ async def run_master(
     async with AsyncExitStack() as cleanup:
         cleanup.callback(journal.close)
         history = journal.load()
+        if history is None and directory.address() is not None:
+            raise JournalDamaged(f"the journal {directory.journal} is empty, but a master has served this job before")
         if history is None:
             clock = Clock()
             engine = Engine(new_state(spec, clock()))
-            journal.snapshot(engine.state)
+            journal.snapshot(engine.state, clock())
         else:
             engine = Engine.replay(history.state, history.events)
-            clock = Clock(not_before=max((at for at, _ in history.events), default=0.0))
+            clock = Clock(not_before=history.until)
         over = asyncio.Event()
         board = Switchboard(lambda event: shell.submit(event), lambda node: shell.heard(node), spec.name)
         executor = Executor(board)
@@ -101,7 +108,7 @@ async def run_master(
         if platform is not None:
             await _attach(platform, shell, fresh=history is None)
             cleanup.push_async_callback(platform.close)
-        directory.announce(address)
+        cleanup.callback(_announce(directory, address))
         log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
         if not spec.managed:
             cleanup.callback(_end_if_nobody_comes(shell))
@@ -158,6 +165,26 @@ async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
         shell.submit(ev.NodesListed(seen=tuple(map(seen, await platform.adopt()))))
 
 
+def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], None]:
+    """Say where this master listens, again and again until there is room to write it down."""
+    retry: asyncio.TimerHandle | None = None
+
+    def announce() -> None:
+        nonlocal retry
+        try:
+            directory.announce(address)
+        except OSError as error:
+            log.error("cannot write down where the master listens: %s", os.strerror(error.errno or 0))
+            retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, announce)
+
+    def stop() -> None:
+        if retry is not None:
+            retry.cancel()
+
+    announce()
+    return stop
+
+
 def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
     """The agent that started this master may have died before it said a word; nobody else would end the master."""
     patience = shell.engine.state.spec.timeouts.connect
@@ -191,7 +218,13 @@ async def _farewell(shell: Shell, board: Switchboard) -> None:
 def _serve_metrics(shell: Shell, executor: Executor, port: int) -> Callable[[], None]:
     from resile.master.metrics import JobCollector, serve  # only here: it is not needed for training
 
-    collector = JobCollector(lambda: view(shell.engine.state, shell.now))
+    loop = asyncio.get_running_loop()
+
+    async def look() -> JobView:
+        return view(shell.engine.state, shell.now)
+
+    # Scrapes come on a thread of their own; the state is only ever read on the loop.
+    collector = JobCollector(lambda: asyncio.run_coroutine_threadsafe(look(), loop).result(SCRAPE_SECONDS))
     log_note = executor.noted
 
     def noted(note: de.Note) -> None:

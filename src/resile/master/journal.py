@@ -2,13 +2,15 @@
 
 A port with adapters. A journal holds a snapshot of the job's state, the durable events since, and the story (every
 decision that people may want to know about, in order, for ever). `append` returns only when the events would survive
-the death of this process; a power cut may cost the last moments, which agents then tell again.
+the death of this process and of its machine. It may run in a thread of its own, one call at a time; reading the story
+does not wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +27,11 @@ BUSY_TIMEOUT_MS = 2000
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written; the text is one sentence."""
+    """The journal cannot be read or written now; trying again may help. The text is one sentence."""
+
+
+class JournalDamaged(JournalError):
+    """The journal is not what was written; trying again will not help."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +49,14 @@ class History(msgspec.Struct, kw_only=True):
     """What a journal knows."""
 
     state: JobState
+    at: float
+    """When the state was written down."""
     events: list[tuple[float, AnyEvent]]
+
+    @property
+    def until(self) -> float:
+        """The newest moment it knows of."""
+        return max((at for at, _ in self.events), default=self.at)
 
 
 class Journal(Protocol):
@@ -55,8 +68,8 @@ class Journal(Protocol):
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
         """Write all of it or nothing."""
 
-    def snapshot(self, state: JobState) -> None:
-        """Replace everything but the story by this state."""
+    def snapshot(self, state: JobState, at: float) -> None:
+        """Replace everything but the story by this state, as it is at this moment."""
 
     def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
         """Lines of the story with a number above `after`."""
@@ -74,8 +87,12 @@ _decode_state = msgspec.msgpack.Decoder(JobState).decode
 
 _TABLES = """
 create table if not exists meta (key text primary key, value text not null) without rowid;
-create table if not exists snapshot (id integer primary key check (id = 0), state blob not null);
-create table if not exists log (number integer primary key autoincrement, at real not null, event blob not null);
+create table if not exists snapshot (
+    id integer primary key check (id = 0), at real not null, state blob not null, crc integer not null
+);
+create table if not exists log (
+    number integer primary key autoincrement, at real not null, event blob not null, crc integer not null
+);
 create table if not exists story (
     number integer primary key, at real not null, reason text not null, message text not null,
     node text not null, warning integer not null
@@ -87,61 +104,75 @@ class SQLiteJournal:
     """A journal in one SQLite file, on a local disk or a volume. One writer, any number of readers."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open it, making it if need be (unless `read_only`).
+
+        Raises:
+            JournalError: it cannot be opened now.
+            JournalDamaged: what is there is no journal, or one of another format.
+        """
         self._path = path
         if read_only and not path.exists():
             raise JournalError(f"there is no journal at {path}")
-        target = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-        with self._clear_words("opened"):
-            self._db = sqlite3.connect(target, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
-            try:
-                self._open(read_only)
-            except BaseException:
-                self._db.close()
-                raise
+        with self._clear_words("opened"), contextlib.ExitStack() as opened:
+            self._db = opened.enter_context(contextlib.closing(self._connect("ro" if read_only else "rwc")))
+            self._prepare(read_only)
+            self._reader = self._connect("ro")
+            opened.pop_all()
 
-    def _open(self, read_only: bool) -> None:
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        target = f"{self._path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(
+            target, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000, check_same_thread=False
+        )
+
+    def _prepare(self, read_only: bool) -> None:
         if not read_only:
             self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = normal")
+            self._db.execute("pragma synchronous = full")
             self._db.executescript(_TABLES)
             self._db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT),))
         (known,) = self._db.execute("select value from meta where key = 'format'").fetchone()
         if known != str(FORMAT):
-            raise JournalError(f"the journal {self._path} has format {known}, and this version reads format {FORMAT}")
+            raise JournalDamaged(f"the journal {self._path} has format {known}, and this version reads format {FORMAT}")
 
     def load(self) -> History | None:
         """What was written before; a damaged journal is refused as a whole, and left as it is."""
         with self._clear_words("read"):
-            row = self._db.execute("select state from snapshot").fetchone()
+            row = self._db.execute("select at, state, crc from snapshot").fetchone()
             if row is None:
                 return None
             (check,) = self._db.execute("pragma quick_check(1)").fetchone()
             if check != "ok":
                 raise sqlite3.DatabaseError(check)
-            log = self._db.execute("select at, event from log order by number").fetchall()
-            return History(state=_decode_state(row[0]), events=[(at, _decode_event(event)) for at, event in log])
+            at, state, crc = row
+            log = self._db.execute("select at, event, crc from log order by number").fetchall()
+            return History(
+                state=_decode_state(_checked(state, crc)),
+                at=at,
+                events=[(at, _decode_event(_checked(event, crc))) for at, event, crc in log],
+            )
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
         """Write all of it or nothing, in one transaction."""
+        rows = [(at, data, zlib.crc32(data)) for at, event in events for data in (_encode(event),)]
         with self._clear_words("written"), self._transaction():
-            self._db.executemany(
-                "insert into log (at, event) values (?, ?)", [(at, _encode(event)) for at, event in events]
-            )
+            self._db.executemany("insert into log (at, event, crc) values (?, ?, ?)", rows)
             self._db.executemany(
                 "insert into story values (?, ?, ?, ?, ?, ?)",
                 [(t.number, t.at, t.reason, t.message, t.node, t.warning) for t in story],
             )
 
-    def snapshot(self, state: JobState) -> None:
+    def snapshot(self, state: JobState, at: float) -> None:
         """Replace everything but the story by this state, so that a restart need not replay a long life."""
+        data = _encode(state)
         with self._clear_words("written"), self._transaction():
-            self._db.execute("insert or replace into snapshot values (0, ?)", (_encode(state),))
+            self._db.execute("insert or replace into snapshot values (0, ?, ?, ?)", (at, data, zlib.crc32(data)))
             self._db.execute("delete from log")
 
     def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
         """Lines of the story with a number above `after`."""
         with self._clear_words("read"):
-            rows = self._db.execute(
+            rows = self._reader.execute(
                 "select number, at, reason, message, node, warning from story where number > ? order by number limit ?",
                 (after, limit),
             ).fetchall()
@@ -153,11 +184,12 @@ class SQLiteJournal:
     def last_told(self) -> int:
         """The number of the story's newest line, 0 if there is none."""
         with self._clear_words("read"):
-            (number,) = self._db.execute("select coalesce(max(number), 0) from story").fetchone()
+            (number,) = self._reader.execute("select coalesce(max(number), 0) from story").fetchone()
             return int(number)
 
     def close(self) -> None:
         """Let go of the file."""
+        self._reader.close()
         self._db.close()
 
     @contextlib.contextmanager
@@ -178,7 +210,13 @@ class SQLiteJournal:
         except sqlite3.OperationalError as error:
             raise JournalError(f"the journal {self._path} cannot be {verb}: {error}") from error
         except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError) as error:
-            raise JournalError(
+            raise JournalDamaged(
                 f"the journal {self._path} is damaged ({error}); it was left as it is: "
                 "restore it from a copy, or move it away to start the job anew"
             ) from error
+
+
+def _checked(data: bytes, crc: int) -> bytes:
+    if zlib.crc32(data) != crc:
+        raise sqlite3.DatabaseError("a record does not match its checksum")
+    return data

@@ -40,7 +40,7 @@ class JobCollector:
             nodes.add_metric([*labels.values(), role, status], number)
         yield nodes
         events = CounterMetricFamily("resile_events", "Events by reason.", labels=[*labels, "reason"])
-        for reason, number in self.reasons.items():
+        for reason, number in tuple(self.reasons.items()):
             events.add_metric([*labels.values(), reason], number)
         yield events
 

@@ -1,16 +1,22 @@
 """The queue in front of the core: events in, journal, decisions out.
 
-Everything that happens while the loop is busy is one batch: handled in order, written to the journal in one
-transaction, and only then executed. So what was executed is always in the journal, and 4,000 agents that join at
-once cost one commit. If the journal cannot be written (a full disk), decisions are held back, nothing is forgotten,
-and the write is tried again until there is room; agents train on meanwhile.
+Everything that happens while the last batch is being written is the next batch: handled in order, written to the
+journal in one transaction, and only then executed. So what was executed is always in the journal, and 4,000 agents that
+join at once cost one commit. A thread does the writing: a disk that takes its time delays decisions, never heartbeats.
+
+If the journal cannot be written (a full disk), the batch is held back, what comes meanwhile waits unhandled, and the
+write is tried again until there is room; agents train on, nothing is forgotten, and nobody is blamed for that time.
+If handling an event raises, the state may be half changed: the process ends at once, and the next one replays the
+journal, which never got that event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from resile.api.ids import NodeKey
 from resile.core.decisions import AnyDecision, Note
@@ -24,8 +30,13 @@ COMPACT_AFTER = 20_000
 """Events in the journal before a snapshot replaces them: a restart replays fewer than this, in well under a second."""
 RETRY_SECONDS = 0.5
 """Between two attempts to write a journal that could not be written."""
-STEP_RECORD_SECONDS = 1.0
-"""Step reports move gauges only; one a second is kept, so that goodput survives a restart."""
+BROKEN = 70
+"""The exit code of a master that found itself broken (`EX_SOFTWARE`); its supervisor starts another."""
+
+
+def _die() -> None:
+    logging.shutdown()
+    os._exit(BROKEN)
 
 
 class Shell:
@@ -40,27 +51,45 @@ class Shell:
         *,
         told: int = 0,
         replayed: int = 0,
+        die: Callable[[], None] = _die,
     ) -> None:
+        """Nothing is handled before the first `submit`.
+
+        Args:
+            engine: the job's brain.
+            journal: where its events go.
+            clock: tells the moment.
+            execute: carries out one decision.
+            told: how many lines the story has.
+            replayed: how many events the journal holds.
+            die: ends the process without another word.
+        """
         self.engine = engine
         self._journal = journal
         self._clock = clock
         self._execute = execute
+        self._die = die
         self._told = told
         self._inbox: list[AnyEvent] = []
         self._unwritten: list[tuple[float, AnyEvent]] = []
         self._untold: list[Told] = []
         self._held: list[AnyDecision] = []
         self._since_snapshot = replayed
-        self._step_recorded = 0.0
         self._loop = asyncio.get_running_loop()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="resile-journal")
+        self._writing_since: float | None = None
+        self._failed_writes = 0
         self._wake: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self.after_turn: Callable[[], None] = lambda: None
         self._watch_own_pulse(self._clock())
 
     def submit(self, event: AnyEvent) -> None:
-        """Queue an event; it is handled after those before it, before the loop waits again."""
+        """Queue an event; it is handled after those before it."""
+        if self.stalled and isinstance(event, Stepped):
+            return  # it would only move gauges, and there may be many before there is room again
         self._inbox.append(event)
         if self._wake is None and not self._closed:
             self._wake = self._loop.call_soon(self._turn)
@@ -77,30 +106,42 @@ class Shell:
     @property
     def stalled(self) -> bool:
         """Whether decisions are held back because the journal cannot be written."""
-        return bool(self._held)
+        return self._failed_writes > 0
 
     def close(self) -> None:
         """Handle no more; what the journal has not got yet gets one last try."""
         self._closed = True
-        for handle in (self._wake, self._alarm, self._pulse):
+        for handle in (self._wake, self._alarm, self._pulse, self._retry):
             if handle is not None:
                 handle.cancel()
+        self._writer.shutdown(wait=True)
         try:
-            if self._unwritten or self._untold:
-                self._journal.append(self._unwritten, self._untold)
-            self._journal.snapshot(self.engine.state)
+            # A write that has just ended has not come back here yet; the snapshot holds all of it all the same.
+            if self._untold and self._untold[-1].number > self._journal.last_told():
+                self._journal.append([], self._untold)
+            self._journal.snapshot(self.engine.state, self._clock())
         except JournalError as error:
             log.error("%s", error)
 
     def _turn(self) -> None:
         self._wake = None
+        if self._writing_since is not None or self._closed:
+            return  # the end of the write comes back here
         now = self._clock()
         events, self._inbox = self._inbox, []
-        for event in (*events, *self.engine.due(now)):
-            self._handle(event, now)
-        self._commit()
-        self._set_alarm()
-        self.after_turn()
+        try:
+            for event in (*events, *self.engine.due(now)):
+                self._handle(event, now)
+        except Exception:  # a boundary: whatever it was, going on with half a state would be worse
+            log.critical(
+                "the master broke over an event and ends; the next one goes on from the journal", exc_info=True
+            )
+            self._die()
+        if self._unwritten or self._untold:
+            self._writing_since = now
+            self._write()
+        else:
+            self._finish_turn()
 
     def _handle(self, event: AnyEvent, now: float) -> None:
         for decision in self.engine.handle(event, now):
@@ -108,9 +149,6 @@ class Shell:
                 self._tell(decision, now)
             self._held.append(decision)
         if self.engine.durable(event):
-            self._unwritten.append((now, event))
-        elif isinstance(event, Stepped) and now - self._step_recorded >= STEP_RECORD_SECONDS:
-            self._step_recorded = now
             self._unwritten.append((now, event))
 
     def _tell(self, note: Note, now: float) -> None:
@@ -120,30 +158,47 @@ class Shell:
             Told(number=self._told, at=now, reason=note.reason, message=note.message, node=node, warning=note.warning)
         )
 
-    def _commit(self) -> None:
-        if self._unwritten or self._untold:
-            try:
-                self._journal.append(self._unwritten, self._untold)
-            except JournalError as error:
+    def _write(self) -> None:
+        self._retry = None
+        work = self._loop.run_in_executor(self._writer, self._journal.append, self._unwritten, self._untold)
+        work.add_done_callback(self._written)
+
+    def _written(self, work: asyncio.Future[None]) -> None:
+        if self._closed or work.cancelled():
+            return
+        try:
+            work.result()
+        except JournalError as error:
+            if not self._failed_writes:
                 log.error("%s; decisions are held back until it can be written", error)
-                self._loop.call_later(RETRY_SECONDS, self._retry)
-                return
-            self._since_snapshot += len(self._unwritten)
-            self._unwritten, self._untold = [], []
+            self._failed_writes += 1
+            self._retry = self._loop.call_later(RETRY_SECONDS, self._write)
+            return
+        if self._failed_writes:
+            log.info("the journal can be written again, after %d attempts", self._failed_writes)
+        self._failed_writes = 0
+        self._since_snapshot += len(self._unwritten)
+        self._unwritten, self._untold = [], []
+        self._finish_turn()
+
+    def _finish_turn(self) -> None:
+        now, since = self._clock(), self._writing_since
+        self._writing_since = None
+        if since is not None and now - since > self.engine.state.spec.timeouts.silence / 4:
+            self.engine.amnesty(now)  # who came meanwhile could not be admitted, and so not be heard
         held, self._held = self._held, []
         for decision in held:
             self._execute(decision)
         if self._since_snapshot >= COMPACT_AFTER:
             self._compact()
-
-    def _retry(self) -> None:
-        if not self._closed:
-            self._commit()
-            self._set_alarm()
+        if self._inbox and self._wake is None:
+            self._wake = self._loop.call_soon(self._turn)
+        self._set_alarm()
+        self.after_turn()
 
     def _compact(self) -> None:
         try:
-            self._journal.snapshot(self.engine.state)
+            self._journal.snapshot(self.engine.state, self._clock())
             self._since_snapshot = 0
         except JournalError as error:
             log.error("%s", error)

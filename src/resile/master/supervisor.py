@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -19,10 +20,15 @@ ALREADY_SERVED = 3
 """Exit codes of a master after which another start would change nothing. None of them is 1: that is what Python gives
 for an error that nobody caught, and such a master is started again."""
 
+TRY_AGAIN = 75
+"""`EX_TEMPFAIL`: what kept the master from serving may pass."""
+
 FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE, ALREADY_SERVED)
-MAX_STARTS = 20
-WINDOW_SECONDS = 60.0
-"""A master that dies more often than this within the window is broken; waiting makes nothing better."""
+HEALTHY_SECONDS = 60.0
+"""A master that lived so long was well; deaths before that count as one row."""
+LONGEST_PAUSE = 5.0
+MAX_STARTS = 100
+"""Starts in a row, the first few at once and the later ones with pauses: about eight minutes of trying."""
 
 
 def supervise(command: Sequence[str]) -> int:
@@ -30,27 +36,34 @@ def supervise(command: Sequence[str]) -> int:
 
     SIGTERM is passed on to the master and ends the supervision.
     """
-    stopping = False
-    starts: list[float] = []
+    stopping = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 
     def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
+        stopping.set()
         if child is not None:
             child.terminate()
 
     signal.signal(signal.SIGTERM, stop)
+    starts = 0
     while True:
-        now = time.monotonic()
-        starts = [at for at in starts if now - at < WINDOW_SECONDS] + [now]
-        if len(starts) > MAX_STARTS:
-            print(f"the master died {MAX_STARTS} times within {WINDOW_SECONDS:g} s; giving up", file=sys.stderr)
-            return CANNOT_SERVE
+        begun = time.monotonic()
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        if stopping:
+        if stopping.is_set():
             child.terminate()
         code = child.wait()
-        if stopping or code in FINAL:
+        if stopping.is_set() or code in FINAL:
             return code
+        starts = 1 if time.monotonic() - begun > HEALTHY_SECONDS else starts + 1
+        if starts >= MAX_STARTS:
+            print(f"the master died {starts} times in a row; giving up", file=sys.stderr)
+            return CANNOT_SERVE
         print(f"the master ended with {code}; starting it again", file=sys.stderr, flush=True)
+        stopping.wait(pause(starts))
+        if stopping.is_set():
+            return code
+
+
+def pause(starts: int) -> float:
+    """How long to wait before the next start: nothing for a master that was killed, more for one that cannot live."""
+    return 0.0 if starts < 5 else min(LONGEST_PAUSE, 0.1 * 2.0 ** (starts - 5))
