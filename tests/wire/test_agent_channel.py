@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from tests.wire.peers import Ear
 
 from resile.api.ids import Round
 from resile.wire.connection import CannotListen, Connection
-from resile.wire.frames import encode
+from resile.wire.frames import MAX_FRAME, FrameDecoder, MessageDecoder, encode
 from resile.wire.local import STEP_INTERVAL, AgentChannel, AgentSilent
 from resile.wire.local_server import LocalServer, serve_local
 from resile.wire.messages import (
@@ -32,6 +33,7 @@ from resile.wire.messages import (
     ShardProgress,
     Stepped,
     TakeShard,
+    WorkerMessage,
 )
 
 OPEN = OpenDataset(worker="", request=0, name="d", size=10, shard_size=2)
@@ -158,6 +160,33 @@ async def test_reporting_to_an_agent_that_does_not_read_never_waits(tmp_path: Pa
         assert longest < 0.1
         assert channel._held is not None
         channel.close()
+
+
+async def test_steps_are_told_again_once_an_agent_that_stood_still_reads(tmp_path: Path) -> None:
+    path = tmp_path / "stuck.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        channel = AgentChannel(str(path), "w0")
+        for step in range(20_000):
+            channel._next_step = 0.0
+            channel.report_step(step)
+        assert channel._unsent, "the agent's buffer is full"
+        line, _ = listener.accept()
+        with line:
+            line.setblocking(False)
+            heard = bytearray()
+            for step in range(20_000, 20_100):
+                with contextlib.suppress(BlockingIOError):
+                    while data := line.recv(1 << 20):
+                        heard += data
+                channel._next_step = 0.0
+                channel.report_step(step)
+        channel.close()
+    frames = FrameDecoder(MAX_FRAME).feed(bytes(heard))
+    steps = [m.step for m in map(MessageDecoder(WorkerMessage).decode, frames) if isinstance(m, Stepped)]
+    assert steps[-1] >= 20_090
+    assert steps == sorted(steps)
 
 
 async def test_requests_get_their_own_answers(agent: Agent, channel: AgentChannel) -> None:

@@ -183,7 +183,10 @@ class AgentChannel:
             inherited.close()
 
     def _tell_step(self) -> None:
-        if self._held is None or not self._connected() or self._unsent:
+        if self._held is None or not self._connected():
+            return
+        self._write(b"")  # an agent that stood still may read again
+        if self._socket is None or self._unsent:
             return
         held, self._held = self._held, None
         self._next_step = time.monotonic() + STEP_INTERVAL
