@@ -19,7 +19,7 @@ from resile.agent.hosting import (
 )
 from resile.agent.oom import oom_kills
 from resile.agent.options import Endpoint, RunOptions, Security
-from resile.agent.ports import FIRST, LAST, free_port
+from resile.agent.ports import FIRST, LAST, NoFreePort, free_port
 from resile.api.reports import Meeting
 from resile.wire.directory import DirectoryError
 
@@ -114,10 +114,20 @@ def test_a_free_port_is_free_and_outside_the_range_of_outgoing_calls() -> None:
     port = free_port({})
     assert FIRST <= port <= LAST
     with socket.create_server(("", port)):
-        with pytest.raises(OSError, match="no port is free"):
+        with pytest.raises(NoFreePort, match=f"no port of HOST_PORTS={port} is free"):
             free_port({"HOST_PORTS": f"{port}"})
         other = free_port({"HOST_PORTS": f"{port}, {port + 1}, nonsense,"})
     assert other == port + 1
+
+
+def test_a_port_is_free_again_as_soon_as_nobody_listens_on_it() -> None:
+    """Connections of the last store, closed by the store, keep its port in TIME_WAIT for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted, _ = store.accept()
+            accepted.close()
+    assert free_port({"HOST_PORTS": str(port)}) == port
 
 
 def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(

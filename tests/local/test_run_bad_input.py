@@ -9,6 +9,7 @@ import time
 
 from tests.local.runs import UNTIL_RELEASED, Runs, wait_until
 
+from resile.agent.ports import free_port
 from resile.wire.handshake import MAGIC, NONCE
 
 
@@ -110,3 +111,29 @@ def test_a_log_directory_that_cannot_be_made_is_named(runs: Runs) -> None:
     run = runs.run("--log-dir", str(runs.directory / "file" / "logs"), runs.script(UNTIL_RELEASED))
     assert run.process.returncode == 1
     assert f"cannot write logs in {runs.directory}/file/logs" in sentence(run.err)
+
+
+def test_no_port_for_the_store_is_one_sentence(runs: Runs) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = runs.start(runs.script("print('trained')"), env={"HOST_PORTS": str(port)})
+        assert run.wait() == 1
+    assert run.err.splitlines()[-1] == f"resile run: no port of HOST_PORTS={port} is free for the store of a round"
+    assert "Traceback" not in run.err
+    runs.nothing_is_left(20)
+
+
+def test_one_port_for_the_store_serves_one_round_after_the_other(runs: Runs) -> None:
+    """The store closes its connections, so its port stays in TIME_WAIT when the next round needs it."""
+    store = (
+        "from probe import *\nimport socket\n"
+        "with socket.create_server(('', int(os.environ['MASTER_PORT']))) as store:\n"
+        "    with socket.create_connection(store.getsockname()):\n"
+        "        store.accept()[0].close()\n"
+        "note('start', port=os.environ['MASTER_PORT'])\n"
+        "sys.exit(ATTEMPT == 0)\n"
+    )
+    port = str(free_port({}))
+    run = runs.run("--max-restarts=2", runs.script(store), env={"HOST_PORTS": port})
+    assert run.process.returncode == 0, run.err
+    assert [note["port"] for note in runs.notes("start")] == [port, port]

@@ -21,7 +21,7 @@ from resile.agent.attempt import LogDirectory
 from resile.agent.hosting import CannotHost, MasterHost, hosts_master, run_directory, token_notice, token_of
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.output import Output, Words
-from resile.agent.ports import free_port
+from resile.agent.ports import NoFreePort, free_port
 from resile.agent.session import Session
 from resile.api.ids import NodeId, Rank
 from resile.wire.connection import CannotListen
@@ -50,7 +50,7 @@ def launch(options: RunOptions) -> int:
     directory = Path(tempfile.mkdtemp(prefix="resile-"))
     try:
         return asyncio.run(_run(options, directory, output))
-    except (CannotHost, NotWelcome, DirectoryError, BadTLS, CannotListen, CannotRun) as error:
+    except (CannotHost, NotWelcome, DirectoryError, BadTLS, CannotListen, CannotRun, NoFreePort) as error:
         output.say(f"resile run: {error}")
         return FAILED
     except KeyboardInterrupt:
@@ -133,9 +133,9 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
 
 
 async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterHost]:
-    """Start the master, or find the one that this machine runs already."""
+    """Start the master, or find the one that this machine runs already. HOST_PORTS are for the store of a round."""
     for tries_left in reversed(range(PORT_TRIES if alone else 1)):
-        endpoint = Endpoint("127.0.0.1", free_port()) if alone else options.endpoint
+        endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint
         assert endpoint is not None
         host = MasterHost(options, endpoint, run_directory(options, endpoint))
         try:

@@ -11,22 +11,33 @@ FIRST, LAST = 20000, 29999
 TRIES = 200
 
 
+class NoFreePort(Exception):
+    """All ports that could be used are in use; the text is one sentence."""
+
+
 def free_port(environ: Mapping[str, str] = os.environ) -> int:
     """A port that nobody listens on now; one of `HOST_PORTS` if that is set.
 
     Raises:
-        OSError: none is free.
+        NoFreePort: none is free.
     """
     for port in _candidates(environ):
         with socket.socket() as probe:
+            # As the store itself does: what connections of the last store leave behind is in nobody's way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", port))
             except OSError:
                 continue
             return port
-    raise OSError("no port is free for the store of a round")
+    given = environ.get("HOST_PORTS", "")
+    which = f"of HOST_PORTS={given}" if _listed(given) else f"of {TRIES} tried from {FIRST} to {LAST}"
+    raise NoFreePort(f"no port {which} is free for the store of a round")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterable[int]:
-    given = [int(word) for word in environ.get("HOST_PORTS", "").split(",") if word.strip().isdigit()]
-    return given or random.sample(range(FIRST, LAST + 1), TRIES)
+    return _listed(environ.get("HOST_PORTS", "")) or random.sample(range(FIRST, LAST + 1), TRIES)
+
+
+def _listed(words: str) -> list[int]:
+    return [int(word) for word in words.split(",") if word.strip().isdigit()]
