@@ -41,7 +41,7 @@ class Line:
 def relay_of(*workers: str) -> tuple[Relay, list[Message]]:
     sent: list[Message] = []
     relay = Relay(sent.append)
-    relay.begin(Round(3), set(workers))
+    relay.begin(Round(3), set(workers), leads=True)
     return relay, sent
 
 
@@ -115,9 +115,33 @@ def test_steps_of_older_rounds_and_slower_ranks_are_not_passed_on() -> None:
     second.say(Stepped(round=Round(2), step=9))
     second.say(Stepped(round=Round(3), step=6))
     assert [message.step for message in sent if isinstance(message, Stepped)] == [5, 6]
-    relay.begin(Round(4), {"b.0"})
+    relay.begin(Round(4), {"b.0"}, leads=True)
     Line(relay, "b.0").say(Stepped(round=Round(4), step=0))
     assert len(sent) == 3
+
+
+def test_a_node_that_does_not_lead_tells_its_first_step_at_once_and_then_speaks_seldom() -> None:
+    now, sent = 100.0, list[Message]()
+    relay = Relay(sent.append, clock=lambda: now)
+    relay.begin(Round(3), {"a.0"}, leads=False)
+    line = Line(relay, "a.0")
+    for step in range(200):
+        line.say(Stepped(round=Round(3), step=step))
+        now += 1 / 16
+    assert [message.step for message in sent if isinstance(message, Stepped)] == [0, 80, 160]
+    relay.gone("a.0")
+    assert sent[3:] == [Stepped(round=Round(3), step=199)], "the last step of a process is never lost"
+    relay.begin(Round(4), {"b.0"}, leads=False)
+    Line(relay, "b.0").say(Stepped(round=Round(4), step=200))
+    assert sent[4:] == [Stepped(round=Round(4), step=200)], "the next round begins at once"
+
+
+def test_the_node_that_leads_tells_every_step() -> None:
+    relay, sent = relay_of("a.0")
+    line = Line(relay, "a.0")
+    for step in range(20):
+        line.say(Stepped(round=Round(3), step=step))
+    assert len(sent) == 20
 
 
 def test_a_process_with_too_many_open_requests_is_cut_off(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -219,7 +219,7 @@ class Agent:
         )
         self._attempts += 1
         log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, _result(attempt))
-        self.relay.begin(round_, set(attempt.names.values()))
+        self.relay.begin(round_, set(attempt.names.values()), leads=place.group_rank == 0)
         attempt.start()
 
     def _ended(self, attempt: Attempt, worker: str, failures: list[WorkerFailure]) -> None:
