@@ -5,13 +5,15 @@ manifest. So the same type annotations are walked here first, and only data with
 more, about a millisecond for a usual manifest.
 
 A field's own rule rides on its type: `Annotated[str, rule(check)]`, where `check(value, path, mistakes)` sees scalars
-only if their plain type is right; a mapping it sees in any case and must expect anything inside it.
+only if their plain type is right; a mapping it sees in any case and must expect anything inside it. What an API server
+can check of a rule by itself stands beside it, in the words of a schema: `rule(check, pattern=matching(regex))`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
@@ -26,9 +28,17 @@ Check = Callable[[Any, str, Mistakes], None]
 _RULE = "check"
 
 
-def rule(check: Check) -> msgspec.Meta:
-    """A rule for a field beyond its plain type, to be put into `Annotated`."""
-    return msgspec.Meta(extra={_RULE: check})
+def rule(check: Check, **schema: Any) -> msgspec.Meta:
+    """A rule for a field beyond its plain type, to be put into `Annotated`; `schema` is what a CRD can say of it.
+
+    The schema must never refuse what the check lets pass.
+    """
+    return msgspec.Meta(extra={_RULE: check}, extra_json_schema=schema or None)
+
+
+def matching(regex: re.Pattern[str]) -> str:
+    """The `pattern` of a schema for a text that must match `regex` from its first character to its last."""
+    return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
 def read(kind: type[T], document: Any, mistakes: Mistakes, path: str = "") -> T | None:

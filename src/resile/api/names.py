@@ -20,8 +20,8 @@ MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
 """A job's longest derived name is its master's Service; `<job>-edljob-evaluator-123456` fits as well."""
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
+JOB_NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+OBJECT_NAMES = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
@@ -43,7 +43,7 @@ def node_of_pod(name: str, job: str) -> NodeKey | None:
 
 def check_job_name(value: str, path: str, mistakes: Mistakes) -> None:
     """A job's name starts the names of Services, which must start with a letter and fit a DNS label."""
-    if not _JOB_NAME.fullmatch(value):
+    if not JOB_NAMES.fullmatch(value):
         mistakes.add(
             path,
             "must be lower-case letters, digits and '-', starting with a letter and ending with a letter or digit, "
@@ -69,7 +69,7 @@ def check_dns_label(value: str, path: str, mistakes: Mistakes) -> None:
 
 def check_object_name(value: str, path: str, mistakes: Mistakes) -> None:
     """Names of objects from which no other name is made."""
-    if not _OBJECT_NAME.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
+    if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
         mistakes.add(
             path,
             f"must be at most {MAX_OBJECT_NAME} lower-case letters, digits, '-' and '.', "

@@ -20,6 +20,35 @@ Template = dict[str, Any]
 Container = dict[str, Any]
 
 
+_CONTAINER_SCHEMA = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string"}},
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+
+
+def _template_schema(required: bool) -> dict[str, Any]:
+    """What an API server can check of a template: where its containers are. All other fields pass as they are."""
+    at_least_one = {"minItems": 1} if required else {}
+    containers = {"type": "array", "items": _CONTAINER_SCHEMA}
+    spec = {
+        "type": "object",
+        **({"required": ["containers"]} if required else {}),
+        "properties": {"containers": {**containers, **at_least_one}, "initContainers": containers},
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    return {
+        **({"required": ["spec"]} if required else {}),
+        "properties": {"spec": spec},
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+
+
+TEMPLATE_SCHEMA = _template_schema(required=True)
+PARTIAL_TEMPLATE_SCHEMA = _template_schema(required=False)
+
+
 def main_container(template: Template) -> Container:
     """The container that trains, or an empty one if the template has none. It is the template's own, not a copy."""
     containers: list[Container] = (template.get("spec") or {}).get("containers") or []

@@ -14,7 +14,7 @@ from resile.api.ids import Bytes
 
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_QUANTITY = re.compile(
+QUANTITY = re.compile(
     r"(?P<number>\+?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))"
     r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]{1,2}))?",
     re.ASCII,
@@ -41,7 +41,7 @@ def amount(text: str | int | float) -> Fraction:
     if isinstance(text, int) and not 0 <= text <= LARGEST:
         raise BadQuantity(f"{ALLOWED}, not a number out of range")
     written = text if isinstance(text, str) else repr(text)
-    match = _QUANTITY.fullmatch(written)
+    match = QUANTITY.fullmatch(written)
     if match is None:
         raise BadQuantity(f"{ALLOWED}, not {written[:40]!r}")
     suffix = match["suffix"] or ""

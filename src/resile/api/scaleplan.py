@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resile.api.checks import rule
+from resile.api.checks import matching, rule
 from resile.api.elasticjob import Count, Quantity
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import ROLES, Resources
 from resile.api.labels import JOB_LABELS, SCALE_TYPE
 from resile.api.metadata import API_VERSION, Metadata
 from resile.api.mistakes import Mistakes, listed, shown, under
-from resile.api.names import check_object_name, node_of_pod
+from resile.api.names import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name, node_of_pod
 from resile.api.podtemplate import check_resources, read_resources
 
 KIND = "ScalePlan"
@@ -58,7 +58,9 @@ class ReplicaResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """How many nodes a role shall have and what each of them gets; what is not given stays as it is."""
 
     replicas: Count | None = None
+    """How many nodes the role shall have."""
     resource: ResourceList = {}
+    """What each new node gets, such as cpu and memory, laid over the requests of its template."""
 
     @property
     def resources(self) -> Resources:
@@ -75,11 +77,17 @@ class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     """One pod of a plan; of a pod to be created nothing need be known."""
 
     name: str = ""
+    """The pod's name; type and id are an equal way to name it."""
     id: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The number at the end of the pod's name."""
     type: Role | None = None
+    """The pod's role."""
     rank_index: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The place that the pod fills."""
     service: str = ""
+    """The address of the pod's Service."""
     resource: ResourceList = {}
+    """What the new pod gets, such as cpu and memory."""
 
     @property
     def resources(self) -> Resources:
@@ -95,26 +103,41 @@ class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
         return NodeKey(self.type.value, NodeId(self.id))
 
 
-NamedPod = Annotated[PodMeta, rule(_check_pod)]
+NamedPod = Annotated[PodMeta, rule(_check_pod, anyOf=[{"required": ["name"]}, {"required": ["type", "id"]}])]
 
 
 class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """The change."""
 
     owner_job: str = ""
-    replica_resource_specs: dict[str, ReplicaResourceSpec] = {}
+    """The job to change; without it the label elasticjob-name names the job."""
+    replica_resource_specs: Annotated[
+        dict[str, ReplicaResourceSpec], msgspec.Meta(extra_json_schema={"maxProperties": len(ROLES)})
+    ] = {}
+    """By role (worker, ps, chief or evaluator), how many nodes there shall be."""
     create_pods: tuple[PodMeta, ...] = ()
+    """Nodes to add."""
     remove_pods: tuple[NamedPod, ...] = ()
+    """Nodes to let go."""
     migrate_pods: tuple[NamedPod, ...] = ()
+    """Nodes to replace by new ones with the resources given here; an old one leaves when its new one has taken over."""
     ps_hosts: tuple[str, ...] = ()
+    """The addresses of the parameter servers after the change."""
 
 
 class ScalePlanStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What became of it."""
 
     phase: PlanPhase | None = None
+    """How far the plan has come."""
+    reason: str = ""
+    """Why it is there, in one word that programs can rely on."""
+    message: str = ""
+    """Why it failed or what it waits for, in one sentence."""
     create_time: str = ""
+    """When it was taken up."""
     finish_time: str = ""
+    """When it was done, or given up."""
 
 
 def _check_metadata(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
@@ -126,22 +149,27 @@ def _check_metadata(value: dict[str, Any], path: str, mistakes: Mistakes) -> Non
         mistakes.add(at, f"must be {listed(ScaleType)}, not {shown(scale_type)}")
 
 
+_CHANGES = ("replicaResourceSpecs", "createPods", "removePods", "migratePods", "psHosts")
+
+
 def _check_spec(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
-    changes = ("replicaResourceSpecs", "createPods", "removePods", "migratePods", "psHosts")
-    if not any(value.get(change) for change in changes):
-        mistakes.add(path, f"must ask for a change with {listed(changes)}")
+    if not any(value.get(change) for change in _CHANGES):
+        mistakes.add(path, f"must ask for a change with {listed(_CHANGES)}")
     for role in value.get("replicaResourceSpecs", {}):
         if role not in ROLES:
             mistakes.add(under(under(path, "replicaResourceSpecs"), role), f"unknown role; known are {listed(ROLES)}")
 
 
+_NAME_SCHEMA = {"type": "string", "maxLength": MAX_OBJECT_NAME, "pattern": matching(OBJECT_NAMES)}
+
+
 class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One change to one job."""
+    """One change to the nodes of a running job, executed once."""
 
     api_version: str = API_VERSION
     kind: str = KIND
-    metadata: Annotated[Metadata, rule(_check_metadata)]
-    spec: Annotated[ScalePlanSpec, rule(_check_spec)]
+    metadata: Annotated[Metadata, rule(_check_metadata, properties={"name": _NAME_SCHEMA})]
+    spec: Annotated[ScalePlanSpec, rule(_check_spec, anyOf=[{"required": [change]} for change in _CHANGES])]
     status: ScalePlanStatus = ScalePlanStatus()
 
     @property
