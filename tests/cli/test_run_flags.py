@@ -229,7 +229,6 @@ def test_gpus_are_counted_by_device_files_when_nothing_narrows_the_choice(tmp_pa
 def test_one_machine_is_a_job_of_its_own_with_a_new_id_each_time(options: Callable[..., RunOptions]) -> None:
     for words in ("", "--standalone --rdzv-id x", "--rdzv-backend c10d --rdzv-endpoint localhost:0"):
         first, second = options(words), options(words)
-        assert first.standalone
         assert first.endpoint is None
         assert first.run_id != second.run_id
         assert first.job_name in ("train", "x")
@@ -310,6 +309,19 @@ def test_the_secret_is_read_from_its_file_and_never_shown(options: Callable[...,
         assert "s3cret" not in repr(found)
 
 
+ELSEWHERE = "--nnodes 2 --rdzv-endpoint node0:1 --rdzv-conf is_host=0"
+
+
+@pytest.mark.parametrize("where", ["", ELSEWHERE])
+def test_a_whole_set_of_certificates_is_good_and_the_authority_alone_where_the_master_is_elsewhere(
+    options: Callable[..., RunOptions], where: str
+) -> None:
+    words = f"{where} --tls-cert train.py --tls-key train.py --tls-ca train.py"
+    assert options(words).security.tls_key == "train.py"
+    if where:
+        assert options(f"{where} --tls-ca train.py").security.tls_ca == "train.py"
+
+
 # what is wrong is said in one sentence --------------------------------------------------------------------------------
 
 BAD = {
@@ -350,7 +362,12 @@ BAD = {
     "--monitor-interval often": "--monitor-interval: 'often' is not a number of seconds",
     "--shutdown-timeout -3": "--shutdown-timeout: -3 is negative",
     "--token-file nowhere": "--token-file: 'nowhere' does not exist or cannot be read",
-    "--tls-cert train.py": "--tls-cert: a certificate and its key go together; add --tls-key",
+    "--tls-cert train.py": "--tls-cert: this node may run the master, which needs all three; add --tls-key and",
+    "--tls-cert train.py --tls-key train.py": "--tls-cert, --tls-key: this node may run the master, which needs all "
+    "three; add --tls-ca",
+    "--tls-ca train.py": "--tls-ca: this node may run the master, which needs all three; add --tls-cert and --tls-key",
+    f"{ELSEWHERE} --tls-cert train.py --tls-key train.py": "--tls-cert, --tls-key: TLS needs the others; add --tls-ca",
+    f"{ELSEWHERE} --tls-ca train.py --tls-key train.py": "--tls-key, --tls-ca: TLS needs the others; add --tls-cert",
     "--token-file train.py": "--token-file: 'train.py' is empty",
     "--standalone=yes": "--standalone: is on or off and takes no value",
     "--max-restart-count 3": "--max-restart-count: no such flag; did you mean --max-restarts?",

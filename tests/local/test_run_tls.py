@@ -37,7 +37,7 @@ def test_agents_with_certificates_meet_and_one_without_is_told_why(tmp_path: Pat
     assert agents[0].stderr is not None
     welcomed = next(line for line in agents[0].stderr if "this node is" in line)
     assert "worker-0" in welcomed
-    stranger = _run(tmp_path / "state", port, script, f"--tls-ca={authority.file}")
+    stranger = _run(tmp_path / "state", port, script, f"--tls-ca={authority.file}", "--rdzv-conf=is_host=0")
     try:
         agents.append(_run(tmp_path / "state", port, script, *tls))
         for agent in agents:

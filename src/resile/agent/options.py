@@ -112,11 +112,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
     """One line for each flag that was accepted without effect; the launcher prints them once."""
 
-    @property
-    def standalone(self) -> bool:
-        """Whether this node is the whole job."""
-        return self.endpoint is None
-
     def command_of(self, local_rank: int) -> tuple[str, ...]:
         """The command line of one training process."""
         return tuple(word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self.command)

@@ -96,7 +96,8 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "--token-file": "the job's secret; a machine without it gets no place (or the secret itself in "
             "RESILE_TOKEN)",
-            "--tls-cert": "this machine's certificate; with --tls-key all connections are encrypted",
+            "--tls-cert": "this machine's certificate; TLS is mutual, so a machine that may run the master needs all "
+            "three of --tls-cert, --tls-key and --tls-ca",
             "--tls-key": "the key of --tls-cert",
             "--tls-ca": "who must have signed the others' certificates",
         },

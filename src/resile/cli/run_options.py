@@ -77,7 +77,7 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         duplicate_stderr_filters=tuple(values["duplicate_stderr_filters"]),
         environment=_environment(given, environ, nproc),
         virtual_local_rank=values["virtual_local_rank"],
-        security=_security(given, environ),
+        security=_security(given, environ, may_host=place.hosts is not False),
         state_dir=values["state_dir"],
         notices=_notices(given, conf),
     )
@@ -331,14 +331,12 @@ def _environment(given: Given, environ: Mapping[str, str], nproc: int) -> dict[s
 # security -------------------------------------------------------------------------------------------------------------
 
 
-def _security(given: Given, environ: Mapping[str, str]) -> Security:
+def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Security:
     files = {dest: given.values[dest] or "" for dest in ("token_file", "tls_cert", "tls_key", "tls_ca")}
     for dest, path in files.items():
         if path and not os.access(path, os.R_OK):
             raise FlagError(f"{given.named(dest)}: {path!r} does not exist or cannot be read")
-    if bool(files["tls_cert"]) != bool(files["tls_key"]):
-        there, missing = ("tls_cert", "tls_key") if files["tls_cert"] else ("tls_key", "tls_cert")
-        raise FlagError(f"{given.named(there)}: a certificate and its key go together; add {given.named(missing)}")
+    _check_tls(given, may_host)
     token = environ.get("RESILE_TOKEN", "")
     if files["token_file"]:
         try:
@@ -349,6 +347,19 @@ def _security(given: Given, environ: Mapping[str, str]) -> Security:
         if not token:
             raise FlagError(f"{given.named('token_file')}: {files['token_file']!r} is empty")
     return Security(token=token, **files)
+
+
+def _check_tls(given: Given, may_host: bool) -> None:
+    """TLS is mutual: the master shows a certificate and asks for one, so half a set would meet silence."""
+    flags = ("tls_cert", "tls_key", "tls_ca")
+    there = [given.named(dest) for dest in flags if given.values[dest]]
+    missing = [given.named(dest) for dest in flags if not given.values[dest]]
+    if not there or not missing:
+        return
+    if not may_host and given.values["tls_ca"] and len(there) == 1:
+        return  # its master may be content with the token
+    needs = "this node may run the master, which needs all three" if may_host else "TLS needs the others"
+    raise FlagError(f"{', '.join(there)}: {needs}; add {' and '.join(missing)}")
 
 
 def _notices(given: Given, conf: RdzvConf) -> tuple[str, ...]:
