@@ -22,6 +22,8 @@ ROLES = (CHIEF, WORKER, PS, EVALUATOR)
 
 MASTER_PORT = 50001
 DEFAULT_CRASH_BUDGET = 3
+MAX_REPLICAS = 10_000
+"""Nodes of one role: as many as one master is made for; a greater number is a slip of the keyboard."""
 
 
 class FrontDoor(enum.StrEnum):

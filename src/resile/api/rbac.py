@@ -1,8 +1,8 @@
 """Who may do what at the API server: the operator, the master of one job, and the people who use both.
 
-Kubernetes lets nobody grant more than they hold. The operator gives every master a Role of its own, so all that a master
-may do is among the operator's rules, for every namespace; nothing is granted that allows to grant more (`escalate`,
-`bind`, `impersonate`). Training pods are granted nothing and mount no token.
+Kubernetes lets nobody grant more than they hold. The operator gives every master a Role of its own, so all that a
+master may do is among the operator's rules, for every namespace; nothing is granted that allows to grant more
+(`escalate`, `bind`, `impersonate`). Training pods are granted nothing and mount no token.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _READ = ("get", "list", "watch")
 def master_rules(job: str) -> Rules:
     """The rules of the Role of a job's master, in the job's namespace.
 
-    A master makes and removes the job's pods and Services, keeps its journal in the ConfigMap of its own name (which the
-    operator makes), and writes the status of its own job alone.
+    A master makes and removes the job's pods and Services, keeps its journal in the ConfigMap of its own name (which
+    the operator makes), and writes the status of its own job alone.
     """
     return [
         _rule("", ["pods", "services"], [*_READ, "create", "patch", "delete"]),
         _rule("", ["events"], ["create", "patch"]),
         _rule("", ["configmaps"], ["get", "update", "patch"], [master_name(job)]),
-        _rule(GROUP, [_JOBS], ["get", "watch"], [job]),
+        _rule(GROUP, [_JOBS], list(_READ), [job]),  # lists and watches that select metadata.name
         _rule(GROUP, [f"{_JOBS}/status"], ["get", "patch", "update"], [job]),
         _rule(GROUP, [_PLANS], [*_READ, "create", "patch"]),
         _rule(GROUP, [f"{_PLANS}/status"], ["get", "patch", "update"]),

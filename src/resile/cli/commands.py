@@ -23,6 +23,7 @@ MODULES = {
     "resume": "wishes",
     "delete": "wishes",
     "explain": "explain",
+    "manifests": "manifests",
     "chaos": "chaos",
 }
 """Where each command is, below `resile.cli`."""

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "resume": "take the nodes of a suspended job back",
     "delete": "end a job and remove it",
     "explain": "print what the engine derived from your settings, such as its time-outs",
+    "manifests": "print what a cluster needs to run ElasticJobs, for kubectl apply",
     "chaos": "break something on purpose and watch the job recover",
 }
 """Every command and what it is for; the overview below is made from this."""
