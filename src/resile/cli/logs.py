@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -54,25 +54,30 @@ class Log:
     def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path
         self._at = 0
-        self._part = b""
+        self._part: list[bytes] = []
+        """The pieces of a last line that has no end yet."""
         if tail is not None:
             self._at = _tail_offset(path, tail)
 
-    def lines(self, *, all_of_it: bool = False) -> list[bytes]:
-        """The lines that are new; with `all_of_it` also a last one that has no end yet."""
+    def lines(self, *, all_of_it: bool = False) -> Iterator[bytes]:
+        """The lines that are new, read as they are asked for; with `all_of_it` also a last one that has no end yet."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._at)
                 while chunk := file.read(CHUNK):
                     self._at += len(chunk)
-                    self._part += chunk
+                    end, newline, rest = chunk.partition(b"\n")
+                    self._part.append(end)
+                    if newline:
+                        *whole, part = rest.split(b"\n")
+                        yield b"".join(self._part)
+                        yield from whole
+                        self._part = [part]
         except OSError:
-            return []
-        *whole, self._part = self._part.split(b"\n")
-        if all_of_it and self._part:
-            whole.append(self._part)
-            self._part = b""
-        return whole
+            return
+        if all_of_it and any(self._part):
+            yield b"".join(self._part)
+            self._part = []
 
 
 class Logs:
@@ -152,19 +157,23 @@ def _pod_over(reader: Logs) -> Callable[[], bool]:
 
 
 def _tail_offset(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin; reads from its end, as much as it needs."""
+    """Where the last lines of a file begin; reads from its end, as much as it needs, and keeps none of it."""
     try:
         with open(path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            at, tail = end, b""
-            while at > 0 and tail.rstrip(b"\n").count(b"\n") < lines:
-                step = min(CHUNK, at)
-                at -= step
-                file.seek(at)
-                tail = file.read(step) + tail
+            end = at = file.seek(0, os.SEEK_END)
+            if lines == 0:
+                return end
+            before = end - 1  # the last line's own end is not the end of the one before
+            while at > 0:
+                start = max(0, at - CHUNK)
+                file.seek(start)
+                chunk = file.read(at - start)
+                place = before - start if before < at else len(chunk)
+                while (place := chunk.rfind(b"\n", 0, place)) >= 0:
+                    lines -= 1
+                    if lines == 0:
+                        return start + place + 1
+                at = start
     except OSError:
         return 0
-    if lines == 0:
-        return end
-    kept = tail.splitlines(keepends=True)[-lines:]
-    return end - sum(map(len, kept))
+    return 0
