@@ -131,6 +131,8 @@ def test_bad_usage_costs_one_sentence_and_exit_code_2(steady):
         assert first.startswith(f"resile {words[0]}: ")
         assert second == f"`resile {words[0]} --help` explains it"
     assert "'worker:3' is not ROLE=NUMBER" in steady.refused("scale", "torch-mnist", "worker:3", code=2)
+    for number in ("10001", "9" * 23, "9" * 9999):
+        assert "a role has at most 10000 nodes" in steady.refused("scale", "torch-mnist", f"worker={number}", code=2)
     assert "Commands:" in steady.run("chaos", code=2).stderr
     overview = steady.out("--help")
     assert list(COMMANDS) == ["run", *MODULES]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resile.api.job import RoleSpec
+from resile.api.job import MAX_REPLICAS, RoleSpec
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
@@ -53,7 +53,10 @@ def test_scaling_to_nothing_is_refused_even_before_the_rules_are_known():
     assert "fewer than the 1" in scale(managed(2), 0)
 
 
-@pytest.mark.parametrize(("role", "replicas", "words"), [("gpu", 2, "has no role 'gpu'"), ("ps", -1, "0 or more")])
+@pytest.mark.parametrize(
+    ("role", "replicas", "words"),
+    [("gpu", 2, "has no role 'gpu'"), ("ps", -1, "0 or more"), ("worker", MAX_REPLICAS + 1, "10000 or fewer")],
+)
 def test_scaling_to_nonsense_is_refused_with_a_sentence(role, replicas, words):
     job = managed(1, roles={"ps": RoleSpec(replicas=1)})
     assert words in scale(job, replicas, role)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from resile.api.ids import Seconds
+from resile.api.job import MAX_REPLICAS
 from resile.cli.attach import FAREWELL_SECONDS
 from resile.cli.client import Client, MasterAway, wait_until
 from resile.cli.errors import CommandError, NotUsableError
@@ -35,6 +36,8 @@ def scale(job: str, sizes: tuple[str, ...], namespace: str | None, output: str) 
         role, _, number = size.partition("=")
         if not role or not number.isascii() or not number.isdigit():
             raise NotUsableError(f"{size!r} is not ROLE=NUMBER, as in worker=3")
+        if len(number.lstrip("0")) > len(str(MAX_REPLICAS)) or int(number) > MAX_REPLICAS:
+            raise NotUsableError(f"{size!r} is too many: a role has at most {MAX_REPLICAS} nodes")
         wanted[role] = int(number)
     found = find(job, namespace)
     for role, replicas in wanted.items():

@@ -7,7 +7,7 @@ whether another one, with a new id and the same rank, takes over.
 from __future__ import annotations
 
 from resile.api.ids import Bytes, NodeId, NodeKey, Rank
-from resile.api.job import CHIEF, EVALUATOR, PS
+from resile.api.job import CHIEF, EVALUATOR, MAX_REPLICAS, PS
 from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.core import endings, ledger, relaunch, rounds
 from resile.core.deadlines import Alarm
@@ -216,6 +216,8 @@ def _scale_error(turn: Turn, role: str, replicas: int) -> str:
         return f"the job has no role '{role}'; it has {', '.join(sorted(state.targets))}"
     if replicas < 0:
         return f"replicas must be 0 or more, not {replicas}"
+    if replicas > MAX_REPLICAS:
+        return f"replicas must be {MAX_REPLICAS} or fewer, not {replicas}"
     wanted = sum(replicas if r == role else n for r, n in state.targets.items() if r in TRAINERS)
     needed = meeting.min_nodes if meeting is not None else 1
     if role in TRAINERS and wanted < needed:
