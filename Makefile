@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak data clean
+.PHONY: help setup demo test lint format bench soak data cluster cluster-down clean
 
 help:  ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## create .venv with resile and everything the targets need
 
@@ -41,6 +41,12 @@ bench: $(READY)  ## every figure the README promises, with its peer in the same 
 
 soak: $(READY)  ## the long proofs: 10,000 random fault schedules
 	@$(BIN)/python -m pytest tests -m soak --timeout 7200
+
+cluster: $(READY)  ## bring up a real Kubernetes on this machine (Debian, root; builds it the first time, 7 minutes)
+	@hack/cluster/cluster.py up
+
+cluster-down:  ## take it down and leave nothing behind
+	@hack/cluster/cluster.py down
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
