@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 from pathlib import Path
 
@@ -108,6 +110,32 @@ async def test_two_agents_share_one_master_and_the_one_that_started_it_sees_it_o
     assert not home.master_lives()
     for host in (first, second):
         host.close()
+
+
+async def test_a_machine_without_room_for_a_master_is_a_sentence_and_a_later_call_revives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = Endpoint("127.0.0.1", free_port())
+    chosen = options(tmp_path, endpoint=endpoint)
+    home = run_directory(chosen, endpoint)
+    host = MasterHost(chosen, endpoint, home)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "no room")
+
+    with monkeypatch.context() as machine:
+        machine.setattr("resile.agent.hosting.subprocess.Popen", full)
+        with pytest.raises(CannotHost, match="cannot start the master: Resource temporarily unavailable"):
+            await host.start()
+        host.revive(60.0)
+        assert "cannot start the master" in caplog.text
+    host.revive(60.0)
+    async with asyncio.timeout(20):
+        while home.address() is None:  # noqa: ASYNC110 (it announces itself in a file)
+            await asyncio.sleep(0.01)
+    await host.end(0.1)
+    host.close()
+    assert not home.master_lives()
 
 
 def test_a_free_port_is_free_and_outside_the_range_of_outgoing_calls() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 
 from tests.local.runs import UNTIL_RELEASED, Runs, wait_until
@@ -111,6 +113,19 @@ def test_a_log_directory_that_cannot_be_made_is_named(runs: Runs) -> None:
     run = runs.run("--log-dir", str(runs.directory / "file" / "logs"), runs.script(UNTIL_RELEASED))
     assert run.process.returncode == 1
     assert f"cannot write logs in {runs.directory}/file/logs" in sentence(run.err)
+
+
+def test_no_directory_for_temporary_files_is_one_sentence(runs: Runs) -> None:
+    text = (
+        "import sys, tempfile\nfrom resile.cli.run import main\n"
+        "def full(**_):\n    raise OSError(28, 'no space', '/tmp/x')\n"
+        "tempfile.mkdtemp = full\nmain(sys.argv[1:], 'resile run')\n"
+    )
+    words = [sys.executable, "-c", text, runs.script(UNTIL_RELEASED)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    said = "resile run: cannot make a directory for temporary files: No space left on device"
+    assert sentence(done.stderr) == said
 
 
 def test_no_port_for_the_store_is_one_sentence(runs: Runs) -> None:

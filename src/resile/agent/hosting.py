@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import ipaddress
+import logging
 import os
 import shutil
 import socket
@@ -27,6 +28,8 @@ from pathlib import Path
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.api.job import FrontDoor, JobSpec
 from resile.wire.directory import DirectoryError, JobDirectory
+
+log = logging.getLogger("resile.agent")
 
 LAUNCH_PATIENCE = 15.0
 MAX_STARTS = 10
@@ -164,7 +167,10 @@ class MasterHost:
             return
         gone = self._supervisor.poll() is not None if self._supervisor is not None else seconds_away > REVIVE_AFTER
         if gone and not self._directory.master_lives():
-            self._spawn()
+            try:
+                self._spawn()
+            except CannotHost as error:
+                log.warning("%s", error)  # training goes on, and the next call tries again
 
     async def end(self, patience: float) -> None:
         """See our own supervisor off: it ends with the job; one that takes longer is told to."""
@@ -206,18 +212,26 @@ class MasterHost:
         return token_of(self._options, self._directory, self._endpoint).decode()
 
     def _spawn(self) -> None:
+        """Start the supervisor.
+
+        Raises:
+            CannotHost: the machine has no room for another process or file.
+        """
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
         command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(self._directory.path)]
         command += ["--host", host, "--port", str(self._endpoint.port), *_tls_flags(self._options.security)]
-        with self._directory.log.open("ab") as log:
-            self._supervisor = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=() if self._presence is None else (self._presence,),
-            )
+        try:
+            with self._directory.log.open("ab") as words:
+                self._supervisor = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    start_new_session=True,
+                    pass_fds=() if self._presence is None else (self._presence,),
+                )
+        except OSError as error:
+            raise CannotHost(f"cannot start the master: {os.strerror(error.errno or 0)}") from error
         self._starts += 1
 
     async def _wait_until_up(self) -> None:

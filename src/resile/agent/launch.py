@@ -47,8 +47,9 @@ def launch(options: RunOptions) -> int:
     _log_to(output)
     for notice in options.notices:
         output.say(notice)
-    directory = Path(tempfile.mkdtemp(prefix="resile-"))
+    directory: Path | None = None
     try:
+        directory = _private_directory()
         return asyncio.run(_run(options, directory, output))
     except (CannotHost, NotWelcome, DirectoryError, BadTLS, CannotListen, CannotRun, NoFreePort) as error:
         output.say(f"resile run: {error}")
@@ -57,11 +58,20 @@ def launch(options: RunOptions) -> int:
         return SIGNALLED + signal.SIGINT
     finally:
         output.close()
-        shutil.rmtree(directory, ignore_errors=True)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 class CannotRun(Exception):
     """Something on this machine is in the way; the text is one sentence."""
+
+
+def _private_directory() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="resile-"))
+    except OSError as error:  # without a number when no directory for temporary files can be written at all
+        why = os.strerror(error.errno) if error.errno and error.filename else str(error.strerror or error)
+        raise CannotRun(f"cannot make a directory for temporary files: {why}") from None
 
 
 class _Signals:

@@ -67,12 +67,20 @@ def restart_master(directory: JobDirectory) -> None:
 
 def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[bytes]:
     before = directory.address()
-    with open(directory.log, "ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
-        )
-    record = SupervisorFile(pid=process.pid, start=start_time(process.pid), boot=processes.boot_id(), command=command)
-    write_atomically(directory.path / "supervisor.json", msgspec.json.encode(record))
+    process = None
+    try:
+        with open(directory.log, "ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            )
+        started, boot = start_time(process.pid), processes.boot_id()
+        record = SupervisorFile(pid=process.pid, start=started, boot=boot, command=command)
+        write_atomically(directory.path / "supervisor.json", msgspec.json.encode(record))
+    except OSError as error:
+        if process is not None:  # nobody could find it again
+            process.terminate()
+            process.wait()
+        raise CommandError(f"cannot start a master in {directory.path}: {os.strerror(error.errno or 0)}") from error
     wait_until(lambda: directory.address() != before or process.poll() is not None, START_SECONDS, every=0.02)
     if directory.address() == before:
         process.terminate()
