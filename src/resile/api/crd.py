@@ -22,7 +22,6 @@ CATEGORY = "resile"
 """`kubectl get resile` lists both kinds."""
 
 _API_VERSION_TEXT = f"The version of this resource: {GROUP}/{VERSION}."
-_METADATA_TEXT = "The name, the namespace, labels, and as annotations the options of the job's master."
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -173,7 +172,6 @@ def _root(definition: Definition, *, cel: bool) -> Schema:
     properties = schema["properties"]
     properties["apiVersion"] = {"description": _API_VERSION_TEXT, "type": "string"}
     properties["kind"] = {"description": f"The kind of this resource: {definition.kind}.", "type": "string"}
-    properties["metadata"] = {"description": _METADATA_TEXT, **properties["metadata"]}
     for rule in definition.rules if cel else ():
         at = schema
         for field in rule.path:
