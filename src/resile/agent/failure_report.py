@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 
-from resile.agent.failures import find_traceback, head, signal_name
-from resile.api.reports import WorkerFailure
+from resile.agent.failures import find_traceback, head
+from resile.api.reports import WorkerFailure, signal_name
 
 WIDTH = 100
 SHOWN_FRAMES = 16

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import stat
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -162,14 +161,6 @@ def last_part(text: str, limit: int) -> str:
     kept = text[len(text) - limit + len(_CUT) + 1 :]
     _, newline, rest = kept.partition("\n")
     return f"{_CUT}\n{rest}" if newline and rest else f"{_CUT}{kept}"
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time and unknown signals by their number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _read(path: str, limit: int, from_end: bool = False) -> bytes | None:

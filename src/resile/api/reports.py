@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 
 import msgspec
 
@@ -95,3 +96,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     master_addr: str
     master_port: int
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; real-time and unknown signals by their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

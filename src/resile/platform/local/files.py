@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from resile.api.ids import MiB, NodeId, NodeKey, Rank
-from resile.api.reports import NodeEnd, NodeStatus
+from resile.api.reports import NodeEnd, NodeStatus, signal_name
 from resile.platform.local import processes
 
 LAUNCH_WINDOW = 2.0
@@ -164,14 +164,6 @@ def outcome(ended: ExitFile, memory: int = 0) -> tuple[NodeStatus, NodeEnd]:
     else:
         reason, message = "Error", f"exited with code {ended.exit_code}"
     return NodeStatus.FAILED, NodeEnd(exit_code=ended.exit_code, reason=reason, message=message + left)
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` rather than 9; `signal 40` where there is no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def lost(record: NodeFile) -> NodeEnd:
