@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from resile.agent.options import RunOptions
 from resile.api.ids import Round
 from resile.api.reports import Place
+from resile.wire.variables import AGENT_SOCKET, OWNER, ROUND, WORKER
 
-AGENT_SOCKET = "RESILE_AGENT_SOCKET"
-WORKER = "RESILE_WORKER"
-ROUND = "RESILE_ROUND"
-
-KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", "RESILE_WORKER_PID")
+KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", OWNER)
 """Secrets are for the agent alone: a training process speaks to nobody but its agent, over a socket that needs none.
 The last says whose channel an older process had, and would be wrong here."""
 

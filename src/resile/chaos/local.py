@@ -18,7 +18,7 @@ import msgspec
 from resile.platform.local import files, processes
 from resile.platform.local.shim import start_time, stat_of
 from resile.wire.directory import JobDirectory
-from resile.wire.local import WORKER_VARIABLE
+from resile.wire.variables import WORKER
 
 RANK_VARIABLE = "RANK"
 SWEEPS = 10
@@ -143,7 +143,7 @@ def kill_master(directory: JobDirectory) -> Strike:
 def training_processes(directory: JobDirectory, record: files.NodeRecord) -> list[TrainingProcess]:
     """The training processes of a node by rank, without the data loaders and other helpers below them."""
     found: list[TrainingProcess] = []
-    pids = [process for process in _processes(directory, record) if _variable(process[0], WORKER_VARIABLE) is not None]
+    pids = [process for process in _processes(directory, record) if _variable(process[0], WORKER) is not None]
     workers = {pid for pid, _ in pids}
     for pid, start in pids:
         fields = stat_of(str(pid))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from resile.wire.variables import AGENT_SOCKET
+
 
 def report_step(step: int, total: int = 0) -> None:
     """Say that training has completed `step` steps.
@@ -19,7 +21,7 @@ def report_step(step: int, total: int = 0) -> None:
         step: Steps completed since the training began, those before a restart included.
         total: Steps of the whole training as far as known now; 0 if unknown.
     """
-    if not os.environ.get("RESILE_AGENT_SOCKET"):
+    if not os.environ.get(AGENT_SOCKET):
         return
     from resile.wire.local import AgentChannel  # here, so that a script outside resile does not pay for it
 

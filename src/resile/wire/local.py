@@ -34,12 +34,7 @@ from resile.wire.messages import (
     Stepped,
     TakeShard,
 )
-
-SOCKET_VARIABLE = "RESILE_AGENT_SOCKET"
-WORKER_VARIABLE = "RESILE_WORKER"
-ROUND_VARIABLE = "RESILE_ROUND"
-OWNER_VARIABLE = "RESILE_WORKER_PID"
-"""Set by the first channel of a process tree, so that a spawned (not forked) child knows the name is taken."""
+from resile.wire.variables import AGENT_SOCKET, OWNER, ROUND, WORKER
 
 STEP_INTERVAL = Seconds(0.05)
 """Steps are told at most this often: 20 a second show progress well, whatever the step rate."""
@@ -82,7 +77,7 @@ class AgentChannel:
     @classmethod
     def from_environment(cls) -> AgentChannel | None:
         """The channel of this process, the same one at every call; None when no agent started it."""
-        path, worker = os.environ.get(SOCKET_VARIABLE), os.environ.get(WORKER_VARIABLE)
+        path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         if not path or not worker:
             return None
         return _channel_of_process(path, worker)
@@ -299,9 +294,9 @@ class AgentChannel:
 @functools.cache
 def _channel_of_process(path: str, worker: str) -> AgentChannel:
     pid = str(os.getpid())
-    name = worker if os.environ.setdefault(OWNER_VARIABLE, pid) == pid else f"{worker}/{pid}"
+    name = worker if os.environ.setdefault(OWNER, pid) == pid else f"{worker}/{pid}"
     try:
-        round = Round(int(os.environ.get(ROUND_VARIABLE, "0")))
+        round = Round(int(os.environ.get(ROUND, "0")))
     except ValueError:
         round = NO_ROUND
     channel = AgentChannel(path, name, round)
