@@ -95,7 +95,7 @@ class AnswerDataset(Decision, frozen=True, kw_only=True):
 
 
 class AnswerShard(Decision, frozen=True, kw_only=True):
-    """Answer to ShardWanted; lease 0 means there is no more."""
+    """Answer to ShardWanted; lease 0 means there is no more, unless `error` says that it cannot be answered."""
 
     node: NodeKey
     worker: str
@@ -104,6 +104,7 @@ class AnswerShard(Decision, frozen=True, kw_only=True):
     epoch: int = 0
     start: int = 0
     end: int = 0
+    error: str = ""
 
 
 class AnswerProgress(Decision, frozen=True, kw_only=True):

@@ -230,12 +230,12 @@ def _steps_noted(state: JobState) -> ev.StepsNoted:
 
 
 def _want_shard(turn: Turn, event: ev.ShardWanted) -> None:
-    dataset = turn.state.ledger.datasets.get(event.dataset)
     wish = Wish(event.node, event.worker, event.request)
-    if dataset is None:
-        _grant(turn, wish, 0, Lease(event.node, event.worker, event.request, 0, 0, 0))
+    error = ledger.denied(turn.state.ledger, event.dataset, wish)
+    if error:
+        turn.decide(AnswerShard(node=event.node, worker=event.worker, request=event.request, error=error))
         return
-    granted = ledger.want(turn.state.ledger, dataset, wish)
+    granted = ledger.want(turn.state.ledger.datasets[event.dataset], wish)
     if granted is not None:
         _grant(turn, wish, *granted)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from resile.api.ids import NodeKey
+from resile.api.permutation import ShuffledOrder
 
 KEPT_FINISHED = 32
 """Leases per worker whose end is remembered; more than a worker holds at a time."""
@@ -109,13 +110,20 @@ def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: 
     )
 
 
-def want(ledger: Ledger, dataset: Dataset, wish: Wish) -> tuple[int, Lease] | None:
+def denied(ledger: Ledger, dataset: str, wish: Wish) -> str:
+    """Why a request cannot be served at all, in one sentence: it is no answer to say that there is no more."""
+    if dataset not in ledger.datasets:
+        return f"there is no data set '{dataset}'; it must be opened before shards of it are taken"
+    if wish.worker in ledger.gone.get(wish.node, ()):
+        return f"worker {wish.worker} hung up or ended before, so it gets no more shards of '{dataset}'"
+    return ""
+
+
+def want(dataset: Dataset, wish: Wish) -> tuple[int, Lease] | None:
     """The lease for a request: a new one, the one it already has, or (0, …) for none ever; None means wait."""
     for number in dataset.held.get(wish.node, {}).get(wish.worker, ()):
         if dataset.leases[number].request == wish.request:
             return number, dataset.leases[number]
-    if wish.worker in ledger.gone.get(wish.node, ()):
-        return 0, Lease(wish.node, wish.worker, wish.request, 0, 0, 0)
     part = _next_part(dataset)
     if part is not None:
         dataset.last_lease += 1
@@ -179,7 +187,7 @@ def grantable(ledger: Ledger) -> Iterator[tuple[Wish, int, Lease]]:
         while dataset.wishes and (not dataset.exhausted or dataset.complete):
             wish = next(iter(dataset.wishes))
             del dataset.wishes[wish]
-            granted = want(ledger, dataset, wish)
+            granted = want(dataset, wish)
             if granted is not None:
                 yield wish, *granted
 
@@ -208,31 +216,6 @@ def _next_part(dataset: Dataset) -> Part | None:
     epoch, index = divmod(dataset.dealt, per_epoch)
     dataset.dealt += 1
     if dataset.seed is not None:
-        index = shuffled(index, per_epoch, dataset.seed * 0x9E3779B1 + epoch)
+        index = ShuffledOrder(per_epoch, dataset.seed, epoch).at(index)
     start = index * dataset.shard_size
     return Part(epoch, start, min(start + dataset.shard_size, dataset.size))
-
-
-def shuffled(index: int, size: int, seed: int) -> int:
-    """Where `index` goes in the permutation of range(size) that `seed` names; O(1) memory.
-
-    A four-round Feistel network over the next even number of bits, walked until it lands inside the range.
-    """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    value = index
-    while True:
-        left, right = value >> half, value & mask
-        for turn in range(4):
-            left, right = right, left ^ (_mix(_mix(seed + turn) ^ right) & mask)
-        value = (left << half) | right
-        if value < size:
-            return value
-
-
-def _mix(value: int) -> int:
-    """Scatter an integer's bits (the finaliser of splitmix64)."""
-    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)

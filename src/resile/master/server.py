@@ -248,6 +248,7 @@ class Executor:
                         epoch=decision.epoch,
                         start=decision.start,
                         end=decision.end,
+                        error=decision.error,
                     ),
                 )
             case de.AnswerProgress():

@@ -86,6 +86,7 @@ class Reader:
                 assert not answer.error, answer.error
                 self._take()
             case AnswerShard() if answer.lease == 0:
+                assert not answer.error, answer.error
                 self._agent.read_all(self)
             case AnswerShard():
                 self._lease, self._upto = answer, answer.start

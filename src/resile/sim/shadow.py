@@ -28,9 +28,11 @@ class ShadowLedger:
             match decision:
                 case de.AnswerShard() if decision.lease:
                     self._grant(decision)
-                case de.AnswerShard():
+                case de.AnswerShard() if decision.error:
                     gone = decision.worker in ledger.gone.get(decision.node, ())
-                    _require(dataset.complete or gone, "nobody is told that there is no more while there is")
+                    _require(gone, f"only who is gone is denied: {decision.error}")
+                case de.AnswerShard():
+                    _require(dataset.complete, "nobody is told that there is no more while there is")
                 case de.AnswerProgress() if decision.counted and isinstance(event, ev.ShardAdvanced):
                     self._advance(event)
         self._compare(dataset)

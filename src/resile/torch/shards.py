@@ -9,16 +9,28 @@ leaves it to be processed again, so keep the work and the word about it close to
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
-from resile.wire.local import AgentChannel
-from resile.wire.messages import OpenDataset, ShardProgress, TakeShard
+from resile.wire.local import AgentChannel, AgentSilent
+from resile.wire.messages import (
+    DatasetOpen,
+    OpenDataset,
+    ShardGranted,
+    ShardNoted,
+    ShardProgress,
+    TakeShard,
+)
 
-ANSWER_SECONDS = 3600.0
-"""A shard may be long in coming: the last ones are awaited, in case the worker that holds them is lost."""
+ANSWER_SECONDS = 60.0
+"""Between two looks at a request that has no answer yet; it is the same request all the time."""
 
 
 class NoAgentError(RuntimeError):
     """The process was not started by an agent, so nobody keeps a ledger."""
+
+
+class NotServedError(RuntimeError):
+    """The ledger does not serve this process, and cannot say whether there are more shards."""
 
 
 class LostLeaseError(RuntimeError):
@@ -55,7 +67,7 @@ class Shard:
             lease=self._lease,
             upto=self.end if upto is None else upto,
         )
-        if not self._channel.request(word, ANSWER_SECONDS).counted:
+        if not _answer(self._channel, word).counted:
             raise LostLeaseError(f"shard [{self.start}, {self.end}) of {self._dataset} belongs to another worker now")
 
 
@@ -83,15 +95,41 @@ class ElasticShards:
         if channel is None:
             raise NoAgentError("shards come from the job's master: start this script with `resile run`")
         words = OpenDataset(worker="", request=0, name=name, size=size, shard_size=shard_size, epochs=epochs, seed=seed)
-        error = channel.request(words, ANSWER_SECONDS).error
+        error = _answer(channel, words).error
         if error:
             raise ValueError(error)
         self._channel = channel
         self._name = name
 
     def __iter__(self) -> Iterator[Shard]:
+        """The next shards for this worker; the last ones are awaited, in case the worker that holds them is lost.
+
+        Raises:
+            NotServedError: this process was taken for gone (it had hung up), so what is left goes to others.
+        """
         while True:
-            granted = self._channel.request(TakeShard(worker="", request=0, dataset=self._name), ANSWER_SECONDS)
+            granted = _answer(self._channel, TakeShard(worker="", request=0, dataset=self._name))
+            if granted.error:
+                raise NotServedError(granted.error)
             if not granted.lease:
                 return
             yield Shard(self._channel, self._name, granted.lease, granted.epoch, granted.start, granted.end)
+
+
+@overload
+def _answer(channel: AgentChannel, message: OpenDataset) -> DatasetOpen: ...
+@overload
+def _answer(channel: AgentChannel, message: TakeShard) -> ShardGranted: ...
+@overload
+def _answer(channel: AgentChannel, message: ShardProgress) -> ShardNoted: ...
+
+
+def _answer(
+    channel: AgentChannel, message: OpenDataset | TakeShard | ShardProgress
+) -> DatasetOpen | ShardGranted | ShardNoted:
+    """The answer, however long it takes: asking again goes on with the old request (see `AgentChannel.request`)."""
+    while True:
+        try:
+            return channel.request(message, ANSWER_SECONDS)
+        except AgentSilent:
+            continue

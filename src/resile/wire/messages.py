@@ -190,7 +190,10 @@ class DatasetOpen(Message, frozen=True, kw_only=True):
 
 
 class ShardGranted(Message, frozen=True, kw_only=True):
-    """Answer to TakeShard: [start, end) of `epoch`, yours until done or lost. `lease` 0 means there is no more."""
+    """Answer to TakeShard: [start, end) of `epoch`, yours until done or lost. `lease` 0 means there is no more.
+
+    A sentence in `error` means that nothing is known of more: whoever asks must not take it for the end.
+    """
 
     worker: str
     request: int
@@ -198,6 +201,7 @@ class ShardGranted(Message, frozen=True, kw_only=True):
     epoch: int = 0
     start: int = 0
     end: int = 0
+    error: str = ""
 
 
 class ShardNoted(Message, frozen=True, kw_only=True):
