@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile.torch.order import ShuffledOrder
+from resile.api.permutation import ShuffledOrder
 from resile.torch.sampler import ElasticBatchSampler
 
 worlds = st.integers(1, 9)

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from resile.torch.order import ShuffledOrder
+from resile.api.permutation import ShuffledOrder
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
 """The shuffled order of an epoch, computed index by index instead of being stored.
 
 A stored permutation of a hundred million samples costs most of a gigabyte and many seconds at every restart, and every
-rank pays. Here the sample at a place in the order is found by a small cipher (a Feistel network, walked until it lands
+rank pays. Here what stands at a place in the order is found by a small cipher (a Feistel network, walked until it lands
 inside the data set), so a restart in mid-epoch goes on at once and holds nothing. The price is 3 to 6 microseconds for
-each index a rank asks for, and an order that is well mixed but not drawn evenly from all possible orders.
+each index that is asked for, and an order that is well mixed but not drawn evenly from all possible orders. The sampler
+orders samples by it, the ledger shards.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class ShuffledOrder:
         self._keys = list(zip(words[::2], words[1::2], strict=True))
 
     def between(self, start: int, stop: int) -> list[int]:
-        """The samples at places `start` to `stop` (not included), both within the data set."""
-        return [self._sample(place) for place in range(start, stop)]
+        """What stands at the places from `start` to `stop` (not included), both within the order."""
+        return [self.at(place) for place in range(start, stop)]
 
-    def _sample(self, place: int) -> int:
+    def at(self, place: int) -> int:
+        """What stands at a place from 0 to `size` (not included)."""
         # One pass permutes [0, 2**bits); walking on while outside [0, size) permutes [0, size). The range is less than
         # twice the size (but for sizes under 3), so the walk takes under two passes on average.
         low_bits, low_mask, high_mask = self._low_bits, self._low_mask, self._high_mask
