@@ -47,7 +47,6 @@ def came(turn: Turn, event: AgentCame) -> None:
         nproc=event.nproc,
         session=event.session,
         stance=node.agent.stance if node.agent is not None else Idle(),
-        elastic=event.elastic,
     )
     node.host = event.host
     node.status = NodeStatus.RUNNING

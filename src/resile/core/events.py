@@ -50,7 +50,6 @@ class AgentCame(Event, frozen=True, kw_only=True):
     round: Round = Round(0)
     running: bool = False
     finished: bool = False
-    elastic: bool = False
 
 
 class AgentWent(Event, frozen=True, kw_only=True):

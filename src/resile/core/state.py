@@ -71,7 +71,6 @@ class Agent(msgspec.Struct, kw_only=True):
     session: int
     """The connection it speaks on; 0 while it has none."""
     stance: Stance
-    elastic: bool = False
 
 
 class Node(msgspec.Struct, kw_only=True):

@@ -99,7 +99,6 @@ class Switchboard:
                 round=hello.round,
                 running=hello.running,
                 finished=hello.finished,
-                elastic=hello.elastic,
             )
         )
 

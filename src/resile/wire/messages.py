@@ -44,8 +44,6 @@ class Hello(Message, frozen=True, kw_only=True):
     running: bool = False
     finished: bool = False
     """All its processes of `round` ended well."""
-    elastic: bool = False
-    """Its processes regroup without restarting, so nobody needs to wait for late joiners."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
