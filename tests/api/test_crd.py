@@ -14,6 +14,7 @@ from tests.api.structural import CEL, fields, problems, refusals, root
 
 from resile.api.crd import DEFINITIONS, ELASTIC_JOB, SCALE_PLAN, Definition, cel_patch, crd
 from resile.api.elasticjob import (
+    MAX_REPLICAS,
     Condition,
     ElasticJobStatus,
     JobProgress,
@@ -233,7 +234,7 @@ def test_what_reading_lets_pass_the_cluster_lets_pass(manifest):
         (bent(job(), "spec.replicaSpecs", {"dlrover-master": {}}), "spec.replicaSpecs"),
         (job(replicaSpecs={"worker": {"template": pod()}, "dlrover-master": {}, "master": {}}), "spec.replicaSpecs"),
         (bent(job(), "spec.replicaSpecs.worker.replicas", -1), "spec.replicaSpecs.worker.replicas"),
-        (bent(job(), "spec.replicaSpecs.worker.replicas", 100_001), "spec.replicaSpecs.worker.replicas"),
+        (bent(job(), "spec.replicaSpecs.worker.replicas", MAX_REPLICAS + 1), "spec.replicaSpecs.worker.replicas"),
         (bent(job(), "spec.replicaSpecs.worker.replicas", "2"), "spec.replicaSpecs.worker.replicas"),
         (bent(job(), "spec.replicaSpecs.worker.replica", 2), "spec.replicaSpecs.worker"),
         (bent(job(), "spec.replicaSpecs.worker.priority", "1.5"), "spec.replicaSpecs.worker.priority"),

@@ -55,7 +55,7 @@ def files() -> dict[str, str]:
     """The text of every file of `config/`, by its path below it."""
     crds = [f"bases/{GROUP}_{definition.plural}.yaml" for definition in DEFINITIONS]
     name, _, tag = installation.IMAGE.partition(":")
-    written = {
+    written: dict[str, list[Any]] = {
         "crd/kustomization.yaml": [_kustomization(crds)],
         **{f"crd/{path}": [crd(definition)] for path, definition in zip(crds, DEFINITIONS, strict=True)},
         "rbac/kustomization.yaml": [_kustomization([f"{part}.yaml" for part in _RBAC])],
@@ -70,6 +70,7 @@ def files() -> dict[str, str]:
         "default/kustomization.yaml": [_kustomization(["namespaces.yaml", "../crd", "../rbac", "../operator"])],
         "default/namespaces.yaml": installation.namespaces(),
         "cel/kustomization.yaml": [_kustomization(["../default"], patches=[*map(_cel, DEFINITIONS)])],
+        **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in DEFINITIONS},
         "samples/kustomization.yaml": [_kustomization(["elasticjob.yaml"])],
         "samples/elasticjob.yaml": [_sample_job()],
         "samples/scaleplan.yaml": [_sample_plan()],
@@ -98,7 +99,7 @@ def write(folder: Path) -> None:
 _RBAC = ("service_account", "operator_role", "leader_election_role", "user_roles")
 
 
-def _commented(objects: list[Object], comment: str) -> str:
+def _commented(objects: list[Any], comment: str) -> str:
     lines = [*comment.splitlines(), _GENERATED]
     return "".join(f"# {line}\n" for line in lines) + to_yaml(objects)
 
@@ -115,7 +116,7 @@ def _kustomization(resources: list[str], **more: Any) -> Object:
 def _cel(definition: Definition) -> Object:
     return {
         "target": {"kind": "CustomResourceDefinition", "name": definition.name},
-        "patch": to_yaml([cel_patch(definition)]),
+        "path": f"{definition.plural}.yaml",
     }
 
 
