@@ -205,12 +205,12 @@ def test_the_first_failure_is_the_cause() -> None:
 def test_the_report_says_who_why_how_when_where_and_who_followed() -> None:
     first = failure(1, rank=3, at=1000.25, log_tail=CHAINED.encode())
     others = [failure(-15, rank=rank, at=1001.0 + rank) for rank in range(20, 0, -1) if rank != 3]
-    shown = report(first, node="worker-1", host="node0", others=others, log_file="/logs/3/stderr.log")
+    shown = report(first, node="worker-1", others=others, log_file="/logs/3/stderr.log")
     lines = shown.splitlines()
     assert lines[0].startswith("━━ rank 3 failed first ━")
     assert "  why   RuntimeError: no such table" in lines
     assert "  how   exit code 1" in lines
-    assert "  who   rank 3 (local rank 0), pid 42, on worker-1 (node0)" in lines
+    assert "  who   rank 3 (local rank 0), pid 42, on worker-1" in lines
     assert "  log   /logs/3/stderr.log" in lines
     assert lines[lines.index("  last lines of its log") + 1] == "    step 7"
     followed = lines[lines.index("  others that followed") + 1 :]

@@ -57,7 +57,10 @@ def test_redirected_logs_are_kept_and_named_if_nobody_said_where(runs: Runs) -> 
     assert run.process.returncode == 1
     (line,) = [line for line in run.err.splitlines() if "log directory set to: " in line]
     kept = Path(line.partition("log directory set to: ")[2])
-    assert "in the file alone" in (kept / "attempt_0" / "0" / "stderr.log").read_text()
+    log = kept / "attempt_0" / "0" / "stderr.log"
+    assert "in the file alone" in log.read_text()
+    told = run.err[run.err.index("━━ rank 0 failed first") :].replace("\n        ", "")
+    assert f"  log   {log}\n" in told, "the report names the file of the process that failed"
     assert "why   OSError: in the file alone" in run.err, "the report reads what the file got"
 
 

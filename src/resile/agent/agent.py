@@ -292,9 +292,11 @@ def _story(told: WorkerFailure, failed_node: str, here: NodeKey | None, attempt:
     own = attempt.failures if attempt is not None else []
     known = [told, *(failure for failure in own if failure.pid != told.pid)]
     first = root_cause(known) or told
+    node = failed_node if first is told else str(here)
     return report(
         first,
-        node=failed_node if first is told else str(here),
+        node=node,
+        log_file=attempt.log_of(first) if attempt is not None and node == str(here) else "",
         others=[failure for failure in known if failure is not first],
     )
 

@@ -107,6 +107,13 @@ class Attempt:
         """Whether all processes ended well, of their own accord."""
         return self._started and not self.running and self._stopped_at is None and not self.failures
 
+    def log_of(self, failure: WorkerFailure) -> str:
+        """The file with the last words of a process of this attempt; empty if none was kept."""
+        if not self._logs.kept or all(own.pid != failure.pid for own in self.failures):
+            return ""
+        directory = self._logs.of(self.number, failure.local_rank)
+        return next((str(file) for n in ("stderr", "stdout") if (file := directory / f"{n}.log").exists()), "")
+
     def start(self) -> None:
         """Start all processes; if one cannot be started, that is a failure like any other and is told at once."""
         try:

@@ -38,7 +38,6 @@ def report(
     failure: WorkerFailure,
     *,
     node: str,
-    host: str = "",
     others: Sequence[WorkerFailure] = (),
     log_file: str = "",
     width: int = WIDTH,
@@ -48,16 +47,14 @@ def report(
     Args:
         failure: The one that came first.
         node: The name of the node it happened on.
-        host: The machine of that node, if it has another name.
         others: Those that failed too; shown in the order of time, at most `SHOWN_OTHERS` of them.
-        log_file: Where the whole log is, if it was kept.
+        log_file: Where the whole log is, if it was kept on this machine.
         width: Longest line, in characters.
     """
-    where = f"{node} ({host})" if host and host != node else node
     facts = {
         "why": _why(failure),
         "how": _how(failure),
-        "who": f"rank {failure.global_rank} (local rank {failure.local_rank}), pid {failure.pid}, on {where}",
+        "who": f"rank {failure.global_rank} (local rank {failure.local_rank}), pid {failure.pid}, on {node}",
         "when": datetime.fromtimestamp(failure.at).astimezone().isoformat(sep=" ", timespec="milliseconds"),
         "log": log_file,
     }

@@ -67,11 +67,6 @@ class Session:
         self._heartbeat: asyncio.TimerHandle | None = None
         self._interval = 0.0
 
-    @property
-    def connected(self) -> bool:
-        """Whether the master would hear us now."""
-        return self._connection is not None
-
     def send(self, message: Message) -> None:
         """Say something; if nobody is there it is lost, and the next greeting makes up for it."""
         if self._connection is not None:

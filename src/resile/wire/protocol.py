@@ -149,11 +149,6 @@ class Connection(asyncio.BufferedProtocol):
         name = self._transport.get_extra_info("sockname") if self._transport is not None else None
         return str(name[0]) if isinstance(name, tuple) else ""
 
-    @property
-    def unsent(self) -> int:
-        """Bytes that the peer's side has not taken yet (beyond the kernel's buffers)."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
     def send(self, message: Message) -> None:
         """Encode and hand to the kernel; never waits. On an ended connection it does nothing.
 
