@@ -182,9 +182,9 @@ def test_the_operator_runs_without_privileges():
 
 def test_the_probes_ask_the_port_that_the_command_line_names():
     (container,) = installation.deployment()["spec"]["template"]["spec"]["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert f"--health-port={ports['health']}" in container["args"]
-    assert f"--metrics-port={ports['metrics']}" in container["args"]
+    (port,) = container["ports"]
+    assert f"--health-port={port['containerPort']}" in container["args"]
+    assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {port["name"]}
     paths = [container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")]
     assert paths == ["/healthz", "/readyz"]
 

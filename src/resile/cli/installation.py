@@ -26,7 +26,7 @@ USER = 65532
 """The number of nobody in images without a shell; it owns no file."""
 
 HEALTH_PORT = 8081
-METRICS_PORT = 8080
+"""Answers /healthz, /readyz and /metrics."""
 
 _RBAC = "rbac.authorization.k8s.io"
 
@@ -145,12 +145,9 @@ def _container(image: str) -> Object:
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["resile", "operator"],
-        "args": ["--leader-elect", f"--health-port={HEALTH_PORT}", f"--metrics-port={METRICS_PORT}"],
+        "args": ["--leader-elect", f"--health-port={HEALTH_PORT}"],
         "env": [_from_pod("POD_NAME", "metadata.name"), _from_pod("POD_NAMESPACE", "metadata.namespace")],
-        "ports": [
-            {"name": "health", "containerPort": HEALTH_PORT},
-            {"name": "metrics", "containerPort": METRICS_PORT},
-        ],
+        "ports": [{"name": "health", "containerPort": HEALTH_PORT}],
         "startupProbe": {**_probe("/healthz"), "periodSeconds": 1, "failureThreshold": 60},
         "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 3},
         "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5},
