@@ -1,0 +1,1 @@
+"""Nodes as pods of a Kubernetes cluster."""

@@ -1,0 +1,259 @@
+"""`KubernetesPlatform`: nodes as pods, made by the master itself through the API.
+
+A launch costs one call; many are under way at once, within a bound, so that five hundred pods take seconds. What the
+pods do is learnt from one watch; nothing is ever polled. A launch that the API server refuses for good is observed as
+`FAILED` with its sentence, one that may pass (a quota, no contact) as `PENDING`, and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lightkube import AsyncClient
+
+from resile.api.ids import NodeKey, Rank, Seconds
+from resile.api.job import JobSpec, node_name
+from resile.api.labels import PREFIXED_JOB_NAME
+from resile.api.names import node_of_pod
+from resile.api.reports import NodeEnd, NodeStatus
+from resile.platform.kubernetes import client as kube
+from resile.platform.kubernetes.pods import (
+    Manifest,
+    master_address,
+    needs_services,
+    owned,
+    pod_manifest,
+    service_manifest,
+)
+from resile.platform.kubernetes.sight import gone, observation
+from resile.platform.port import Launch, Observation
+
+log = logging.getLogger("resile.kubernetes")
+
+AT_ONCE = 32
+"""Calls under way at a time: enough to keep an API server busy, few enough not to drown it."""
+LAST_WORDS = Seconds(2.0)
+"""How long a lost pod is left for its kubelet to say how it ended; a pod that has ended is kept, logs and all."""
+
+
+class KubernetesPlatform:
+    """The pods of one job. See `port.Platform` for what each method promises."""
+
+    def __init__(self, spec: JobSpec, client: AsyncClient, *, address: str = "") -> None:
+        """Prepare; nothing is read or made before `start` or `launch`.
+
+        Args:
+            spec: the job; its uid must be that of the ElasticJob, which owns all that is made here.
+            client: speaks to the API server in the job's namespace; closed by whoever made it.
+            address: `host:port` where pods reach the master, if it is not the master's Service.
+        """
+        self._spec = spec
+        self._client = client
+        self._address = address or master_address(spec)
+        self._observe: Callable[[Observation], None] | None = None
+        self._pods: dict[NodeKey, Manifest] = {}
+        self._told: dict[NodeKey, Observation] = {}
+        self._ended: dict[NodeKey, asyncio.Event] = {}
+        self._launching: dict[NodeKey, asyncio.Task[None]] = {}
+        self._services: set[tuple[str, Rank]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def start(self, observe: Callable[[Observation], None]) -> None:
+        """Read every pod of the job, then watch. Waits until the API server answers."""
+        attempt = 0
+        while True:
+            try:
+                pods, version = await kube.list_all(self._client, kube.PODS, labels=self._labels)
+                break
+            except kube.CannotReach as error:
+                attempt += 1
+                log.warning("the job's pods cannot be listed: %s", kube.sentence(error))
+                await asyncio.sleep(kube.pause(attempt))
+        self._observe = observe
+        self._listed(pods)
+        self._spawn(self._watch(version))
+
+    async def adopt(self) -> list[Observation]:
+        """Every pod of the job as it is now, those that ended included. Call it after `start`."""
+        return [observation(node, pod) for node, pod in self._pods.items()]
+
+    def launch(self, launch: Launch) -> None:
+        """Make the node's pod; one that is there already is left alone."""
+        node = launch.node
+        if node in self._launching:
+            return
+        if node in self._pods:
+            self._tell(observation(node, self._pods[node]), again=True)
+            return
+        task = self._spawn(self._create(launch))
+        self._launching[node] = task
+        task.add_done_callback(lambda _: self._launching.pop(node, None))
+
+    def delete(self, node: NodeKey, grace: Seconds) -> None:
+        """Delete the node's pod; 0 forces it. A pod that has ended is kept, so that its logs can be read."""
+        launching = self._launching.pop(node, None)
+        if launching is not None:
+            launching.cancel()
+        self._spawn(self._delete(node, grace))
+
+    async def close(self) -> None:
+        """Stop watching. Pods keep running; what was being sent is not waited for."""
+        self._observe = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # what is done ---------------------------------------------------------------------------------------------------
+
+    async def _create(self, launch: Launch) -> None:
+        node = launch.node
+        if node.role not in self._spec.roles:
+            self._tell(_failed(node, "NoSuchRole", f"the job has no role {node.role}"))
+            return
+        if needs_services(self._spec):
+            await self._ensure_service(node.role, launch.rank)
+        pod = pod_manifest(self._spec, launch, self._address)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._turns:
+                    made = await self._client.create(kube.PODS.from_dict(pod))
+                self._see(node, made)
+                return
+            except kube.CannotReach as error:
+                code = kube.code_of(error)
+                if code == kube.CONFLICT and await self._exists(node):
+                    return
+                if code == kube.INVALID or code == 400:
+                    self._tell(_failed(node, "Invalid", f"its pod was refused: {kube.sentence(error)}"))
+                    return
+                if code == kube.FORBIDDEN and attempt == 1:
+                    why = f"its pod was refused: {kube.sentence(error)}"
+                    self._tell(Observation(node=node, status=NodeStatus.PENDING, end=NodeEnd(message=why)))
+                log.warning("the pod of %s cannot be made now: %s", node, kube.sentence(error))
+            await asyncio.sleep(kube.pause(attempt))
+
+    async def _exists(self, node: NodeKey) -> bool:
+        """Whether the pod is there and this job's; one that an earlier job of this name left behind is on its way."""
+        try:
+            pod = await self._client.get(kube.PODS, node_name(self._spec, node.role, node.id))
+        except kube.CannotReach:
+            return False
+        if not owned(self._spec, pod):
+            return False
+        self._see(node, pod)
+        self._tell(observation(node, pod), again=True)
+        return True
+
+    async def _ensure_service(self, role: str, rank: Rank) -> None:
+        if (role, rank) in self._services:
+            return
+        service = service_manifest(self._spec, role, rank)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._turns:
+                    await self._client.create(kube.SERVICES.from_dict(service))
+                break
+            except kube.CannotReach as error:
+                if kube.code_of(error) == kube.CONFLICT:
+                    break
+                log.warning("the Service of %s %d cannot be made now: %s", role, rank, kube.sentence(error))
+            await asyncio.sleep(kube.pause(attempt))
+        self._services.add((role, rank))
+
+    async def _delete(self, node: NodeKey, grace: Seconds) -> None:
+        if grace <= self._spec.timeouts.regroup_grace and await self._last_words(node):
+            return
+        name = node_name(self._spec, node.role, node.id)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._turns:
+                    await self._client.delete(kube.PODS, name, grace_period=round(grace))
+                return
+            except kube.CannotReach as error:
+                if kube.code_of(error) == kube.NOT_FOUND:
+                    self._tell(gone(node, self._pods.pop(node, None)))
+                    return
+                log.warning("the pod of %s cannot be deleted now: %s", node, kube.sentence(error))
+            await asyncio.sleep(kube.pause(attempt))
+
+    async def _last_words(self, node: NodeKey) -> bool:
+        """Whether the pod of a lost node turns out to have ended by itself."""
+        if node not in self._pods:
+            return False
+        try:
+            async with asyncio.timeout(LAST_WORDS):
+                await self._ended.setdefault(node, asyncio.Event()).wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # what is seen ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {PREFIXED_JOB_NAME: self._spec.name}
+
+    async def _watch(self, version: str) -> None:
+        async for change, thing in kube.follow(self._client, kube.PODS, version, labels=self._labels):
+            if change == "LISTED":
+                self._listed(thing["items"])
+                continue
+            node = self._node_of(thing)
+            if node is None:
+                continue
+            if change == "DELETED":
+                self._pods.pop(node, None)
+                self._tell(gone(node, thing))
+            else:
+                self._see(node, thing)
+
+    def _listed(self, pods: list[Manifest]) -> None:
+        there = {node: pod for pod in pods if (node := self._node_of(pod)) is not None}
+        for node in [node for node in self._pods if node not in there]:
+            self._tell(gone(node, self._pods.pop(node)))
+        for node, pod in there.items():
+            self._see(node, pod)
+
+    def _node_of(self, pod: Manifest) -> NodeKey | None:
+        """Which node a pod is; None for the master's own and for those of an earlier job of this name."""
+        return node_of_pod(pod["metadata"]["name"], self._spec.name) if owned(self._spec, pod) else None
+
+    def _see(self, node: NodeKey, pod: Manifest) -> None:
+        self._pods[node] = pod
+        self._tell(observation(node, pod))
+
+    def _tell(self, seen: Observation, *, again: bool = False) -> None:
+        """Pass on what is new: each word ends in the journal, and a status that only changes its wording is not."""
+        last = self._told.get(seen.node)
+        same = last is not None and last.status is seen.status and (not seen.status.ended or last.end == seen.end)
+        if self._observe is None or (same and not again):
+            return
+        self._told[seen.node] = seen
+        if seen.status.ended:
+            self._ended.setdefault(seen.node, asyncio.Event()).set()
+        self._observe(seen)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("the platform broke", exc_info=task.exception())
+
+
+def _failed(node: NodeKey, reason: str, message: str) -> Observation:
+    return Observation(node=node, status=NodeStatus.FAILED, end=NodeEnd(reason=reason, message=message))

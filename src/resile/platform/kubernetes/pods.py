@@ -1,0 +1,216 @@
+"""What the pod of a node looks like: the user's template, plus what makes it a node of its job.
+
+Pure functions from values to plain data. What the user wrote stays as written; added are labels, the environment, the
+job's token, a memory-backed `/dev/shm`, and tolerations that let go of a node without contact in seconds. Only what
+would break the job is replaced: variables of the same name, and `restartPolicy`, since a place is filled by a new pod.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from resile.api.elasticjob import KIND
+from resile.api.environment import PS_PORT, TASK_PORT, node_environment, tf_config
+from resile.api.ids import NodeKey, Rank
+from resile.api.job import MASTER_PORT, PS, ROLES, JobSpec, Strategy, node_name
+from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
+from resile.api.metadata import API_VERSION
+from resile.api.names import master_name
+from resile.api.podtemplate import main_container
+from resile.api.quantity import amount, write_cores, write_size
+from resile.api.reports import NodeResources
+from resile.platform.port import Launch
+
+Manifest = dict[str, Any]
+
+TOKEN_DIRECTORY = "/var/run/secrets/resile"
+TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
+TOKEN_FILE_VARIABLE = "RESILE_TOKEN_FILE"
+TOKEN_VOLUME = "resile-token"
+SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY_VOLUME = "resile-shm"
+READABLE_BY_ALL = 0o444
+"""Of the token's file: the container may run as any user, and nobody else is in it."""
+
+AWAY_SECONDS = 10
+"""How long a pod is kept on a machine without contact; the job has replaced it long before."""
+_AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def token_name(job: str) -> str:
+    """The Secret that holds a job's token."""
+    return f"elasticjob-{job}-token"
+
+
+def master_address(spec: JobSpec) -> str:
+    """Where nodes reach their master: its Service."""
+    return f"{master_name(spec.name)}.{spec.namespace}.svc:{MASTER_PORT}"
+
+
+def owner(spec: JobSpec) -> Manifest:
+    """The reference by which an object goes when its job goes."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": spec.name, "uid": spec.uid, "controller": True}
+
+
+def owned(spec: JobSpec, manifest: Manifest) -> bool:
+    """Whether an object belongs to this very job, and not to an earlier one of its name."""
+    owners = (manifest.get("metadata") or {}).get("ownerReferences") or []
+    return any(reference.get("uid") == spec.uid for reference in owners)
+
+
+def pod_manifest(spec: JobSpec, launch: Launch, address: str) -> Manifest:
+    """The pod of one node.
+
+    Args:
+        spec: the job.
+        launch: the node; its role must be one of the job's.
+        address: `host:port` where it reaches the master.
+    """
+    role = spec.roles[launch.node.role]
+    template: Manifest = copy.deepcopy(role.template)
+    metadata = template.get("metadata") or {}
+    labels = node_labels(
+        spec.name,
+        role=launch.node.role,
+        node_id=launch.node.id,
+        rank=launch.rank,
+        relaunch_count=launch.relaunch_count,
+    )
+    pod = template.get("spec") or {}
+    pod["restartPolicy"] = "Never"
+    pod.setdefault("automountServiceAccountToken", False)
+    _prioritise(pod, role.priority, launch)
+    if role.batch_scheduler and role.batch_scheduler != "default":
+        pod.setdefault("schedulerName", role.batch_scheduler)
+    pod["tolerations"] = _tolerations(pod.get("tolerations") or [])
+    main = main_container({"spec": pod})
+    main["env"] = _environment(spec, launch, address, main.get("env") or [])
+    if launch.resources != NodeResources():
+        main["resources"] = _resources(main.get("resources") or {}, launch.resources)
+    _mount_token(spec, pod, main)
+    _mount_shared_memory(pod, main)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": node_name(spec, launch.node.role, launch.node.id),
+            "namespace": spec.namespace,
+            "labels": {**(metadata.get("labels") or {}), **labels},
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [owner(spec)],
+        },
+        "spec": pod,
+    }
+
+
+def needs_services(spec: JobSpec) -> bool:
+    """Whether nodes find each other by name: those of a parameter-server job do, others meet at their master."""
+    return spec.strategy is Strategy.PARAMETER_SERVER
+
+
+def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Manifest:
+    """The Service of one place: its name stays while nodes come and go."""
+    selector = {
+        PREFIXED_JOB_NAME: spec.name,
+        PREFIXED_REPLICA_TYPE: role,
+        PREFIXED_RANK_INDEX: str(rank),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": f"{spec.name}-edljob-{role}-{rank}",
+            "namespace": spec.namespace,
+            "labels": selector,
+            "ownerReferences": [owner(spec)],
+        },
+        "spec": {"selector": selector, "ports": [{"port": _port(role), "targetPort": _port(role)}]},
+    }
+
+
+def _port(role: str) -> int:
+    return PS_PORT if role == PS else TASK_PORT
+
+
+def _prioritise(pod: Manifest, priority: str, launch: Launch) -> None:
+    """`high`, `low`, or the share of the role's places, from the first on, that is `high`."""
+    if not priority or "priorityClassName" in pod:
+        return
+    if priority in ("high", "low"):
+        pod["priorityClassName"] = priority
+    else:
+        pod["priorityClassName"] = "high" if launch.rank < round(launch.replicas * float(priority)) else "low"
+
+
+def _tolerations(given: list[Manifest]) -> list[Manifest]:
+    said = {toleration.get("key") for toleration in given}
+    if None in said or "" in said:  # it tolerates whatever comes
+        return given
+    return given + [
+        {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": AWAY_SECONDS}
+        for taint in _AWAY_TAINTS
+        if taint not in said
+    ]
+
+
+def _environment(spec: JobSpec, launch: Launch, address: str, given: list[Manifest]) -> list[Manifest]:
+    """Ours first, so that the user's variables can refer to them as `$(NODE_RANK)`."""
+    node: NodeKey = launch.node
+    values = node_environment(
+        spec,
+        role=node.role,
+        node_id=node.id,
+        rank=launch.rank,
+        replicas=launch.replicas,
+        address="",
+        host_address="",
+        master_address=address,
+        relaunch_count=launch.relaunch_count,
+    )
+    values[TOKEN_FILE_VARIABLE] = TOKEN_FILE
+    if needs_services(spec):
+        values["TF_CONFIG"] = tf_config(_addresses(spec, launch), role=node.role, rank=launch.rank)
+    looked_up = {"POD_IP": "status.podIP", "NODE_IP": "status.hostIP"}
+    names = {*values, *looked_up}
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in looked_up.items()),
+        *({"name": name, "value": value} for name, value in values.items()),
+        *(entry for entry in given if entry["name"] not in names),
+    ]
+
+
+def _addresses(spec: JobSpec, launch: Launch) -> dict[str, list[str]]:
+    counts = {role: spec.roles[role].replicas for role in ROLES if role in spec.roles}
+    counts[launch.node.role] = launch.replicas
+    return {
+        role: [f"{spec.name}-edljob-{role}-{rank}.{spec.namespace}.svc:{_port(role)}" for rank in range(count)]
+        for role, count in counts.items()
+    }
+
+
+def _resources(given: Manifest, wanted: NodeResources) -> Manifest:
+    """Memory is both asked for and allowed; of CPU the limit follows only where it would be below the request."""
+    requests, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
+    if wanted.memory is not None:
+        requests["memory"] = limits["memory"] = write_size(wanted.memory)
+    if wanted.cpu is not None:
+        requests["cpu"] = write_cores(wanted.cpu)
+        if "cpu" in limits and amount(limits["cpu"]) < amount(requests["cpu"]):
+            limits["cpu"] = requests["cpu"]
+    return {**given, "requests": requests, "limits": limits}
+
+
+def _mount_token(spec: JobSpec, pod: Manifest, main: Manifest) -> None:
+    secret = {"secretName": token_name(spec.name), "defaultMode": READABLE_BY_ALL}
+    pod["volumes"] = [*(pod.get("volumes") or []), {"name": TOKEN_VOLUME, "secret": secret}]
+    mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True}
+    main["volumeMounts"] = [*(main.get("volumeMounts") or []), mount]
+
+
+def _mount_shared_memory(pod: Manifest, main: Manifest) -> None:
+    mounts = main.get("volumeMounts") or []
+    if any(str(mount.get("mountPath", "")).rstrip("/") == SHARED_MEMORY for mount in mounts):
+        return
+    pod["volumes"] = [*(pod.get("volumes") or []), {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}}]
+    main["volumeMounts"] = [*mounts, {"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY}]
