@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,11 @@ spec:
               image: none
               command: ["/bin/bash", "-c", {command}]
 """
+
+
+def _as_in_a_terminal() -> None:
+    """A shell that runs the tests in the background has SIGINT ignored, and programs inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Workbench:
@@ -83,6 +89,7 @@ class Workbench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_as_in_a_terminal,
         )
         self._started.append(started)
         return started

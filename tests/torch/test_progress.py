@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from resile.torch import report_step
+from resile.wire.local import AgentChannel
 
 
 def test_outside_resile_it_does_nothing_and_loads_nothing(monkeypatch):
@@ -34,4 +35,7 @@ def test_the_agent_hears_the_step(monkeypatch, tmp_path):
         line, _ = agent.accept()
         with line:
             heard = line.recv(4096)
+        channel = AgentChannel.from_environment()
+        assert channel is not None
+        channel.close()
     assert heard.index(b"Attach") < heard.index(b"Stepped")
