@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ def test_outside_resile_it_does_nothing_and_loads_nothing(monkeypatch):
 def test_an_agent_that_is_gone_costs_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("RESILE_AGENT_SOCKET", str(tmp_path / "nobody.sock"))
     monkeypatch.setenv("RESILE_WORKER", "worker-0/0")
+    monkeypatch.setenv("RESILE_WORKER_PID", str(os.getpid()))  # it would set it, and later tests would inherit it
     for step in range(100):
         report_step(step, 100)
 
@@ -31,6 +33,7 @@ def test_the_agent_hears_the_step(monkeypatch, tmp_path):
         agent.listen()
         monkeypatch.setenv("RESILE_AGENT_SOCKET", str(tmp_path / "agent.sock"))
         monkeypatch.setenv("RESILE_WORKER", "worker-0/1")
+        monkeypatch.setenv("RESILE_WORKER_PID", str(os.getpid()))
         report_step(20, 115)
         line, _ = agent.accept()
         with line:
