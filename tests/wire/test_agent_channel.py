@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import multiprocessing
 import os
 import socket
@@ -205,6 +206,13 @@ async def test_a_waiting_request_does_not_hold_up_other_threads(agent: Agent, ch
     channel.report_step(1)
     agent.grant()
     assert (await take).lease == 1
+
+
+async def test_several_threads_may_wait_without_end(agent: Agent, channel: AgentChannel) -> None:
+    takes = [asyncio.create_task(off_loop(lambda: channel.request(TAKE, math.inf))) for _ in range(3)]
+    await agent.until(lambda: len(agent.waiting) == 3)
+    agent.grant()
+    assert sorted(granted.lease for granted in await asyncio.gather(*takes)) == [1, 2, 3]
 
 
 async def test_a_late_grant_goes_to_whoever_asks_again(agent: Agent, channel: AgentChannel) -> None:

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from resile.api.ids import Round, Seconds
 from resile.wire.messages import (
     Attach,
-    DatasetOpen,
     Message,
     OpenDataset,
-    ShardGranted,
-    ShardNoted,
+    ShardAnswer,
+    ShardMessage,
     ShardProgress,
     Stepped,
     TakeShard,
@@ -30,9 +29,6 @@ from resile.wire.messages import (
     WorkerMessage,
 )
 from resile.wire.protocol import Connection
-
-Request = OpenDataset | TakeShard | ShardProgress
-Answer = DatasetOpen | ShardGranted | ShardNoted
 
 MAX_OPEN = 10_000
 """Requests that may wait for an answer; a process with more is broken."""
@@ -51,7 +47,7 @@ class Relay:
         self._clock = clock
         self._workers: set[str] = set()
         self._connections: dict[str, Connection] = {}
-        self._open: dict[tuple[str, int], Request] = {}
+        self._open: dict[tuple[str, int], ShardMessage] = {}
         self._takers: set[str] = set()
         """Living processes that may hold shards."""
         self._gone: deque[str] = deque(maxlen=MAX_GONE)
@@ -122,7 +118,7 @@ class Relay:
         if name not in self._workers:
             self._forget({name} & self._takers)
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: ShardAnswer) -> None:
         """Pass the master's answer on to whoever asked."""
         self._open.pop((answer.worker, answer.request), None)
         connection = self._connections.get(answer.worker)

@@ -8,21 +8,14 @@ leaves it to be processed again, so keep the work and the word about it close to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import overload
 
-from resile.wire.local import AgentChannel, AgentSilent
-from resile.wire.messages import (
-    DatasetOpen,
-    OpenDataset,
-    ShardGranted,
-    ShardNoted,
-    ShardProgress,
-    TakeShard,
-)
+from resile.wire.local import AgentChannel
+from resile.wire.messages import OpenDataset, ShardProgress, TakeShard
 
-ANSWER_SECONDS = 60.0
-"""Between two looks at a request that has no answer yet; it is the same request all the time."""
+FOR_EVER = math.inf
+"""An answer takes as long as it takes: a master may be away, and another worker may be slow with the last shard."""
 
 
 class NoAgentError(RuntimeError):
@@ -67,7 +60,7 @@ class Shard:
             lease=self._lease,
             upto=self.end if upto is None else upto,
         )
-        if not _answer(self._channel, word).counted:
+        if not self._channel.request(word, FOR_EVER).counted:
             raise LostLeaseError(f"shard [{self.start}, {self.end}) of {self._dataset} belongs to another worker now")
 
 
@@ -95,7 +88,7 @@ class ElasticShards:
         if channel is None:
             raise NoAgentError("shards come from the job's master: start this script with `resile run`")
         words = OpenDataset(worker="", request=0, name=name, size=size, shard_size=shard_size, epochs=epochs, seed=seed)
-        error = _answer(channel, words).error
+        error = channel.request(words, FOR_EVER).error
         if error:
             raise ValueError(error)
         self._channel = channel
@@ -108,28 +101,9 @@ class ElasticShards:
             NotServedError: this process was taken for gone (it had hung up), so what is left goes to others.
         """
         while True:
-            granted = _answer(self._channel, TakeShard(worker="", request=0, dataset=self._name))
+            granted = self._channel.request(TakeShard(worker="", request=0, dataset=self._name), FOR_EVER)
             if granted.error:
                 raise NotServedError(granted.error)
             if not granted.lease:
                 return
             yield Shard(self._channel, self._name, granted.lease, granted.epoch, granted.start, granted.end)
-
-
-@overload
-def _answer(channel: AgentChannel, message: OpenDataset) -> DatasetOpen: ...
-@overload
-def _answer(channel: AgentChannel, message: TakeShard) -> ShardGranted: ...
-@overload
-def _answer(channel: AgentChannel, message: ShardProgress) -> ShardNoted: ...
-
-
-def _answer(
-    channel: AgentChannel, message: OpenDataset | TakeShard | ShardProgress
-) -> DatasetOpen | ShardGranted | ShardNoted:
-    """The answer, however long it takes: asking again goes on with the old request (see `AgentChannel.request`)."""
-    while True:
-        try:
-            return channel.request(message, ANSWER_SECONDS)
-        except AgentSilent:
-            continue

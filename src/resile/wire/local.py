@@ -28,7 +28,9 @@ from resile.wire.messages import (
     DatasetOpen,
     Message,
     OpenDataset,
+    ShardAnswer,
     ShardGranted,
+    ShardMessage,
     ShardNoted,
     ShardProgress,
     Stepped,
@@ -45,11 +47,6 @@ RETRY = Seconds(0.2)
 LONGEST_POLL = Seconds(1.0)
 """The reading thread looks this often for bytes that another thread could not send at once."""
 
-Answer = DatasetOpen | ShardGranted | ShardNoted
-"""What an agent passes on to its training processes."""
-
-Request = OpenDataset | TakeShard | ShardProgress
-
 
 class AgentSilent(TimeoutError):
     """The agent did not answer in time; the text is one sentence."""
@@ -63,7 +60,7 @@ class AgentChannel:
         """Stamped on every step; a process that regroups without restarting sets it anew."""
         self._path = path
         self._name = worker
-        self._decoder = MessageDecoder(Answer)
+        self._decoder = MessageDecoder(ShardAnswer)
         self._held: Stepped | None = None
         self._start(worker)
         channel = weakref.ref(self)
@@ -120,12 +117,12 @@ class AgentChannel:
     @overload
     def request(self, message: ShardProgress, timeout: float) -> ShardNoted: ...
 
-    def request(self, message: Request, timeout: float) -> Answer:
+    def request(self, message: ShardMessage, timeout: float) -> ShardAnswer:
         """Send a request and wait for its answer; other threads' requests go on meanwhile.
 
         `worker` and `request` of the message are filled in here: give `""` and 0. An agent that is away is called again
-        until the time is up. Asking the same again after AgentSilent resumes the old request rather than making a new
-        one, so a shard that was granted late is not lost.
+        until the time is up (`math.inf`: for ever). Asking the same again after AgentSilent resumes the old request
+        rather than making a new one, so a shard that was granted late is not lost.
 
         Raises:
             AgentSilent: no answer within `timeout` seconds.
@@ -140,7 +137,7 @@ class AgentChannel:
                     self._late.setdefault(message, []).append(number)
                     raise AgentSilent(f"the agent did not answer {type(message).__name__} within {timeout:g} s")
                 if self._reading:
-                    self._turn.wait(left)
+                    self._turn.wait(min(left, threading.TIMEOUT_MAX))
                 else:
                     self._read(left)
             del self._open[number]
@@ -164,8 +161,8 @@ class AgentChannel:
         self._reading = False
         self._numbers = itertools.count(1)
         self._open: dict[int, bytes] = {}
-        self._answers: dict[int, Answer] = {}
-        self._late: dict[Request, list[int]] = {}
+        self._answers: dict[int, ShardAnswer] = {}
+        self._late: dict[ShardMessage, list[int]] = {}
         self._held = None
         self._next_step = 0.0
         self._next_call = 0.0
@@ -187,7 +184,7 @@ class AgentChannel:
         self._next_step = time.monotonic() + STEP_INTERVAL
         self._write(encode(held))
 
-    def _submit(self, message: Request) -> int:
+    def _submit(self, message: ShardMessage) -> int:
         if late := self._late.get(message):
             number = late.pop(0)
             if not late:
@@ -272,7 +269,7 @@ class AgentChannel:
 
     def _note(self, answer: Message) -> None:
         """Keep an answer that somebody waits for or may come back for; it may also be a second copy."""
-        if isinstance(answer, Answer) and answer.request in self._open:
+        if isinstance(answer, ShardAnswer) and answer.request in self._open:
             self._answers[answer.request] = answer
 
     def _hang_up(self) -> None:

@@ -239,14 +239,13 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 ShardMessage = OpenDataset | TakeShard | ShardProgress
+ShardAnswer = DatasetOpen | ShardGranted | ShardNoted
 AgentMessage = Hello | Heartbeat | Join | Failed | Finished | Stepped | WorkerGone | Leaving | ShardMessage
 """What a master hears from an agent."""
 
-MasterMessage = (
-    Welcome | Refused | RoundFormed | RoundOver | Leave | JobOver | DatasetOpen | ShardGranted | ShardNoted | Answer
-)
+MasterMessage = Welcome | Refused | RoundFormed | RoundOver | Leave | JobOver | ShardAnswer | Answer
 """What an agent or a command line hears from a master."""
 
 ToMaster = AgentMessage | Ask
-WorkerMessage = Attach | Stepped | OpenDataset | TakeShard | ShardProgress
+WorkerMessage = Attach | Stepped | ShardMessage
 """What an agent hears from its training processes."""
