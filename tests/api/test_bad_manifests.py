@@ -228,6 +228,7 @@ def sentences(manifest: Any) -> list[str]:
             "30",
             f"{WORKER}.template.spec.terminationGracePeriodSeconds: must be a whole number of 0 or more, not '30'",
         ),
+        (f"{CONTAINER}.comand", ["x"], f"{NAMED}.comand: unknown field; did you mean command?"),
         (f"{CONTAINER}.command", "dlrover-run", f"{NAMED}.command: must be a list, not 'dlrover-run'"),
         (f"{CONTAINER}.args", ["--n", 3], f"{NAMED}.args[1]: must be text, not 3; put it in quotes"),
         (f"{CONTAINER}.env", {"A": "1"}, f"{NAMED}.env: must be a list, not a mapping"),

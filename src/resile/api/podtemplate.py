@@ -6,6 +6,7 @@ Everything else in a template belongs to Kubernetes and is passed on unread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from resile.api import quantity
@@ -149,7 +150,19 @@ def _check_pod_spec(spec: dict[str, Any], path: str, mistakes: Mistakes, *, requ
         )
 
 
+_CONTAINER_FIELDS = (
+    *("name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "envFrom", "ports", "resources"),
+    *("volumeMounts", "volumeDevices", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "tty"),
+    *("securityContext", "terminationMessagePath", "terminationMessagePolicy", "stdin", "stdinOnce"),
+)
+"""The fields people write; Kubernetes may know others, so only what looks like a slip of these is a mistake."""
+
+
 def _check_container(container: Container, path: str, mistakes: Mistakes) -> None:
+    for field in container:
+        near = get_close_matches(field, _CONTAINER_FIELDS, n=1, cutoff=0.8)
+        if near and near[0] != field:
+            mistakes.add(under(path, field), f"unknown field; did you mean {near[0]}?")
     name = container.get("name")
     if name is None:
         mistakes.add(under(path, "name"), "must be given")

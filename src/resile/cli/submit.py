@@ -99,6 +99,9 @@ def start_job(spec: JobSpec, options: list[str]) -> LocalJob:
     Raises:
         CommandError: a job of that name runs, or the master does not come up.
     """
+    for role, declared in spec.roles.items():
+        if declared.replicas and not declared.command:
+            raise NotUsableError(f"role {role} has no command: a node on this machine needs one in its template")
     job = LocalJob(spec.namespace, spec.name)
     directory = job.directory
     if directory.exists:

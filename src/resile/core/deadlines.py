@@ -12,17 +12,18 @@ import heapq
 from itertools import count
 
 from resile.api.ids import NodeKey
-from resile.core.events import AgentSilent, AgentStayedAway, AnyEvent, JoinOver, PendOver, SettleOver
+from resile.core.events import AgentSilent, AgentStayedAway, AnyEvent, JoinOver, LaunchDue, PendOver, SettleOver
 
 
 class Alarm(enum.IntEnum):
-    """The kinds of alarm. The first three concern a node, the others the job."""
+    """The kinds of alarm. The first four concern a node, the others the job."""
 
     SILENCE = 0
     AWAY = 1
     PEND = 2
-    SETTLE = 3
-    JOIN = 4
+    LAUNCH = 3
+    SETTLE = 4
+    JOIN = 5
 
 
 class Deadlines:
@@ -60,7 +61,7 @@ class Deadlines:
 
     def forget(self, node: NodeKey) -> None:
         """Call off everything about a node."""
-        for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PEND):
+        for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PEND, Alarm.LAUNCH):
             self.clear(alarm, node)
 
     def reset(self) -> None:
@@ -109,5 +110,7 @@ class Deadlines:
                 return AgentSilent(node=node, seconds=self._silence)
             case Alarm.AWAY:
                 return AgentStayedAway(node=node)
+            case Alarm.LAUNCH:
+                return LaunchDue(node=node)
             case _:
                 return PendOver(node=node)

@@ -159,6 +159,8 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
                 membership.miss_agent(turn, node)
             elif not node.connected:
                 membership.lose(turn, node, "its agent's connection closed and did not come back")
+        case ev.LaunchDue():
+            membership.launch_due(turn, node)
         case ev.PendOver():
             membership.pend_over(turn, node)
 

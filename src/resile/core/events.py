@@ -184,6 +184,12 @@ class JoinOver(Event, frozen=True, kw_only=True):
     """Too few nodes came for too long."""
 
 
+class LaunchDue(Event, frozen=True, kw_only=True):
+    """A node that was held back is to be launched now."""
+
+    node: NodeKey
+
+
 class PendOver(Event, frozen=True, kw_only=True):
     """This node has been unschedulable for too long."""
 
@@ -224,6 +230,7 @@ AnyEvent = (
     | AgentStayedAway
     | SettleOver
     | JoinOver
+    | LaunchDue
     | PendOver
     | StepsNoted
 )

@@ -39,17 +39,39 @@ def new_key(turn: Turn, role: str) -> NodeKey:
     return NodeKey(role, node_id)
 
 
-def launch(turn: Turn, role: str, rank: Rank, relaunch_count: int = 0, resources: NodeResources | None = None) -> None:
-    """Fill a place with a new node."""
+def launch(
+    turn: Turn,
+    role: str,
+    rank: Rank,
+    relaunch_count: int = 0,
+    resources: NodeResources | None = None,
+    delay: float = 0.0,
+) -> None:
+    """Fill a place with a new node, which may be held back for a while; nobody waits for it meanwhile."""
     node = Node(
         key=new_key(turn, role),
         rank=rank,
-        status=NodeStatus.LAUNCHING,
+        status=NodeStatus.PENDING if delay else NodeStatus.LAUNCHING,
         launched_at=turn.now,
         relaunch_count=relaunch_count,
         resources=resources or NodeResources(),
+        held_until=turn.now + delay if delay else None,
     )
     turn.state.nodes[node.key] = node
+    turn.touch(node)
+    if node.held_until is None:
+        _launch_again(turn, node)
+    else:
+        turn.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
+
+
+def launch_due(turn: Turn, node: Node) -> None:
+    """The time of a node that was held back has come."""
+    if node.held_until is None or not node.alive:
+        return
+    node.held_until = None
+    node.status = NodeStatus.LAUNCHING
+    node.launched_at = turn.now
     turn.touch(node)
     _launch_again(turn, node)
 
@@ -126,7 +148,9 @@ def listed(turn: Turn, event: NodesListed) -> None:
     for node in list(turn.state.nodes.values()):
         if node.status.ended or node.key in there or not turn.state.spec.managed:
             continue
-        if node.leaving or node.status is not NodeStatus.LAUNCHING:
+        if node.held_until is not None and not node.leaving:
+            turn.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
+        elif node.leaving or node.status is not NodeStatus.LAUNCHING:
             ended(turn, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
         else:
             _launch_again(turn, node)
@@ -284,8 +308,8 @@ def _replace(turn: Turn, node: Node) -> None:
     cause = relaunch.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, turn.timeouts.forgive)
     match _verdict(turn, node, cause):
-        case Relaunch(memory=more):
-            _succeed(turn, node, more)
+        case Relaunch(memory=more, delay=delay):
+            _succeed(turn, node, more, delay)
         case GiveUp(because=why):
             _give_up(turn, node, cause, why)
 
@@ -296,14 +320,18 @@ def _verdict(turn: Turn, node: Node, cause: Cause) -> Relaunch | GiveUp:
     spent = turn.state.spent[node.key.role, node.rank]
     used = spent.count(cause, turn.state.trained, turn.timeouts.forgive) - 1
     memory = node.resources.memory or declared.limits.memory or declared.requests.memory
-    return relaunch.decide(cause, used, declared.crash_budget, memory)
+    if relaunch.hopeless(node.end):
+        return GiveUp("it cannot be started")
+    lived = (node.ended_at or turn.now) - node.launched_at
+    return relaunch.decide(cause, used, declared.crash_budget, memory, lived)
 
 
-def _succeed(turn: Turn, node: Node, more: Bytes | None) -> None:
+def _succeed(turn: Turn, node: Node, more: Bytes | None, delay: float = 0.0) -> None:
     resources = NodeResources(memory=more or node.resources.memory, cpu=node.resources.cpu)
-    launch(turn, node.key.role, node.rank, node.relaunch_count + 1, resources)
+    launch(turn, node.key.role, node.rank, node.relaunch_count + 1, resources, delay)
     successor = turn.index.places[node.key.role, node.rank]
     also = f" with {_size(more)} of memory" if more else ""
+    also += f" in {delay:g} s, as it crashed so soon" if delay else ""
     turn.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
 
 

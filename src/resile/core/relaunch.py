@@ -31,6 +31,8 @@ OOM_REASONS = frozenset({"OOMKilled"})
 PREEMPTION_REASONS = frozenset(
     {"Evicted", "Preempted", "Preempting", "Terminated", "NodeShutdown", "TaintManagerEviction"}
 )
+UNSTARTABLE = "StartError"
+NOT_FOUND = 127
 LOST = "Lost"
 """The reason given to a node that fell silent."""
 
@@ -38,6 +40,11 @@ INFRASTRUCTURE_BUDGET = 20
 PREEMPTION_BUDGET = 100
 """Per place and per `forgive` seconds of training. Neither is the script's fault, so both are generous; both are
 bounded, so a place that is lost again and again does not spin for ever."""
+
+QUICK_SECONDS = 10.0
+"""A node that crashes sooner than this may only need the world to settle: after the first one the next is held back."""
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 30.0
 
 LARGEST_MEMORY = Bytes(64 * GiB)
 LARGEST_MEMORY_STEP = Bytes(8 * GiB)
@@ -68,6 +75,8 @@ class Relaunch(msgspec.Struct, frozen=True):
     """Fill the place again; `memory` is None where it stays as it was."""
 
     memory: Bytes | None = None
+    delay: float = 0.0
+    """Seconds to hold the new node back."""
 
 
 class GiveUp(msgspec.Struct, frozen=True):
@@ -87,7 +96,14 @@ def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
     return Cause.CRASH
 
 
-def decide(cause: Cause, used: int, crash_budget: int, memory: Bytes | None) -> Relaunch | GiveUp:
+def hopeless(end: NodeEnd) -> bool:
+    """Whether the platform could not even find the program: another try would find it no more."""
+    return end.reason == UNSTARTABLE and end.exit_code == NOT_FOUND
+
+
+def decide(
+    cause: Cause, used: int, crash_budget: int, memory: Bytes | None, lived: float = QUICK_SECONDS
+) -> Relaunch | GiveUp:
     """Whether a place that was lost `used` times before (for this cause) is filled again.
 
     Args:
@@ -95,12 +111,14 @@ def decide(cause: Cause, used: int, crash_budget: int, memory: Bytes | None) -> 
         used: how many earlier losses of this cause still count.
         crash_budget: the role's `restartCount`.
         memory: what the lost node was given, if that is known.
+        lived: seconds from its launch to its end.
     """
     match cause:
         case Cause.CRASH:
             if used >= crash_budget:
                 return GiveUp(f"it crashed {used + 1} times and restartCount is {crash_budget}")
-            return Relaunch()
+            again = used and lived < QUICK_SECONDS
+            return Relaunch(delay=min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (used - 1)) if again else 0.0)
         case Cause.OOM:
             if used >= crash_budget:
                 return GiveUp(f"it ran out of memory {used + 1} times and restartCount is {crash_budget}")

@@ -84,6 +84,8 @@ class Node(msgspec.Struct, kw_only=True):
     resources: NodeResources = NodeResources()
     agent: Agent | None = None
     host: str = ""
+    held_until: float | None = None
+    """It is not launched before this moment; None once it was."""
     leaving: str = ""
     """Why the core asked it to go; empty unless it did."""
     end: NodeEnd = NodeEnd()

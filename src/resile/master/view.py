@@ -145,6 +145,8 @@ def _status(state: JobState, node: Node) -> str:
             return "Deleted"
         case NodeStatus.LAUNCHING | NodeStatus.STARTING:
             return "ContainerCreating"
+        case NodeStatus.PENDING if node.held_until is not None:
+            return "CrashLoopBackOff"
     if node.leaving and state.phase is not Phase.SUCCEEDED:
         return "Terminating"
     return str(node.status)
