@@ -18,6 +18,7 @@ from resile.master import supervisor
 from resile.wire.directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:
+    from resile.master.app import Options
     from resile.platform.port import Platform
 
 
@@ -31,7 +32,12 @@ def main() -> int:
     parser.add_argument("--directory", required=True, type=Path, help="the job's directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: the one used before, or any)")
-    parser.add_argument("--platform", choices=("none", "local"), default="none", help="who launches the nodes")
+    parser.add_argument(
+        "--platform", choices=("none", "local", "kubernetes"), default="none", help="who launches the nodes"
+    )
+    parser.add_argument("--namespace", default="default", help="the job's namespace (kubernetes platform)")
+    parser.add_argument("--job", help="the ElasticJob to serve (kubernetes platform)")
+    parser.add_argument("--advertise", default="", help="HOST:PORT for pods, if not the master's Service")
     parser.add_argument("--workdir", type=Path, help="where the nodes' commands run (local platform)")
     parser.add_argument("--enforce-memory", action="store_true", help="hold nodes to their memory limits (cgroup)")
     parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this loopback port")
@@ -43,6 +49,8 @@ def main() -> int:
     if arguments.supervise:
         words = [word for word in sys.argv[1:] if word != "--supervise"]
         return supervisor.supervise([sys.executable, "-m", "resile.master", *words])
+    if arguments.platform == "kubernetes" and not arguments.job:
+        parser.error("--platform kubernetes needs --job")
     return _serve(arguments)
 
 
@@ -55,17 +63,22 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s", level=logging.INFO)
     directory = JobDirectory(arguments.directory)
     try:
-        lock = _lock(directory) if directory.exists else None
+        if arguments.platform == "kubernetes":
+            arguments.directory.mkdir(parents=True, exist_ok=True)
+        in_use = directory.exists or arguments.platform == "kubernetes"
+        lock = _lock(directory) if in_use else None
         if lock is None:
-            why = "has a master already" if directory.exists else "is not there"
+            why = "has a master already" if in_use else "is not there"
             print(f"resile master: the job in {directory.path} {why}", file=sys.stderr)
-            return supervisor.ALREADY_SERVED if directory.exists else supervisor.CANNOT_SERVE
-        if arguments.platform == "none":
+            return supervisor.ALREADY_SERVED if in_use else supervisor.CANNOT_SERVE
+        if arguments.platform != "local":
             _allow_many_agents()
         tls = None
         if arguments.tls_cert is not None and arguments.tls_key is not None:
             tls = server_context(arguments.tls_cert, arguments.tls_key, client_ca=arguments.tls_ca)
         options = Options(host=arguments.host, port=arguments.port, tls=tls, metrics_port=arguments.metrics_port)
+        if arguments.platform == "kubernetes":
+            return _serve_on_kubernetes(arguments, directory, options)
         make_platform = _local(arguments, directory) if arguments.platform == "local" else None
         return asyncio.run(_until_told(run_master(directory, options, make_platform)))
     except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
@@ -74,6 +87,17 @@ def _serve(arguments: argparse.Namespace) -> int:
         returning = isinstance(error, CannotListen) and directory.address() is not None
         full = isinstance(error, JournalError) and not isinstance(error, JournalDamaged)
         return supervisor.TRY_AGAIN if returning or full else supervisor.CANNOT_SERVE
+
+
+def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
+    from resile.master.on_kubernetes import NoJob, Where, serve_on_kubernetes
+
+    where = Where(namespace=arguments.namespace, job=arguments.job, advertise=arguments.advertise)
+    try:
+        return asyncio.run(_until_told(serve_on_kubernetes(directory, options, where)))
+    except NoJob as error:
+        print(f"resile master: {error}", file=sys.stderr)
+        return supervisor.CANNOT_SERVE
 
 
 def _lock(directory: JobDirectory) -> int | None:

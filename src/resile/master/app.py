@@ -7,7 +7,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 
@@ -18,7 +18,7 @@ from resile.core.engine import Engine
 from resile.core.state import new_state
 from resile.master.asks import Asks
 from resile.master.clock import Clock
-from resile.master.journal import JournalDamaged, SQLiteJournal
+from resile.master.journal import Journal, JournalDamaged, SQLiteJournal
 from resile.master.server import Executor, Switchboard
 from resile.master.shell import RETRY_SECONDS, Shell
 from resile.master.view import JobView, view
@@ -46,8 +46,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
 
 
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """A master at work, for whoever accompanies it."""
+
+    shell: Shell
+    asks: Asks
+    executor: Executor
+    fresh: bool
+    """Whether this is the job's first master."""
+
+
 async def run_master(
-    directory: JobDirectory, options: Options, make_platform: Callable[[str], Platform] | None
+    directory: JobDirectory,
+    options: Options,
+    make_platform: Callable[[str], Platform] | None,
+    *,
+    journal: Journal | None = None,
+    accompany: Callable[[Serving], AbstractAsyncContextManager[None]] | None = None,
 ) -> bool:
     """Serve a job until it is over; whether it succeeded.
 
@@ -55,6 +70,8 @@ async def run_master(
         directory: the job.
         options: where to listen.
         make_platform: given the master's address, makes the platform that launches nodes; None on bare machines.
+        journal: what the master must not forget; a file in the job's directory if not given. It is closed at the end.
+        accompany: entered before anything happens, and left after the last word has been said.
 
     Raises:
         JournalError: the journal cannot be opened now.
@@ -63,12 +80,12 @@ async def run_master(
         DirectoryError: the directory holds no job.
     """
     spec = directory.spec()
-    journal = SQLiteJournal(directory.journal)
+    journal = SQLiteJournal(directory.journal) if journal is None else journal
     async with AsyncExitStack() as cleanup:
         cleanup.callback(journal.close)
         history = journal.load()
         if history is None and directory.address() is not None:
-            raise JournalDamaged(f"the journal {directory.journal} is empty, but a master has served this job before")
+            raise JournalDamaged("the journal is empty, but a master has served this job before")
         if history is None:
             clock = Clock()
             engine = Engine(new_state(spec, clock()))
@@ -101,6 +118,9 @@ async def run_master(
         platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
         if platform is not None:
             _connect(platform, executor)
+        if accompany is not None:
+            serving = Serving(shell=shell, asks=asks, executor=executor, fresh=history is None)
+            await cleanup.enter_async_context(accompany(serving))
         # Nothing is decided before there is somebody to launch nodes, and no agent has been heard yet.
         if history is not None:
             shell.submit(ev.MasterReturned())
@@ -199,8 +219,10 @@ def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
 async def _farewell(shell: Shell, board: Switchboard) -> None:
     """Stay until everybody who can be told has been told and everything launched has ended; not for ever."""
     gone = asyncio.Event()
+    also = shell.after_turn
 
     def check() -> None:
+        also()
         state = shell.engine.state
         running = state.spec.managed and any(not node.status.ended for node in state.nodes.values())
         if not board.agents and not running:

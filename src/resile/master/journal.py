@@ -34,6 +34,10 @@ class JournalDamaged(JournalError):
     """The journal is not what was written; trying again will not help."""
 
 
+class JournalTaken(JournalDamaged):
+    """Another master writes this journal now; whoever is told must end."""
+
+
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the story. `number` grows by one; `node` is empty where a line is about the whole job."""
 

@@ -22,7 +22,7 @@ from resile.api.ids import NodeKey
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, Stepped
-from resile.master.journal import Journal, JournalError, Told
+from resile.master.journal import Journal, JournalError, JournalTaken, Told
 
 log = logging.getLogger("resile.master")
 
@@ -168,6 +168,10 @@ class Shell:
             return
         try:
             work.result()
+        except JournalTaken as error:
+            log.critical("%s; this one ends", error)
+            self._die()
+            return
         except JournalError as error:
             if not self._failed_writes:
                 log.error("%s; decisions are held back until it can be written", error)

@@ -1,0 +1,168 @@
+"""The job's state as the status of its ElasticJob: pure functions, so that what `kubectl` shows can be tested."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from resile.api import elasticjob as ej
+from resile.api.job import ROLES, node_name
+from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE
+from resile.api.reports import NodeStatus
+from resile.core import membership
+from resile.core.state import JobState, Node, Phase
+from resile.master.view import view
+
+Plain = dict[str, Any]
+
+_NOT_A_WORD = re.compile(r"[^A-Za-z0-9]+")
+
+
+def stamp(at: float) -> str:
+    """Seconds since 1970 as Kubernetes writes times."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def status_of(state: JobState, now: float, before: Plain, generation: int) -> Plain:
+    """The whole status.
+
+    Args:
+        state: the job.
+        now: the moment.
+        before: the status as it is in the cluster; its history is carried on.
+        generation: of the spec that has been acted upon.
+    """
+    seen = view(state, now)
+    phase = ej.Phase(state.phase.value)
+    message = state.message or _trouble(state)
+    known = msgspec.convert((before.get("status") or {}).get("conditions") or [], list[ej.Condition], strict=False)
+    status = ej.ElasticJobStatus(
+        phase=phase,
+        reason=state.reason or phase.reason,
+        message=message,
+        status=ej.JobProgress(
+            conditions=tuple(_conditions(known, phase, message or f"the job is {phase.value.lower()}", stamp(now))),
+            replica_statuses=_replicas(state),
+            start_time=stamp(state.started_at) if state.started_at is not None else "",
+            completion_time=stamp(state.ended_at) if state.ended_at is not None else "",
+            last_reconcile_time=(before.get("status") or {}).get("lastReconcileTime") or "",
+        ),
+        scale_plan=before.get("scalePlan") or "",
+        progress=ej.StepProgress(
+            step=seen.step if seen.step or seen.total else None,
+            total=seen.total,
+            speed=round(seen.speed, 2),
+            round=seen.round,
+            members=seen.members,
+        ),
+        goodput=round(seen.goodput, 3),
+        restarts=sum((1 if n.relaunch_count else 0) + n.restarts + len(n.crashes) for n in state.nodes.values()),
+        last_failure=_last_failure(state),
+        observed_generation=generation,
+    )
+    plain: Plain = msgspec.to_builtins(status)
+    return plain
+
+
+def difference(before: Plain, after: Plain) -> Plain:
+    """The merge patch that makes `after` of `before`; empty if they are the same."""
+    patch: Plain = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            inner = difference(old, value)
+            if inner:
+                patch[key] = inner
+        elif value != old:
+            patch[key] = value
+    return patch
+
+
+def _conditions(known: list[ej.Condition], phase: ej.Phase, message: str, at: str) -> list[ej.Condition]:
+    """The history once the job is in `phase`: that entry is true, all others false; unchanged ones keep their times."""
+    history = []
+    for entry in known:
+        status = "True" if entry.type is phase else "False"
+        now_said = message if entry.type is phase else entry.message
+        if entry.status != status:
+            entry = msgspec.structs.replace(entry, status=status, last_transition_time=at, last_update_time=at)
+        if entry.message != now_said:
+            entry = msgspec.structs.replace(entry, message=now_said, last_update_time=at)
+        history.append(entry)
+    if all(entry.type is not phase for entry in known):
+        history.append(
+            ej.Condition(
+                type=phase,
+                status="True",
+                reason=phase.reason,
+                message=message,
+                last_update_time=at,
+                last_transition_time=at,
+            )
+        )
+    return history
+
+
+def _replicas(state: JobState) -> dict[str, ej.ReplicaStatus]:
+    counts: dict[str, dict[NodeStatus, int]] = {role: {} for role in ROLES if role in state.spec.roles}
+    for key, node in state.nodes.items():
+        role = counts.setdefault(key.role, {})
+        role[node.status] = role.get(node.status, 0) + 1
+    return {
+        role: ej.ReplicaStatus(
+            initial=count.get(NodeStatus.LAUNCHING, 0),
+            pending=count.get(NodeStatus.PENDING, 0) + count.get(NodeStatus.STARTING, 0),
+            active=count.get(NodeStatus.RUNNING, 0),
+            succeeded=count.get(NodeStatus.SUCCEEDED, 0),
+            failed=count.get(NodeStatus.FAILED, 0),
+            label_selector=f"{PREFIXED_JOB_NAME}={state.spec.name},{PREFIXED_REPLICA_TYPE}={role}",
+        )
+        for role, count in counts.items()
+    }
+
+
+def _trouble(state: JobState) -> str:
+    """What keeps a job that is not over from having all its nodes, in one sentence; empty if nothing does."""
+    waiting = [n for n in state.nodes.values() if n.status is NodeStatus.PENDING and n.alive]
+    if not waiting or state.phase.over or state.phase is Phase.SUSPENDED:
+        return ""
+    first = min(waiting, key=lambda node: node.key)
+    others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+    why = f": {first.end.message}" if first.end.message else ""
+    return f"{first.key}{others} cannot start now{why}"
+
+
+def _last_failure(state: JobState) -> ej.LastFailure | None:
+    found: list[tuple[float, ej.LastFailure]] = []
+    ended = [n for n in state.nodes.values() if _unwanted(n)]
+    if ended:
+        node = max(ended, key=lambda one: one.ended_at or 0.0)
+        found.append((node.ended_at or 0.0, _of_node(state, node)))
+    if state.blame.failures:
+        key, failure = min(state.blame.failures, key=lambda pair: pair[1].at)
+        told = ej.LastFailure(
+            node=node_name(state.spec, key.role, key.id),
+            reason="OOMKilled" if failure.oom else "ProcessFailed",
+            message=str(failure),
+            time=stamp(failure.at),
+            exit_code=128 + failure.signal if failure.signal else failure.exit_code,
+        )
+        found.append((failure.at, told))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _unwanted(node: Node) -> bool:
+    return node.status in (NodeStatus.FAILED, NodeStatus.DELETED) and not node.leaving
+
+
+def _of_node(state: JobState, node: Node) -> ej.LastFailure:
+    return ej.LastFailure(
+        node=node_name(state.spec, node.key.role, node.key.id),
+        reason=_NOT_A_WORD.sub("", node.end.reason) or f"Node{node.status}",
+        message=f"{node.key} {membership.describe(node.status, node.end)}",
+        time=stamp(node.ended_at or 0.0),
+        exit_code=node.end.exit_code,
+    )

@@ -1,0 +1,302 @@
+"""The journal as one ConfigMap, for a master whose disk goes with its pod.
+
+    format, writer   which layout this is, and which master process writes
+    snapshot         the job's state at one moment, and the number of the first log entry that follows
+    log-000017 ...   what happened since, one entry for each write
+    story            the last lines of the story before the snapshot
+
+Every value is compressed and carries a checksum. A write is one merge patch that names the version it is based on, so
+two masters can never both write: the older one is told and ends. It costs one round trip and, inside the API server,
+a write of the whole ConfigMap; therefore the log is folded into the snapshot, by replaying it, long before the
+megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+from lightkube import Client
+from lightkube.types import PatchType
+
+from resile.api.ids import Bytes
+from resile.api.job import JobSpec
+from resile.api.names import master_name
+from resile.core.engine import Engine
+from resile.core.events import AnyEvent
+from resile.core.state import JobState
+from resile.master.journal import History, JournalDamaged, JournalError, JournalTaken, Told
+from resile.platform.kubernetes import client as kube
+from resile.platform.kubernetes.pods import owned, owner
+
+FORMAT = "1"
+FOLD_BYTES = Bytes(128 * 1024)
+FOLD_ENTRIES = 200
+"""A log of this size becomes part of the snapshot: every write costs the API server the whole object."""
+LARGEST = Bytes(900 * 1024)
+"""Of all values together; a ConfigMap holds 1 MiB."""
+STORY_LINES = 300
+_SNAPSHOT, _STORY, _LOG = "snapshot", "story", "log-"
+
+Values = dict[str, bytes]
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    events: list[tuple[float, AnyEvent]]
+    story: list[Told]
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    at: float
+    following: int
+    """The number of the first log entry after it."""
+    state: JobState
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entry = msgspec.msgpack.Decoder(_Entry).decode
+_decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
+_decode_story = msgspec.msgpack.Decoder(list[Told]).decode
+
+
+def seal(data: bytes) -> bytes:
+    """Compressed, behind a checksum."""
+    packed = zlib.compress(data)
+    return zlib.crc32(packed).to_bytes(4, "big") + packed
+
+
+def unseal(value: bytes) -> bytes:
+    """The reverse.
+
+    Raises:
+        ValueError: it is not what was sealed.
+    """
+    packed = value[4:]
+    if zlib.crc32(packed).to_bytes(4, "big") != value[:4]:
+        raise ValueError("a value does not match its checksum")
+    return zlib.decompress(packed)
+
+
+class KubernetesJournal:
+    """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
+
+    def __init__(self, spec: JobSpec, client: Client) -> None:
+        """Nothing is read before `load`.
+
+        Args:
+            spec: the job; its uid decides whether a ConfigMap found is this job's.
+            client: speaks to the API server in the job's namespace; closed with the journal.
+        """
+        self._spec = spec
+        self._client = client
+        self._name = master_name(spec.name)
+        self._writer = secrets.token_hex(8)
+        self._version = ""
+        self._values: Values = {}
+        self._next = 1
+        self._following = 1
+        self._story: tuple[Told, ...] = ()
+        self._memos: dict[str, str] = {}
+        self._unwritten_memos: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def load(self) -> History | None:
+        """What was written before, or None; from now on this process is the writer.
+
+        Raises:
+            JournalError: it cannot be read now, or an earlier job of this name has not been cleared away yet.
+            JournalDamaged: it is not what was written.
+        """
+        found = self._get()
+        if found is not None and not owned(self._spec, found):
+            raise JournalError(f"the journal {self._name} is still that of an earlier job of this name")
+        if found is None:
+            found = self._create()
+        data = found.get("data") or {}
+        if data.get("format", FORMAT) != FORMAT:
+            raise JournalDamaged(
+                f"the journal {self._name} has format {data['format']}, and this version reads format {FORMAT}"
+            )
+        self._memos = {key[5:]: value for key, value in data.items() if key.startswith("memo.")}
+        self._version = found["metadata"]["resourceVersion"]
+        with self._clear_words():
+            values = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
+            history = self._read(values)
+        self._patch({}, first=True)
+        return history
+
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+        """Write all of it or nothing, in one patch; a long log is folded into the snapshot first."""
+        logged = [key for key in self._values if key.startswith(_LOG)]
+        if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
+            self._fold()
+        entry = seal(_encode(_Entry(list(events), list(story))))
+        self._patch({f"{_LOG}{self._next:06d}": entry})
+        self._next += 1
+        self._story = (*self._story, *story)[-STORY_LINES:]
+
+    def snapshot(self, state: JobState, at: float) -> None:
+        """Replace everything but the story by this state."""
+        self._replace(_encode(_Snapshot(at, self._next, state)))
+
+    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+        """Lines of the story with a number above `after`, of those that are kept. Reads no ConfigMap."""
+        return [line for line in self._story if line.number > after][:limit]
+
+    def last_told(self) -> int:
+        """The number of the story's newest line, 0 if there is none."""
+        return self._story[-1].number if self._story else 0
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.close()
+
+    # what else a master on a cluster must not forget ------------------------------------------------------------
+
+    def recall(self, key: str) -> str:
+        """What `remember` was told, by this master or the one before; empty if nothing."""
+        with self._lock:
+            return self._memos.get(key, "")
+
+    def remember(self, key: str, value: str) -> None:
+        """Keep a short text; it is written with the next events, and lost if there are none before the end."""
+        with self._lock:
+            self._memos[key] = self._unwritten_memos[key] = value
+
+    # reading and writing --------------------------------------------------------------------------------------------
+
+    def _read(self, values: Values) -> History | None:
+        if _SNAPSHOT not in values:
+            if values:
+                raise ValueError("there are events but no state")
+            return None
+        snapshot = _decode_snapshot(unseal(values[_SNAPSHOT]))
+        entries = sorted(key for key in values if key.startswith(_LOG))
+        expected = [f"{_LOG}{snapshot.following + at:06d}" for at in range(len(entries))]
+        if entries != expected:
+            raise ValueError("an entry of the log is missing")
+        log = [_decode_entry(unseal(values[key])) for key in entries]
+        story = _decode_story(unseal(values[_STORY])) if _STORY in values else []
+        self._values = values
+        self._following = snapshot.following
+        self._next = snapshot.following + len(entries)
+        self._story = tuple([*story, *(line for entry in log for line in entry.story)][-STORY_LINES:])
+        return History(state=snapshot.state, at=snapshot.at, events=[pair for entry in log for pair in entry.events])
+
+    def _fold(self) -> None:
+        """Make the log a part of the snapshot: what a restart would do, done now."""
+        with self._clear_words():
+            snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
+            keys = sorted(key for key in self._values if key.startswith(_LOG))
+            events = [pair for key in keys for pair in _decode_entry(unseal(self._values[key])).events]
+        history = History(state=snapshot.state, at=snapshot.at, events=events)
+        until = history.until
+        state = Engine.replay(history.state, history.events).state
+        self._replace(_encode(_Snapshot(until, self._next, state)))
+
+    def _replace(self, snapshot: bytes) -> None:
+        values: dict[str, bytes | None] = {key: None for key in self._values if key.startswith(_LOG)}
+        sealed = seal(snapshot)
+        values[_SNAPSHOT] = sealed
+        values[_STORY] = seal(_encode(list(self._story)))
+        if len(sealed) > LARGEST:
+            raise JournalError(
+                f"the job's state takes {len(sealed) // 1024} KiB, and the journal {self._name} holds "
+                f"{LARGEST // 1024} KiB at most"
+            )
+        if len(sealed) + len(cast(bytes, values[_STORY])) > LARGEST:
+            values[_STORY] = seal(_encode(list(self._story)[-1:]))
+        self._patch(values)
+
+    def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
+        """Write these values and remove those that are None; whoever else wrote in between makes this fail."""
+        with self._lock:
+            memos, self._unwritten_memos = self._unwritten_memos, {}
+        data = {f"memo.{key}": value for key, value in memos.items()}
+        if first:
+            data |= {"format": FORMAT, "writer": self._writer}
+        binary = {key: value if value is None else base64.b64encode(value).decode() for key, value in values.items()}
+        try:
+            self._send(data, binary, first=first)
+        except BaseException:
+            with self._lock:
+                self._unwritten_memos = {**memos, **self._unwritten_memos}
+            raise
+        kept = {key: value for key, value in {**self._values, **values}.items() if value is not None}
+        self._values = kept
+
+    def _send(self, data: dict[str, str], binary: dict[str, str | None], *, first: bool) -> None:
+        for again in (True, False):
+            patch = {"metadata": {"resourceVersion": self._version}, "data": data, "binaryData": binary}
+            try:
+                with self._asking("written"):
+                    written = self._client.patch(
+                        kube.CONFIG_MAPS, self._name, patch, patch_type=PatchType.MERGE, namespace=self._spec.namespace
+                    )
+                self._version = cast(dict[str, Any], written)["metadata"]["resourceVersion"]
+                return
+            except _Conflict:
+                # Somebody labelled it, or an answer of ours was lost, or another master has come.
+                if self._look(binary, first=first):
+                    return
+                if not again:
+                    raise JournalError(f"the journal {self._name} is changed by somebody all the time") from None
+
+    def _look(self, binary: dict[str, str | None], *, first: bool) -> bool:
+        """Whether what we meant to write is there already; takes up the newest version if it is still ours."""
+        found = self._get()
+        if found is None:
+            raise JournalError(f"the journal {self._name} is gone")
+        if not first and (found.get("data") or {}).get("writer") != self._writer:
+            raise JournalTaken(f"another master has taken over the journal {self._name}")
+        self._version = found["metadata"]["resourceVersion"]
+        there = found.get("binaryData") or {}
+        for key in there:
+            if key.startswith(_LOG) and key not in self._values and key not in binary:
+                binary[key] = None  # written by us before an answer was lost; what is written now holds it, too
+        return bool(binary) and all(there.get(key) == value for key, value in binary.items())
+
+    def _get(self) -> dict[str, Any] | None:
+        with self._asking("read"):
+            try:
+                found = self._client.get(kube.CONFIG_MAPS, self._name, namespace=self._spec.namespace)
+                return cast(dict[str, Any], found)
+            except kube.CannotReach as error:
+                if kube.code_of(error) == kube.NOT_FOUND:
+                    return None
+                raise
+
+    def _create(self) -> dict[str, Any]:
+        metadata = {"name": self._name, "namespace": self._spec.namespace, "ownerReferences": [owner(self._spec)]}
+        with self._asking("made"):
+            made = self._client.create(kube.CONFIG_MAPS.from_dict({"metadata": metadata}))
+        return cast(dict[str, Any], made)
+
+    @contextlib.contextmanager
+    def _asking(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except kube.CannotReach as error:
+            if kube.code_of(error) == kube.CONFLICT:
+                raise _Conflict from error
+            raise JournalError(f"the journal {self._name} cannot be {verb}: {kube.sentence(error)}") from error
+
+    @contextlib.contextmanager
+    def _clear_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+            raise JournalDamaged(
+                f"the journal {self._name} is damaged ({error}); it was left as it is: "
+                "restore it from a copy, or delete the job to start it anew"
+            ) from error
+
+
+class _Conflict(Exception):
+    """The ConfigMap is not at the version that we know."""

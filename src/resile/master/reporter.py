@@ -1,0 +1,165 @@
+"""Tells the cluster how the job is: the ElasticJob's status, and an Event for every line of the story.
+
+Both are for people and programs that look; nothing is decided by them, so a server that does not answer delays them and
+nothing else. What changes is written within a second, steps alone every ten. Events are bounded in number and rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+from lightkube import AsyncClient
+from lightkube.types import PatchType
+
+from resile.api.ids import Seconds
+from resile.api.job import JobSpec
+from resile.core.decisions import Note
+from resile.master.app import Serving
+from resile.master.job_status import difference, stamp, status_of
+from resile.platform.kubernetes import client as kube
+from resile.platform.kubernetes.pods import owner
+
+log = logging.getLogger("resile.master")
+
+STATUS_SECONDS = Seconds(1.0)
+"""Between two writes of the status."""
+STEPS_SECONDS = Seconds(10.0)
+"""The same where only the steps have changed: a write costs the API server more than a step is worth."""
+LAST_SECONDS = Seconds(5.0)
+"""For the last status and the last Events of a master that ends."""
+EVENTS_AT_ONCE = 50
+EVENTS_PER_SECOND = 5.0
+EVENTS_WAITING = 500
+"""More than these are left out: the story has them all."""
+_GAUGES = ("progress", "goodput")
+
+
+class Reporter:
+    """Writes the status and the Events of one job."""
+
+    def __init__(self, spec: JobSpec, client: AsyncClient, serving: Serving, job: dict[str, Any]) -> None:
+        """Nothing is written before `run`.
+
+        Args:
+            spec: the job.
+            client: speaks to the API server in the job's namespace.
+            serving: the master.
+            job: the ElasticJob as it was read.
+        """
+        self._spec = spec
+        self._client = client
+        self._serving = serving
+        self._written: dict[str, Any] = job.get("status") or {}
+        self._steps_at = 0.0
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._notes: asyncio.Queue[tuple[float, Note]] = asyncio.Queue(EVENTS_WAITING)
+        self._left_out = 0
+        self.generation = int(job["metadata"].get("generation") or 0)
+        """Of the spec that has been acted upon."""
+        self._listen()
+
+    def _listen(self) -> None:
+        executor, shell = self._serving.executor, self._serving.shell
+        say, also = executor.noted, shell.after_turn
+
+        def noted(note: Note) -> None:
+            say(note)
+            try:
+                self._notes.put_nowait((shell.now, note))
+            except asyncio.QueueFull:
+                self._left_out += 1
+
+        def turned() -> None:
+            also()
+            self._changed.set()
+
+        executor.noted, shell.after_turn = noted, turned
+
+    async def run(self) -> None:
+        """Write until cancelled; then once more, within `LAST_SECONDS`."""
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._keep_status())
+                both.create_task(self._keep_events())
+        finally:
+            try:
+                async with asyncio.timeout(LAST_SECONDS):
+                    await self._write_status(steps=True)
+                    while not self._notes.empty():
+                        await self._write_event(*self._notes.get_nowait())
+            except TimeoutError:
+                log.warning("the last words about the job could not be written in time")
+
+    async def _keep_status(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(STEPS_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            now = asyncio.get_running_loop().time()
+            await self._write_status(steps=now - self._steps_at >= STEPS_SECONDS)
+            await asyncio.sleep(STATUS_SECONDS)
+
+    async def _write_status(self, *, steps: bool) -> None:
+        shell = self._serving.shell
+        wanted = status_of(shell.engine.state, shell.now, self._written, self.generation)
+        patch = difference(self._written, wanted)
+        if not patch or (not steps and all(key in _GAUGES for key in patch)):
+            return
+        try:
+            await self._client.patch(
+                kube.JOBS.Status,
+                self._spec.name,
+                {"status": patch},
+                patch_type=PatchType.MERGE,
+                namespace=self._spec.namespace,
+            )
+        except kube.CannotReach as error:
+            if kube.code_of(error) != kube.NOT_FOUND:
+                log.warning("the status of the job cannot be written now: %s", kube.sentence(error))
+                self._changed.set()
+            return
+        self._written = wanted
+        self._steps_at = asyncio.get_running_loop().time()
+
+    async def _keep_events(self) -> None:
+        allowance, since = float(EVENTS_AT_ONCE), asyncio.get_running_loop().time()
+        while True:
+            at, note = await self._notes.get()
+            now = asyncio.get_running_loop().time()
+            allowance, since = min(EVENTS_AT_ONCE, allowance + (now - since) * EVENTS_PER_SECOND), now
+            if allowance < 1:
+                await asyncio.sleep(1 / EVENTS_PER_SECOND)
+            allowance -= 1
+            await self._write_event(at, note)
+            if self._left_out:
+                log.warning("%d Events were left out; `resile describe` has the whole story", self._left_out)
+                self._left_out = 0
+
+    async def _write_event(self, at: float, note: Note) -> None:
+        time = stamp(at)
+        involved = {key: value for key, value in owner(self._spec).items() if key != "controller"}
+        event = {
+            "metadata": {
+                "name": f"{self._spec.name}.{secrets.token_hex(8)}",
+                "namespace": self._spec.namespace,
+            },
+            "involvedObject": {**involved, "namespace": self._spec.namespace},
+            "reason": note.reason,
+            "message": note.message[:1024],
+            "type": "Warning" if note.warning else "Normal",
+            "source": {"component": "resile-master"},
+            "firstTimestamp": time,
+            "lastTimestamp": time,
+            "count": 1,
+        }
+        try:
+            await self._client.create(kube.EVENTS.from_dict(event))
+        except kube.CannotReach as error:
+            log.warning("an Event cannot be written: %s", kube.sentence(error))
