@@ -24,6 +24,7 @@ MODULES = {
     "delete": "wishes",
     "explain": "explain",
     "manifests": "manifests",
+    "operator": "operator",
     "chaos": "chaos",
 }
 """Where each command is, below `resile.cli`."""

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "delete": "end a job and remove it",
     "explain": "print what the engine derived from your settings, such as its time-outs",
     "manifests": "print what a cluster needs to run ElasticJobs, for kubectl apply",
+    "operator": "run the operator, which gives every ElasticJob of a cluster its master",
     "chaos": "break something on purpose and watch the job recover",
 }
 """Every command and what it is for; the overview below is made from this."""

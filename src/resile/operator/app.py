@@ -1,0 +1,132 @@
+"""The operator's process: the election, the controller, and the ports for health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from resile.operator import settings
+from resile.operator.cluster import ALL_NAMESPACES, POD, Cluster, ClusterError
+from resile.operator.controller import Controller
+from resile.operator.election import Election, LeadershipLost
+from resile.operator.health import Answer, Routes, serve
+from resile.operator.metrics import Metrics
+
+log = logging.getLogger("resile.operator")
+
+STEPPED_DOWN = 1
+"""Exit code of an operator that lost its Lease: whoever runs it starts it again, and it waits for its turn."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says."""
+
+    namespace: str
+    """The namespace to watch, or `ALL_NAMESPACES`."""
+    image: str
+    """Of masters; empty for the image that this operator's own pod has."""
+    fallback_image: str
+    """Of masters where the operator is no pod and nothing else is said."""
+    elect: bool
+    lease_namespace: str
+    host: str
+    health_port: int | None = settings.HEALTH_PORT
+    metrics_port: int | None = None
+
+
+async def run(cluster: Cluster, options: Options) -> int:
+    """Run until SIGTERM or SIGINT (0), or until the Lease is lost (1)."""
+    operator = Operator(cluster, options)
+    async with operator.ports():
+        work = asyncio.ensure_future(operator.work())
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, work.cancel)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            return 0
+
+
+class Operator:
+    """All parts together."""
+
+    def __init__(self, cluster: Cluster, options: Options) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._metrics = Metrics()
+        self._controller: Controller | None = None
+
+    @contextlib.asynccontextmanager
+    async def ports(self) -> AsyncIterator[None]:
+        """Answer questions about health and metrics as long as the context lasts."""
+        numbers: Routes = {"/metrics": self._numbers}
+        health: Routes = {"/healthz": lambda: Answer(200, b"ok\n"), "/readyz": self._ready, **numbers}
+        ports = {self._options.metrics_port: numbers, self._options.health_port: health}
+        async with contextlib.AsyncExitStack() as stack:
+            for port, routes in ports.items():
+                if port is not None:
+                    await stack.enter_async_context(await serve(self._options.host, port, routes))
+            yield
+
+    async def work(self) -> int:
+        """Win the election and act as long as it is won."""
+        if not self._options.elect:
+            await self._lead()
+            return 0
+        name = os.environ.get("POD_NAME") or socket.gethostname()
+        election = Election(self._cluster, self._options.lease_namespace, f"{name}_{uuid.uuid4().hex[:8]}")
+        await election.win()
+        code = 0
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(election.keep())
+                group.create_task(self._lead())
+        except* LeadershipLost as lost:
+            log.error("stepping down: %s", lost.exceptions[0])
+            code = STEPPED_DOWN
+        finally:
+            self._metrics.leader.set(0)
+            await election.resign()
+        return code
+
+    async def _lead(self) -> None:
+        image = await self._image()
+        all_of_them = self._options.namespace == ALL_NAMESPACES
+        where = "all namespaces" if all_of_them else f"the namespace {self._options.namespace}"
+        log.info("watching %s; masters run in the image %s", where, image)
+        self._metrics.leader.set(1)
+        self._controller = Controller(self._cluster, self._options.namespace, image, self._metrics)
+        await self._controller.run()
+
+    async def _image(self) -> str:
+        """The image of masters: what was said, else this operator's own."""
+        name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
+        while not self._options.image and name and namespace:
+            try:
+                pod = await self._cluster.get(POD, namespace, name)
+            except ClusterError as error:
+                log.warning("the operator's own pod: %s", error)
+                await asyncio.sleep(settings.RETRY_PERIOD)
+                continue
+            containers = ((pod or {}).get("spec") or {}).get("containers") or [{}]
+            return str(containers[0].get("image") or self._options.fallback_image)
+        return self._options.image or self._options.fallback_image
+
+    def _ready(self) -> Answer:
+        """Ready are those who wait for their turn, and the leader once it has seen everything."""
+        behind = self._controller.behind() if self._controller is not None else []
+        if behind:
+            return Answer(503, f"not seen yet: {', '.join(behind)}\n".encode())
+        return Answer(200, b"ok\n")
+
+    def _numbers(self) -> Answer:
+        return Answer(200, self._metrics.text(), "text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,142 @@
+"""One operator acts, the others wait: a Lease that the leader renews.
+
+Clocks of different machines are never compared: whoever waits measures by its own clock how long the Lease has not
+changed. A leader that cannot renew steps down before anybody else can believe it dead, so two never act at once, as
+long as both clocks run at about the same speed. A leader that ends in good order gives the Lease back: the next one
+acts within `settings.RETRY_PERIOD`, after a crash within `settings.LEASE_DURATION` more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+
+from resile.api.ids import Seconds
+from resile.operator import settings
+from resile.operator.cluster import CONFLICT, LEASE, Cluster, ClusterError, Object
+
+log = logging.getLogger("resile.operator")
+
+
+class LeadershipLost(Exception):
+    """The Lease could not be renewed in time; somebody else may act now."""
+
+
+class Election:
+    """This operator's part in the election."""
+
+    def __init__(self, cluster: Cluster, namespace: str, identity: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._identity = identity
+        self._lease: Object | None = None
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    async def win(self) -> None:
+        """Wait until this operator leads, however long that takes."""
+        said = ""
+        while True:
+            try:
+                if await self._attempt():
+                    log.info("%s leads", self._identity)
+                    return
+                holder = _spec(self._lease).get("holderIdentity") or "nobody"
+                if holder != said:
+                    log.info("%s leads; %s waits", holder, self._identity)
+                    said = holder
+            except ClusterError as error:
+                log.warning("the lease %s/%s: %s", self._namespace, settings.LEASE, error)
+            await asyncio.sleep(settings.RETRY_PERIOD)
+
+    async def keep(self) -> None:
+        """Renew until cancelled.
+
+        Raises:
+            LeadershipLost: when that has not worked for `settings.RENEW_DEADLINE`, or somebody else holds the Lease.
+        """
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
+        while True:
+            await asyncio.sleep(settings.RETRY_PERIOD)
+            left = renewed + settings.RENEW_DEADLINE - loop.time()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    begun = loop.time()
+                    if not await self._renew():
+                        raise LeadershipLost("somebody else took the lease")
+                    renewed = begun
+            except (ClusterError, TimeoutError) as error:
+                log.warning("the lease was not renewed: %s", str(error) or "no answer in time")
+            if loop.time() - renewed >= settings.RENEW_DEADLINE:
+                raise LeadershipLost(f"the lease was not renewed for {settings.RENEW_DEADLINE:.0f} s")
+
+    async def resign(self) -> None:
+        """Give the Lease back, so that nobody has to wait for its end."""
+        if self._lease is None or _spec(self._lease).get("holderIdentity") != self._identity:
+            return
+        with contextlib.suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(settings.RETRY_PERIOD):
+                await self._write(self._lease, holder="", duration=Seconds(1.0))
+
+    async def _attempt(self) -> bool:
+        """Take the Lease if nobody holds it, or if its holder has been silent for too long."""
+        lease = await self._cluster.get(LEASE, self._namespace, settings.LEASE)
+        now = asyncio.get_running_loop().time()
+        if lease is None:
+            return await self._write(None)
+        spec = _spec(lease)
+        self._lease = lease
+        version = str(lease["metadata"]["resourceVersion"])
+        if version != self._seen[0]:
+            self._seen = (version, now)
+        holder = spec.get("holderIdentity") or ""
+        silent = now - self._seen[1] >= float(spec.get("leaseDurationSeconds") or 0)
+        if holder in ("", self._identity) or silent:
+            return await self._write(lease)
+        return False
+
+    async def _renew(self) -> bool:
+        if await self._write(self._lease):
+            return True
+        # A conflict: somebody wrote it. A request of ours that seemed lost may have been that somebody.
+        self._lease = await self._cluster.get(LEASE, self._namespace, settings.LEASE)
+        return _spec(self._lease).get("holderIdentity") == self._identity
+
+    async def _write(
+        self, lease: Object | None, holder: str | None = None, duration: Seconds = settings.LEASE_DURATION
+    ) -> bool:
+        """Write this operator's claim over the version that was read; False if somebody was faster."""
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = _spec(lease)
+        taken = before.get("holderIdentity") != self._identity
+        spec = {
+            "holderIdentity": self._identity if holder is None else holder,
+            "leaseDurationSeconds": int(duration),
+            "acquireTime": now if taken else before.get("acquireTime") or now,
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if taken and lease is not None else 0),
+        }
+        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        if lease is None:
+            metadata = {"name": settings.LEASE, "namespace": self._namespace}
+            made = await self._cluster.create(LEASE, {**kind, "metadata": metadata, "spec": spec})
+            self._lease = made
+            return made is not None
+        metadata = {
+            "name": settings.LEASE,
+            "namespace": self._namespace,
+            "resourceVersion": lease["metadata"]["resourceVersion"],
+        }
+        try:
+            self._lease = await self._cluster.replace(LEASE, {**kind, "metadata": metadata, "spec": spec})
+        except ClusterError as error:
+            if error.code == CONFLICT:
+                return False
+            raise
+        return True
+
+
+def _spec(lease: Object | None) -> Object:
+    return (lease or {}).get("spec") or {}

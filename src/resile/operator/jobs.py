@@ -1,0 +1,221 @@
+"""The reconciler of ElasticJobs: gathers what exists, asks `decisions`, and does what they say, in order.
+
+Every act can be repeated: a name that is taken, an object that is gone and a version that is old are no errors but
+news, and lead to another look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from resile.api.elasticjob import ElasticJob, Phase
+from resile.api.ids import Seconds
+from resile.api.labels import job_selector
+from resile.api.mistakes import BadManifest
+from resile.api.names import master_name
+from resile.operator import objects
+from resile.operator.cluster import CONFLICT, ELASTIC_JOB, NOT_FOUND, POD, REFUSED, Cluster, ClusterError, Kind, Object
+from resile.operator.decisions import (
+    Action,
+    Prepare,
+    Reason,
+    RemoveMaster,
+    RemovePods,
+    Row,
+    Seen,
+    SetStatus,
+    StartMaster,
+    Tell,
+    decide,
+    phase_of,
+)
+from resile.operator.events import tell
+from resile.operator.masterpod import master_pod
+from resile.operator.metrics import Metrics
+from resile.operator.mirror import Mirror
+from resile.operator.reading import read_job
+from resile.operator.status import job_patch
+from resile.operator.trouble import short
+from resile.operator.workqueue import Key, TryAgain
+
+log = logging.getLogger("resile.operator")
+
+
+class _Memory(msgspec.Struct):
+    """What is known of one job beyond what the cluster shows; nothing that could not be lost."""
+
+    uid: str
+    row: Row = Row()
+    prepared: bool = False
+    swept: bool = False
+    read_from: object = None
+    """What `spec` was read from: reading costs a millisecond, and a job's status changes all the time."""
+    spec: ElasticJob | BadManifest | None = None
+
+
+class Jobs:
+    """Looks at ElasticJobs."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: Mirror,
+        pods: Mirror,
+        services: Mirror,
+        image: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._pods = pods
+        self._services = services
+        self._image = image
+        self._metrics = metrics
+        self._clock = clock
+        self._memories: dict[Key, _Memory] = {}
+
+    async def look(self, key: Key) -> Seconds | None:
+        """Do what a job needs; tells when to look again."""
+        job = self._jobs.get(key)
+        if job is None:
+            self._memories.pop(key, None)
+            return None
+        memory = self._memory(key, job)
+        spec = self._spec(memory, job)
+        name = Key(key.namespace, master_name(key.name))
+        seen = Seen(
+            job=job,
+            pod=self._pods.get(name),
+            prepared=memory.prepared and self._services.get(name) is not None,
+            row=memory.row,
+            swept=memory.swept,
+        )
+        decision = decide(seen, spec, self._clock())
+        for action in decision.actions:
+            job = await self._act(action, job, spec, memory)
+        return decision.again
+
+    def _memory(self, key: Key, job: Object) -> _Memory:
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != job["metadata"]["uid"]:
+            memory = self._memories[key] = _Memory(job["metadata"]["uid"])
+        return memory
+
+    def _spec(self, memory: _Memory, job: Object) -> ElasticJob | BadManifest:
+        metadata = job["metadata"]
+        source = (metadata.get("generation"), metadata.get("annotations"), metadata.get("labels"))
+        if memory.spec is None or memory.read_from != source:
+            memory.read_from, memory.spec = source, read_job(job)
+        return memory.spec
+
+    async def _act(self, action: Action, job: Object, spec: ElasticJob | BadManifest, memory: _Memory) -> Object:
+        """Do one thing; the job as it is then."""
+        match action:
+            case SetStatus():
+                return await self._set_status(job, action)
+            case Tell(reason=reason, message=message, warning=warning):
+                await tell(self._cluster, job, reason, message, warning=warning, now=self._clock())
+            case Prepare() if isinstance(spec, ElasticJob):
+                await self._prepare(spec)
+                memory.prepared = True
+            case StartMaster() if isinstance(spec, ElasticJob):
+                await self._start(action, job, spec, memory)
+            case RemoveMaster(uid=uid):
+                await self._remove_master(job, uid)
+            case RemovePods():
+                await self._remove_pods(job)
+                memory.swept = True
+        return job
+
+    async def _set_status(self, job: Object, action: SetStatus) -> Object:
+        metadata = job["metadata"]
+        patch = job_patch(job, action.phase, action.reason, action.message, self._clock())
+        try:
+            return await self._cluster.patch_status(
+                ELASTIC_JOB, metadata["namespace"], metadata["name"], metadata["resourceVersion"], patch
+            )
+        except ClusterError as error:
+            if error.code == CONFLICT:
+                raise TryAgain("its status has changed in the meantime") from error
+            if error.code == NOT_FOUND:
+                raise TryAgain("it is gone") from error
+            raise
+
+    async def _prepare(self, job: ElasticJob) -> None:
+        """Make what a master needs, all at once. Only what this operator wrote is ever written again."""
+        await _together(
+            *(self._cluster.apply(kind, item) for kind, item in objects.applied(job)),
+            *(self._make_once(kind, item, job) for kind, item in objects.made_once(job)),
+        )
+
+    async def _make_once(self, kind: Kind, item: Object, job: ElasticJob) -> None:
+        namespace, name = job.metadata.namespace, item["metadata"]["name"]
+        if await self._cluster.create(kind, item) is not None:
+            return
+        there = await self._cluster.get(kind, namespace, name)
+        if there is None or (objects.controlled(there) and not objects.owned_by(there, job.metadata.uid)):
+            # A token or a journal of the job before must not become that of this one.
+            raise TryAgain(f"{kind.__name__} {name} of an earlier job of this name is still there")
+
+    async def _start(self, action: StartMaster, job: Object, spec: ElasticJob, memory: _Memory) -> None:
+        namespace = spec.metadata.namespace
+        pod = master_pod(spec, self._image, action.index, objects.owner(spec))
+        try:
+            made = await self._cluster.create(POD, pod)
+        except ClusterError as error:
+            if error.code in REFUSED:
+                await self._refused(job, error)
+            raise
+        if made is None:
+            return  # it is there; the mirror will show it
+        memory.row = memory.row.after(self._clock()).started(self._clock(), action.index)
+        reason = Reason.MASTER_RESTARTED if action.lost else Reason.MASTER_CREATED
+        self._metrics.masters.labels("again" if action.lost else "first").inc()
+        sentence = f"started the master {pod['metadata']['name']}"
+        if action.lost:
+            sentence = f"{sentence} again; what became of the one before: {action.lost}"
+        log.info("%s/%s: %s", namespace, spec.metadata.name, sentence)
+        await tell(self._cluster, job, reason, short(sentence), warning=bool(action.lost), now=self._clock())
+
+    async def _refused(self, job: Object, error: ClusterError) -> None:
+        """Say why the API server takes no master's pod: a quota, a policy, a template that makes no sense."""
+        message = short(f"the master's pod cannot be created: {error}")
+        said = (job.get("status") or {}).get("message")
+        if said != message:
+            job = await self._set_status(job, SetStatus(_waiting(job), Reason.MASTER_CANNOT_START, message))
+            await tell(self._cluster, job, Reason.MASTER_CANNOT_START, message, warning=True, now=self._clock())
+
+    async def _remove_master(self, job: Object, uid: str) -> None:
+        namespace, name = job["metadata"]["namespace"], master_name(job["metadata"]["name"])
+        there = await self._cluster.get(POD, namespace, name)  # the mirror may be behind, and the name is used again
+        if there is not None and there["metadata"]["uid"] == uid:
+            await self._cluster.delete(POD, namespace, name, grace=0)
+
+    async def _remove_pods(self, job: Object) -> None:
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        label, _, value = job_selector(name).partition("=")
+        pods, _ = await self._cluster.list(POD, namespace, {label: value})
+        own = [pod for pod in pods if objects.owned_by(pod, job["metadata"]["uid"])]
+        await _together(*(self._cluster.delete(POD, namespace, pod["metadata"]["name"]) for pod in own))
+        if own:
+            sentence = f"removed {len(own)} pods: the job ended longer ago than its time to live"
+            await tell(self._cluster, job, Reason.PODS_REMOVED, sentence, warning=False, now=self._clock())
+
+
+def _waiting(job: Object) -> Phase | None:
+    """The phase of a job whose master cannot start: pending, unless it was further already."""
+    phase = phase_of(job)
+    return Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
+
+
+async def _together(*requests: Awaitable[object]) -> None:
+    """All of them, each to its end; then the first error, if there was one."""
+    for outcome in await asyncio.gather(*requests, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
