@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from resile.api import elasticjob as ej
+from resile.api.ids import NodeKey
 from resile.api.job import ROLES, node_name
 from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE
 from resile.api.reports import NodeStatus
@@ -26,7 +28,9 @@ def stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def status_of(state: JobState, now: float, before: Plain, generation: int) -> Plain:
+def status_of(
+    state: JobState, now: float, before: Plain, generation: int, hindrance: Callable[[NodeKey], str] = lambda _: ""
+) -> Plain:
     """The whole status.
 
     Args:
@@ -34,10 +38,11 @@ def status_of(state: JobState, now: float, before: Plain, generation: int) -> Pl
         now: the moment.
         before: the status as it is in the cluster; its history is carried on.
         generation: of the spec that has been acted upon.
+        hindrance: what keeps a pending node from starting.
     """
     seen = view(state, now)
     phase = ej.Phase(state.phase.value)
-    message = state.message or _trouble(state)
+    message = state.message or _trouble(state, hindrance)
     known = msgspec.convert((before.get("status") or {}).get("conditions") or [], list[ej.Condition], strict=False)
     status = ej.ElasticJobStatus(
         phase=phase,
@@ -52,7 +57,7 @@ def status_of(state: JobState, now: float, before: Plain, generation: int) -> Pl
         ),
         scale_plan=before.get("scalePlan") or "",
         progress=ej.StepProgress(
-            step=seen.step if seen.step or seen.total else None,
+            step=seen.step if seen.step >= 0 else None,
             total=seen.total,
             speed=round(seen.speed, 2),
             round=seen.round,
@@ -124,15 +129,15 @@ def _replicas(state: JobState) -> dict[str, ej.ReplicaStatus]:
     }
 
 
-def _trouble(state: JobState) -> str:
+def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
     """What keeps a job that is not over from having all its nodes, in one sentence; empty if nothing does."""
     waiting = [n for n in state.nodes.values() if n.status is NodeStatus.PENDING and n.alive]
     if not waiting or state.phase.over or state.phase is Phase.SUSPENDED:
         return ""
     first = min(waiting, key=lambda node: node.key)
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-    why = f": {first.end.message}" if first.end.message else ""
-    return f"{first.key}{others} cannot start now{why}"
+    why = hindrance(first.key)
+    return f"{first.key}{others} cannot start now" + (f": {why}" if why else "")
 
 
 def _last_failure(state: JobState) -> ej.LastFailure | None:

@@ -66,11 +66,12 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         found = await _fetch(client, where)
         spec = _spec_of(found)
         directory.create(spec, _token())
+        platform = KubernetesPlatform(spec, client, address=where.advertise)
         journal = KubernetesJournal(spec, kube.sync_client(where.namespace))
 
         @contextlib.asynccontextmanager
         async def accompany(serving: Serving) -> AsyncIterator[None]:
-            reporter = Reporter(spec, client, serving, found)
+            reporter = Reporter(spec, client, serving, found, platform.hindrance)
             jobs = JobWatch(spec, client, serving, journal, acted=lambda g: setattr(reporter, "generation", g))
             plans = PlanWatch(spec, client, serving)
             tasks = [
@@ -93,7 +94,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         return await run_master(
             directory,
             options,
-            lambda _: KubernetesPlatform(spec, client, address=where.advertise),
+            lambda _: platform,
             journal=journal,
             accompany=accompany,
         )

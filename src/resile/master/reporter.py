@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from lightkube import AsyncClient
 from lightkube.types import PatchType
 
-from resile.api.ids import Seconds
+from resile.api.ids import NodeKey, Seconds
 from resile.api.job import JobSpec
 from resile.core.decisions import Note
 from resile.master.app import Serving
@@ -40,7 +41,14 @@ _GAUGES = ("progress", "goodput")
 class Reporter:
     """Writes the status and the Events of one job."""
 
-    def __init__(self, spec: JobSpec, client: AsyncClient, serving: Serving, job: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        client: AsyncClient,
+        serving: Serving,
+        job: dict[str, Any],
+        hindrance: Callable[[NodeKey], str],
+    ) -> None:
         """Nothing is written before `run`.
 
         Args:
@@ -48,10 +56,12 @@ class Reporter:
             client: speaks to the API server in the job's namespace.
             serving: the master.
             job: the ElasticJob as it was read.
+            hindrance: what keeps a pending node from starting.
         """
         self._spec = spec
         self._client = client
         self._serving = serving
+        self._hindrance = hindrance
         self._written: dict[str, Any] = job.get("status") or {}
         self._steps_at = 0.0
         self._changed = asyncio.Event()
@@ -108,7 +118,7 @@ class Reporter:
 
     async def _write_status(self, *, steps: bool) -> None:
         shell = self._serving.shell
-        wanted = status_of(shell.engine.state, shell.now, self._written, self.generation)
+        wanted = status_of(shell.engine.state, shell.now, self._written, self.generation, self._hindrance)
         patch = difference(self._written, wanted)
         if not patch or (not steps and all(key in _GAUGES for key in patch)):
             return

@@ -100,6 +100,12 @@ class KubernetesPlatform:
             launching.cancel()
         self._spawn(self._delete(node, grace))
 
+    def hindrance(self, node: NodeKey) -> str:
+        """What keeps a pending node from starting, in the newest words; empty if nothing is known."""
+        pod = self._pods.get(node)
+        seen = self._told.get(node) if pod is None else observation(node, pod)
+        return seen.end.message if seen is not None and seen.status is NodeStatus.PENDING else ""
+
     async def close(self) -> None:
         """Stop watching. Pods keep running; what was being sent is not waited for."""
         self._observe = None
