@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resile.agent.failure_report import report
+from resile.agent.failure_report import report, terminal_width
 from resile.agent.failures import (
     MAX_ERROR_FILE,
     find_traceback,
@@ -225,3 +225,22 @@ def test_a_silent_failure_says_what_to_do_to_learn_more() -> None:
     assert "@record" in shown
     assert "--tee 3" in shown
     assert "exit code 137, a shell's way to say SIGKILL" in report(failure(137), node="n").replace("\n        ", " ")
+
+
+def test_the_report_keeps_to_a_narrow_terminal_and_to_both_ends_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = b'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: ' + b"x " * 400 + b"the point"
+    shown = report(failure(1, log_tail=long), node="n", width=70)
+    assert all(len(line) <= 70 for line in shown.splitlines())
+    assert "why   ValueError: x" in shown
+    assert "the point" in shown.partition("where")[0]
+    for columns, width in (("20", 60), ("80", 80), ("300", 100), ("none", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert terminal_width() == width
+
+
+def test_a_program_that_could_not_be_started_is_not_told_to_be_decorated() -> None:
+    missing = b"/usr/bin/python3: can't open file '/x/train.py': [Errno 2] No such file or directory\n"
+    shown = report(failure(2, log_tail=missing), node="n")
+    assert "why   /usr/bin/python3: can't open file '/x/train.py'" in shown
+    shown = report(failure(127, log_tail=b"bash: trian: command not found\n"), node="n")
+    assert "why   the program could not be started" in shown

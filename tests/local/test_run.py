@@ -70,6 +70,8 @@ def test_a_failing_script_is_restarted_and_then_reported_with_its_traceback(runs
     assert "train.py" in report
     assert "attempt 2 of rank 1" in report, "the last lines of its log"
     assert "max_restarts is 2" in run.err
+    assert "restarting (1 of 2 restarts used)" in run.err
+    assert "restarting (2 of 2 restarts used)" in run.err
     runs.nothing_is_left()
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import msgspec
 
 from resile.agent.attempt import Attempt, LogDirectory
-from resile.agent.failure_report import report
+from resile.agent.failure_report import report, terminal_width
 from resile.agent.failures import root_cause
 from resile.agent.options import RunOptions
 from resile.agent.output import Output
 from resile.agent.ports import free_port
 from resile.agent.relay import Relay
 from resile.agent.session import Session
+from resile.agent.waiting import Waiting
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Place, WorkerFailure
 from resile.wire import messages as ms
@@ -81,6 +82,9 @@ class Agent:
         self._newest: Round = NO_ROUND
         self._attempt: Attempt | None = None
         self._attempts = 0
+        self._crashes = 0
+        """Attempts that a process of this node brought to their end."""
+        self._waiting = Waiting(options.meeting, options.timeouts)
         self._join: ms.Join | None = None
         """Said, and not answered by a round yet."""
         self._next: tuple[Round, Place] | None = None
@@ -151,7 +155,10 @@ class Agent:
     def on_away(self, seconds: float, why: str) -> None:
         """The master cannot be reached. Training goes on; an agent without work does not wait for ever."""
         patience = self._options.meeting.join_timeout or self._options.timeouts.connect
-        if self.training or self._leaving or self.done.done() or seconds < patience:
+        if self.training or self._leaving or self.done.done():
+            return
+        self._waiting.away(self._options.endpoint, seconds, why, patience)
+        if seconds < patience:
             return
         if self._attempt is not None and self._attempt.finished:
             log.warning("training is done on this node, but its master is gone; ending without its word")
@@ -161,6 +168,7 @@ class Agent:
             self._leave(FAILED)
 
     def _welcome(self, welcome: ms.Welcome) -> None:
+        self._waiting.met()
         if self._node != welcome.node:
             log.info("this node is %s with rank %d", welcome.node, welcome.rank)
         self._node, self._rank = welcome.node, welcome.rank
@@ -204,8 +212,12 @@ class Agent:
         else:
             self._join = ms.Join(after=self._newest, port=free_port())
             self.session.send(self._join)
+            self._waiting.joined(again=self._attempts > 0)
 
     def _start(self, round_: Round, place: Place) -> None:
+        self._waiting.over()
+        if self._attempt is not None:
+            log.info("%s", self._restart_words(self._attempt))
         self._attempt = attempt = Attempt(
             round_,
             place,
@@ -221,6 +233,15 @@ class Agent:
         log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, _result(attempt))
         self.relay.begin(round_, set(attempt.names.values()), leads=place.group_rank == 0)
         attempt.start()
+
+    def _restart_words(self, last: Attempt) -> str:
+        if not last.failures:
+            return "restarting with the new round; this node uses up no restart for that"
+        self._crashes += 1
+        allowed = self._options.meeting.max_restarts
+        if self._crashes > allowed:  # the master counts, and forgives what is long ago
+            return f"restarting; of {allowed} restarts some older ones do not count any more"
+        return f"restarting ({self._crashes} of {allowed} restarts used)"
 
     def _ended(self, attempt: Attempt, worker: str, failures: list[WorkerFailure]) -> None:
         self.relay.gone(worker)
@@ -257,6 +278,7 @@ class Agent:
         if self._leaving or self.done.done():
             return
         self._leaving = True
+        self._waiting.over()
         if self._task is not None:
             self._task.cancel()
         self._task = self._run(self._stop_and_exit(exit_code, number, over))
@@ -281,6 +303,7 @@ class Agent:
 
     def close(self) -> None:
         """Leave no process behind."""
+        self._waiting.over()
         if self._task is not None:
             self._task.cancel()
         if self._attempt is not None:
@@ -298,6 +321,7 @@ def _story(told: WorkerFailure, failed_node: str, here: NodeKey | None, attempt:
         node=node,
         log_file=attempt.log_of(first) if attempt is not None and node == str(here) else "",
         others=[failure for failure in known if failure is not first],
+        width=terminal_width(),
     )
 
 

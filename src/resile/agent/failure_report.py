@@ -1,12 +1,15 @@
 """The block printed at the end of a failed run: who failed first, why, and who followed.
 
-Written for somebody who sees nothing else: the first line answers the question, the rest is evidence. One screen, never
-wider than 100 columns, however much the process wrote.
+Written for somebody who sees nothing else: the first line answers the question, the rest is evidence. One screen, as
+wide as the terminal within bounds, however much the process wrote.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,6 +18,7 @@ from resile.agent.failures import find_traceback, head
 from resile.api.reports import WorkerFailure, signal_name
 
 WIDTH = 100
+NARROWEST = 60
 SHOWN_FRAMES = 16
 SHOWN_LOG_LINES = 10
 SHOWN_OTHERS = 8
@@ -32,6 +36,23 @@ _HINTS = {
     signal.SIGHUP: "its terminal went away",
 }
 _SHELL_SIGNALS = 128
+_NOT_STARTED = (126, 127)
+"""A shell's exit codes for a program that cannot be run or is not there."""
+_PYTHON_CANNOT_START = re.compile(
+    r"^\S*python\S*: (can't open file|No module named|Error while finding module) ?.*", re.M
+)
+
+
+def terminal_width() -> int:
+    """The columns of the terminal on standard error, within bounds; the widest where there is none."""
+    try:
+        columns = int(os.environ.get("COLUMNS", "")) or WIDTH
+    except ValueError:
+        try:
+            columns = os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else 2).columns
+        except (OSError, ValueError):
+            columns = WIDTH
+    return max(NARROWEST, min(columns, WIDTH))
 
 
 def report(
@@ -75,12 +96,23 @@ def report(
 
 def _why(failure: WorkerFailure) -> str:
     if failure.error.strip():
-        return head(failure.error.strip().splitlines()[0], 3 * WIDTH)
+        return _both_ends(failure.error.strip().splitlines()[0], 4 * WIDTH)
     if failure.oom:
         return "out of memory: the kernel killed it"
     if failure.signal:
         return _hint(failure.signal) or "a signal ended it"
+    if unstarted := _PYTHON_CANNOT_START.search(failure.log_tail):
+        return _both_ends(unstarted[0], 4 * WIDTH)
+    if failure.exit_code in _NOT_STARTED:
+        return "the program could not be started"
     return "it left no exception; decorate its main function with torch's @record to have it here"
+
+
+def _both_ends(text: str, limit: int) -> str:
+    """A text that is too long without its middle: how a message begins and how it ends both tell something."""
+    if len(text) <= limit:
+        return text
+    return f"{head(text, limit // 2)}{text[len(text) - limit + limit // 2 :]}"
 
 
 def _how(failure: WorkerFailure) -> str:
