@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from resile.api.elasticjob import Phase
+from resile.api.mistakes import BadManifest
+from resile.operator import settings
+from resile.operator.decisions import (
+    Action,
+    Decision,
+    Prepare,
+    Reason,
+    RemoveMaster,
+    RemovePods,
+    Row,
+    Seen,
+    SetStatus,
+    StartMaster,
+    Tell,
+    decide,
+)
+from resile.operator.reading import read_job
+from tests.operator.things import NOW, job, pod
+
+
+def decided(item: dict[str, Any], master: dict[str, Any] | None = None, now: float = NOW, **seen: Any) -> Decision:
+    return decide(Seen(job=item, pod=master, **seen), read_job(item), now)
+
+
+def only(kind: type[Any], actions: tuple[Action, ...]) -> Any:
+    found = [action for action in actions if isinstance(action, kind)]
+    assert len(found) == 1, actions
+    return found[0]
+
+
+def bad_job(**given: Any) -> dict[str, Any]:
+    item = job(**given)
+    item["spec"]["replicaSpecs"]["worker"]["replicas"] = "two"
+    return item
+
+
+# starting ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_job_is_accepted_and_gets_its_master() -> None:
+    decision = decided(job())
+    assert [type(action) for action in decision.actions] == [SetStatus, Prepare, StartMaster]
+    assert only(SetStatus, decision.actions).phase is Phase.CREATED
+    assert only(StartMaster, decision.actions) == StartMaster(index=0)
+
+
+def test_a_starting_master_makes_the_job_pending_once() -> None:
+    status = only(SetStatus, decided(job("Created"), pod("Pending"), prepared=True).actions)
+    assert (status.phase, status.reason) == (Phase.PENDING, "MasterStarting")
+    after = job("Pending", status.reason, status.message)
+    assert decided(after, pod("Pending"), prepared=True) == Decision()
+
+
+def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master() -> None:
+    assert decided(job("Running", "JobRunning"), pod()).actions == (Prepare(),)
+
+
+def test_a_job_whose_master_runs_is_left_to_it() -> None:
+    for phase in ("Pending", "Running", "Restarting", "Scaling", "Suspended"):
+        assert decided(job(phase, f"Job{phase}"), pod(), prepared=True) == Decision()
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    gone = job(deletionTimestamp="2027-01-15T08:00:00Z")
+    assert decided(gone) == decided(gone, pod("Failed", exit_code=1)) == Decision()
+
+
+# a master that cannot start ---------------------------------------------------------------------------------------
+
+NO_ROOM = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 3 Insufficient cpu.",
+        }
+    ]
+}
+NO_IMAGE = {
+    "containerStatuses": [
+        {
+            "name": "main",
+            "image": "nowhere/resile:9",
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}},
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (NO_ROOM, "the master cannot be scheduled: 0/3 nodes are available: 3 Insufficient cpu."),
+        (NO_IMAGE, "the master's image nowhere/resile:9 cannot be pulled: Back-off pulling image"),
+    ],
+)
+def test_what_keeps_a_master_from_starting_is_said_once_in_one_sentence(status: Any, sentence: str) -> None:
+    stuck = pod("Pending", status=status)
+    decision = decided(job("Pending", "MasterStarting", "…"), stuck, prepared=True)
+    assert only(SetStatus, decision.actions) == SetStatus(Phase.PENDING, Reason.MASTER_CANNOT_START, sentence)
+    assert only(Tell, decision.actions).warning
+    assert decided(job("Pending", "MasterCannotStart", sentence), stuck, prepared=True) == Decision()
+
+
+def test_a_job_that_trains_keeps_its_phase_while_its_new_master_cannot_start() -> None:
+    decision = decided(job("Running", "JobRunning"), pod("Pending", status=NO_ROOM), prepared=True)
+    assert only(SetStatus, decision.actions).phase is None
+
+
+def test_what_was_said_of_a_missing_master_is_taken_back_when_it_runs() -> None:
+    decision = decided(job("Running", "MasterCannotStart", "no room"), pod(), prepared=True)
+    assert decision.actions == (SetStatus(None, "", ""),)
+    decision = decided(job("Pending", "MasterStarting", "…"), pod(), prepared=True)
+    assert only(SetStatus, decision.actions).reason == "JobPending"
+
+
+# a master that is lost --------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_master_is_started_again_at_once() -> None:
+    decision = decided(job("Running", "JobRunning"), None, row=Row(1, NOW - 5, 0), prepared=True)
+    assert decision == Decision((Prepare(), StartMaster(1, "its pod was deleted")))
+
+
+def test_a_lost_master_is_started_again_by_an_operator_that_never_saw_it() -> None:
+    assert only(StartMaster, decided(job("Running", "JobRunning")).actions).lost
+
+
+@pytest.mark.parametrize("code", [1, 3, 75, 137, 143])
+def test_a_master_that_crashed_is_removed_and_started_again(code: int) -> None:
+    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=code, words="Traceback\nKeyError: 'x'\n"))
+    assert decision.actions[0] == RemoveMaster("pod-0")
+    assert only(StartMaster, decision.actions) == StartMaster(1, f"exit code {code} (KeyError: 'x')")
+
+
+def test_an_evicted_master_is_started_again_whatever_its_container_says() -> None:
+    evicted = pod("Failed", exit_code=0, status={"reason": "Evicted", "message": "The node was low on memory."})
+    decision = decided(job("Running", "JobRunning"), evicted)
+    assert only(StartMaster, decision.actions).lost == "Evicted: The node was low on memory."
+
+
+def test_a_master_beside_a_container_that_runs_on_has_ended_with_its_own_container() -> None:
+    states = [
+        {"name": "log", "state": {"running": {}}},
+        {"name": "main", "state": {"terminated": {"exitCode": 1}}},
+    ]
+    assert decided(job("Running"), pod("Running", status={"containerStatuses": states})).actions[0] == RemoveMaster(
+        "pod-0"
+    )
+
+
+def test_masters_that_keep_dying_are_started_with_growing_bounded_pauses() -> None:
+    pauses = []
+    row = Row()
+    for index in range(30):
+        decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), row=row)
+        pauses.append(decision.again)
+        row = row.started(NOW, index)
+    assert pauses[: settings.FREE_STARTS] == [None] * settings.FREE_STARTS
+    later = [pause for pause in pauses[settings.FREE_STARTS :] if pause is not None]
+    assert later == sorted(later)
+    assert later[0] == settings.START_FIRST
+    assert later[-1] == settings.START_LONGEST
+
+
+def test_while_a_dying_master_pauses_the_status_says_so() -> None:
+    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), row=Row(7, NOW, 6))
+    assert "7 times in a row" in only(SetStatus, decision.actions).message
+    assert not any(isinstance(action, StartMaster) for action in decision.actions)
+
+
+def test_a_master_that_lived_long_begins_a_new_row() -> None:
+    row = Row(20, NOW - settings.HEALTHY - 1, 40)
+    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=137), row=row)
+    assert only(StartMaster, decision.actions).index == 41
+
+
+def test_the_count_of_masters_goes_on_after_the_operator_was_restarted() -> None:
+    fourth = pod("Failed", exit_code=1, metadata={"labels": {"replica-index": "3"}})
+    assert only(StartMaster, decided(job("Running"), fourth).actions).index == 4
+
+
+def test_a_master_that_is_being_deleted_is_waited_for_until_its_node_is_given_up() -> None:
+    leaving = pod("Running", metadata={"deletionTimestamp": "2027-01-15T08:00:05Z"})
+    assert decided(job("Running"), leaving) == Decision(again=5 + settings.STUCK)
+    late = decided(job("Running"), leaving, now=NOW + 5 + settings.STUCK)
+    assert late.actions == (RemoveMaster("pod-0"),)
+
+
+def test_a_master_that_was_deleted_and_has_ended_is_replaced_before_its_kubelet_lets_go() -> None:
+    leaving = pod("Running", exit_code=143, metadata={"deletionTimestamp": "2027-01-15T08:00:05Z"})
+    assert [type(action) for action in decided(job("Running"), leaving).actions] == [
+        RemoveMaster,
+        Prepare,
+        StartMaster,
+    ]
+
+
+# endings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "words"),
+    [
+        (0, Phase.SUCCEEDED, "the master ended with success"),
+        (10, Phase.FAILED, "the master found that the job failed: exit code 10 (no worker is left)"),
+        (2, Phase.FAILED, "the master cannot serve the job: exit code 2 (no worker is left)"),
+    ],
+)
+def test_a_final_exit_without_a_word_ends_the_job(code: int, phase: Phase, words: str) -> None:
+    ended = pod("Failed" if code else "Succeeded", exit_code=code, words="no worker is left" if code else "")
+    decision = decided(job("Running", "JobRunning"), ended)
+    status = only(SetStatus, decision.actions)
+    assert (status.phase, status.message) == (phase, words)
+    assert not any(isinstance(action, StartMaster | RemoveMaster) for action in decision.actions)
+
+
+def test_an_ended_job_gets_no_new_master() -> None:
+    inner = {"completionTime": "2027-01-15T07:00:00Z"}
+    for phase in ("Succeeded", "Failed"):
+        assert decided(job(phase, f"Job{phase}", inner=inner)) == Decision()
+
+
+def test_an_ended_job_without_a_time_of_completion_gets_one_and_keeps_its_words() -> None:
+    decision = decided(job("Failed", "OutOfBudget", "worker-1 crashed 4 times"))
+    assert decision.actions == (SetStatus(Phase.FAILED, "OutOfBudget", "worker-1 crashed 4 times"),)
+
+
+def test_the_pods_of_an_ended_job_stay_until_their_time_is_over() -> None:
+    ended = job(
+        "Succeeded",
+        inner={"completionTime": "2027-01-15T07:59:00Z"},
+        annotations={"ttl_seconds_after_finished": "100"},
+    )
+    assert decided(ended, pod("Succeeded", exit_code=0)) == Decision(again=40.0)
+    assert decided(ended, now=NOW + 40).actions == (RemovePods(),)
+    assert decided(ended, now=NOW + 40, swept=True) == Decision()
+
+
+# manifests that cannot be run -------------------------------------------------------------------------------------
+
+
+def test_a_bad_manifest_fails_the_job_with_every_mistake_once() -> None:
+    decision = decided(bad_job())
+    status = only(SetStatus, decision.actions)
+    assert (status.phase, status.reason) == (Phase.FAILED, Reason.INVALID_SPEC)
+    assert "spec.replicaSpecs.worker.replicas: must be a whole number of 0 or more, not 'two'" in status.message
+    assert only(Tell, decision.actions).warning
+    assert decided(bad_job(phase="Failed", reason="InvalidSpec", message=status.message)) == Decision()
+
+
+def test_a_manifest_that_was_put_right_is_run() -> None:
+    inner = {"completionTime": "2027-01-15T07:00:00Z"}
+    decision = decided(job("Failed", "InvalidSpec", "…", inner=inner))
+    assert only(SetStatus, decision.actions).phase is Phase.CREATED
+    assert only(StartMaster, decision.actions).index == 0
+
+
+def test_a_bad_edit_does_not_end_a_job_that_trains() -> None:
+    decision = decided(bad_job(phase="Running"), pod())
+    assert only(SetStatus, decision.actions).phase is None
+
+
+def test_a_job_that_failed_by_itself_stays_failed_whatever_its_manifest() -> None:
+    assert decided(bad_job(phase="Failed", reason="OutOfBudget")) == Decision()
+
+
+# names that are taken ---------------------------------------------------------------------------------------------
+
+
+def test_the_master_of_an_earlier_job_of_this_name_is_waited_for() -> None:
+    decision = decided(job("Created"), pod(owner="another-uid"))
+    assert decision.actions == ()
+    assert decision.again is not None
+
+
+def test_a_stranger_under_the_masters_name_is_told_of() -> None:
+    decision = decided(job("Created"), pod(owner="another-uid"), now=NOW + 60)
+    assert "in the way" in only(SetStatus, decision.actions).message
+
+
+def test_every_decision_is_stable_when_nothing_changes() -> None:
+    """Acting on a decision and looking again must come to rest: no status is written twice."""
+    bad = read_job(bad_job())
+    assert isinstance(bad, BadManifest)
+    masters = [None, pod("Pending"), pod("Pending", status=NO_ROOM), pod(), pod("Succeeded", exit_code=0)]
+    for master in masters:
+        for phase in ("", *(str(one) for one in Phase)):
+            for spec in (job(), bad_job()):
+                item = {**spec, "status": {"phase": phase} if phase else {}}
+                writes = 0
+                for _ in range(5):
+                    actions = decided(item, master, prepared=True).actions
+                    changes = [action for action in actions if isinstance(action, SetStatus)]
+                    writes += len(changes)
+                    for change in changes:
+                        item = _written(item, change)
+                assert writes <= 3, (phase, master)
+
+
+def _written(item: dict[str, Any], change: SetStatus) -> dict[str, Any]:
+    from resile.operator.status import job_patch
+
+    patch = job_patch(item, change.phase, change.reason, change.message, NOW)
+    status = {**item["status"], **{key: value for key, value in patch.items() if value is not None}}
+    return msgspec.convert(msgspec.to_builtins({**item, "status": status}), dict)
