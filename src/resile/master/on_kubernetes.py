@@ -72,7 +72,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         @contextlib.asynccontextmanager
         async def accompany(serving: Serving) -> AsyncIterator[None]:
             reporter = Reporter(spec, client, serving, found, platform.hindrance)
-            jobs = JobWatch(spec, client, serving, journal, acted=lambda g: setattr(reporter, "generation", g))
+            jobs = JobWatch(spec, client, serving, journal, seen=reporter.seen)
             plans = PlanWatch(spec, client, serving)
             tasks = [
                 asyncio.create_task(work, name=name)

@@ -62,15 +62,21 @@ class Reporter:
         self._client = client
         self._serving = serving
         self._hindrance = hindrance
-        self._written: dict[str, Any] = job.get("status") or {}
+        self._written: dict[str, Any] = {}
         self._steps_at = 0.0
         self._changed = asyncio.Event()
         self._changed.set()
         self._notes: asyncio.Queue[tuple[float, Note]] = asyncio.Queue(EVENTS_WAITING)
         self._left_out = 0
-        self.generation = int(job["metadata"].get("generation") or 0)
-        """Of the spec that has been acted upon."""
+        self._generation = 0
+        self.seen(job)
         self._listen()
+
+    def seen(self, job: dict[str, Any]) -> None:
+        """Take note of a version of the ElasticJob that has been acted upon; others write its status, too."""
+        self._generation = int(job["metadata"].get("generation") or 0)
+        self._written = job.get("status") or {}
+        self._changed.set()
 
     def _listen(self) -> None:
         executor, shell = self._serving.executor, self._serving.shell
@@ -118,7 +124,7 @@ class Reporter:
 
     async def _write_status(self, *, steps: bool) -> None:
         shell = self._serving.shell
-        wanted = status_of(shell.engine.state, shell.now, self._written, self.generation, self._hindrance)
+        wanted = status_of(shell.engine.state, shell.now, self._written, self._generation, self._hindrance)
         patch = difference(self._written, wanted)
         if not patch or (not steps and all(key in _GAUGES for key in patch)):
             return

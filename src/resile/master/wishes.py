@@ -82,7 +82,7 @@ class JobWatch:
         client: AsyncClient,
         serving: Serving,
         journal: KubernetesJournal,
-        acted: Callable[[int], None],
+        seen: Callable[[Manifest], None],
     ) -> None:
         """Nothing is asked before `run`.
 
@@ -91,13 +91,13 @@ class JobWatch:
             client: speaks to the API server in the job's namespace.
             serving: the master.
             journal: keeps what was last seen.
-            acted: told the generation of the spec that has been acted upon.
+            seen: given every version of the ElasticJob, once it has been acted upon.
         """
         self._spec = spec
         self._client = client
         self._serving = serving
         self._journal = journal
-        self._acted = acted
+        self._seen = seen
 
     async def run(self, job: Manifest) -> None:
         """Act upon `job`, then on every change; returns when the job was deleted."""
@@ -133,7 +133,7 @@ class JobWatch:
                     await self._wish("scale", role=role, replicas=replicas)
             if (before is None or before.suspend != now.suspend) and state.suspended != now.suspend:
                 await self._wish("suspend", on=now.suspend)
-        self._acted(int(job["metadata"].get("generation") or 0))
+        self._seen(job)
         return now
 
     def _remember(self, now: Wanted) -> None:
