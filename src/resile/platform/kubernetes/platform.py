@@ -129,7 +129,7 @@ class KubernetesPlatform:
             try:
                 async with self._turns:
                     made = await self._client.create(kube.PODS.from_dict(pod))
-                self._see(node, made)
+                self._answered(node, made)
                 return
             except kube.CannotReach as error:
                 code = kube.code_of(error)
@@ -152,8 +152,9 @@ class KubernetesPlatform:
             return False
         if not owned(self._spec, pod):
             return False
-        self._see(node, pod)
-        self._tell(observation(node, pod), again=True)
+        self._answered(node, pod)
+        if node in self._pods:
+            self._tell(observation(node, self._pods[node]), again=True)
         return True
 
     async def _ensure_service(self, role: str, rank: Rank) -> None:
@@ -233,6 +234,11 @@ class KubernetesPlatform:
     def _node_of(self, pod: Manifest) -> NodeKey | None:
         """Which node a pod is; None for the master's own and for those of an earlier job of this name."""
         return node_of_pod(pod["metadata"]["name"], self._spec.name) if owned(self._spec, pod) else None
+
+    def _answered(self, node: NodeKey, pod: Manifest) -> None:
+        """A pod as the answer to a call shows it: older than what the watch has shown in the meantime, if anything."""
+        if node not in self._told:
+            self._see(node, pod)
 
     def _see(self, node: NodeKey, pod: Manifest) -> None:
         self._pods[node] = pod
