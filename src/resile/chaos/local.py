@@ -164,8 +164,8 @@ def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
     for record in running:
         if name in (str(record.node), record.name):
             return record
-    known = ", ".join(str(record.node) for record in running) or "none"
-    raise NothingStruckError(f"no node {name} runs; running are {known}")
+    known = ", ".join(str(record.node) for record in running)
+    raise NothingStruckError(f"no node {name} runs; " + (f"running are {known}" if known else "no other node does"))
 
 
 def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[int, int]]:

@@ -71,7 +71,7 @@ def succeed_if_done(turn: Turn) -> None:
     }
     wanted = sum(state.targets.get(role, 0) for role in TRAINERS)
     if done and len(done | {place for place in state.given_up if place[0] in TRAINERS}) >= wanted:
-        succeed(turn, f"all {wanted} training nodes finished")
+        succeed(turn, f"all {wanted} training nodes finished" if wanted != 1 else "the training node finished")
 
 
 def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:

@@ -217,7 +217,7 @@ def _stepped(turn: Turn, event: ev.Stepped) -> None:
     outage = progress.stepped(state.progress, event.round, event.step, event.total, turn.now)
     if outage is not None:
         took = turn.now - outage.noticed_at
-        turn.note("TrainingResumed", f"step {event.step} was taken {took:.2f} s after: {outage.because}", event.node)
+        turn.note("TrainingResumed", f"resumed at step {event.step}, {took:.2f} s after: {outage.because}", event.node)
     elif first:
         turn.note("TrainingStarted", f"step {event.step} was taken", event.node)
     behind = state.progress.trained - state.trained

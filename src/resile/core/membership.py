@@ -172,7 +172,7 @@ def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     node.status, node.end, node.ended_at = status, end, turn.now
     freed = ledger.release_node(state.ledger, node.key)
     turn.touch(node)
-    how = describe(status, end)
+    how = describe(status, end, node.leaving)
     unwanted = status is not NodeStatus.SUCCEEDED and not node.leaving
     turn.note(f"Node{status}", f"{node.key} {how}", node.key, warning=unwanted)
     if freed:
@@ -283,8 +283,10 @@ def suspend(turn: Turn, event: SuspendWanted) -> None:
         fill(turn)
 
 
-def describe(status: NodeStatus, end: NodeEnd) -> str:
-    """How a node ended, as the rest of a sentence that begins with its name."""
+def describe(status: NodeStatus, end: NodeEnd, leaving: str = "") -> str:
+    """How a node ended, as the rest of a sentence that begins with its name; `leaving` is why it was sent off."""
+    if leaving and status is NodeStatus.DELETED:  # how the signal ended it says nothing
+        return f"was deleted: {'it ' if leaving.startswith('was ') else ''}{leaving}"
     if end.reason == relaunch.LOST:
         return f"was lost: {end.message}"
     detail = end.message or (f"exit code {end.exit_code}" if end.exit_code else "")

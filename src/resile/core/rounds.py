@@ -143,7 +143,9 @@ def finished(turn: Turn, node: Node, event: NodeFinished) -> None:
     node.agent.stance = Done(event.round)
     gathering.done.add(node.key)
     if len(gathering.done) == len(gathering.places):
-        endings.succeed(turn, f"all {len(gathering.places)} nodes of round {gathering.round} finished")
+        size = len(gathering.places)
+        who = f"all {size} nodes" if size > 1 else "the only node"
+        endings.succeed(turn, f"{who} of round {gathering.round} finished")
 
 
 def _size(turn: Turn) -> int:
