@@ -117,10 +117,12 @@ def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
     bench.wait(resumed)
     outage = bench.json("get", "jobs", "steady")["outages"][-1]
     assert 0 <= outage["noticed_at"] - at < 2
-    assert re.search(r"^First failure:\n  on worker-1 .* signal 9", bench.out("describe", "steady"), re.MULTILINE)
+    assert re.search(
+        r"^Last failure \(first of round 1\):\n  on worker-1 .* signal 9", bench.out("describe", "steady"), re.MULTILINE
+    )
     (bench.place / "over").touch()
     out, err = following.communicate(timeout=30)
     assert following.returncode == 0, out + err
-    assert re.search(r"^WHAT FAILED +NOTICED +NEXT STEP +AFTER$", out, re.MULTILINE)
+    assert re.search(r"^BECAUSE +NOTICED +NEXT STEP +AFTER$", out, re.MULTILINE)
     assert re.search(r"^on worker-1, rank 1 \(pid \d+\) ended with signal 9 ", out, re.MULTILINE)
     assert re.search(r"goodput \d+\.\d%$", out.rstrip())

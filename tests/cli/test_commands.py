@@ -90,7 +90,16 @@ def test_data_is_printed_without_loading_what_draws(steady):
 
 def test_describe_tells_everything_in_sections(steady):
     text = steady.out("describe", "torch-mnist")
-    for section in ("Phase: ", "Goodput: ", "Progress: ", "Nodes:", "Rounds:", "Outages:", "First failure:", "Events:"):
+    for section in (
+        "Phase: ",
+        "Goodput: ",
+        "Progress: ",
+        "Nodes:",
+        "Rounds:",
+        "Interruptions:",
+        "Last failure:",
+        "Events:",
+    ):
         assert re.search(rf"^{section}", text, re.MULTILINE), section
     assert re.search(r"^Phase: +Running$", text, re.MULTILINE)
     assert re.search(r"^Replicas: +worker=2$", text, re.MULTILINE)

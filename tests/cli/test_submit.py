@@ -12,6 +12,7 @@ import socket
 import time
 import urllib.request
 
+import pytest
 from tests.cli.workbench import PATIENCE, RESILE
 
 
@@ -22,7 +23,9 @@ def test_a_job_is_followed_to_its_good_end_and_may_then_be_run_again(bench):
         first, *_, last = done.stdout.splitlines()
         assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}  JobStarted +job steady starts", first)
         assert last == "job steady succeeded: all 2 training nodes finished"
-    assert (bench.state / "previous" / "default" / "steady" / "logs").is_dir()
+    previous = bench.state / "previous" / "default" / "steady"
+    assert done.stderr == f"the job steady that ran before was moved to {previous}\n"
+    assert (previous / "logs").is_dir()
     assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Completed", bench.out("get", "pods", "steady"), re.M)
     assert sorted(bench.out("logs", "steady").splitlines()) == [f"[steady-edljob-worker-{n}] fine" for n in (0, 1)]
 
@@ -34,6 +37,9 @@ def test_a_job_whose_command_fails_ends_with_exit_code_1_and_says_why(bench):
     assert re.search(r"^WHAT FAILED +NOTICED$", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1] == "no such file: data"
     assert bench.phase("steady") == "Failed"
+    told = bench.out("describe", "steady").partition("Last failure:\n")[2].splitlines()
+    assert re.fullmatch(r"  steady-edljob-worker-\d \(Error\): .*code 7", told[0])
+    assert told[1:3] == ["  the last lines of its log:", "  no such file: data"]
     assert re.search(r"^elasticjob-steady-dlrover-master +0/1 +Error", bench.out("get", "pods", "steady"), re.M)
 
 
@@ -96,13 +102,15 @@ def test_ctrl_c_stops_the_job(bench):
     bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 2)
     following.send_signal(signal.SIGINT)
     out, err = following.communicate(timeout=PATIENCE)
-    assert following.returncode == 1
+    assert following.returncode == 130
     assert "stopping the job" in err
-    assert "job steady failed: its user stopped it with Ctrl-C" in out
+    assert "job steady was stopped: its user pressed Ctrl-C" in out
+    assert re.search(r"NodeDeleted +worker-0 was deleted: the job is over$", out, re.MULTILINE)
+    assert "143" not in out
     assert bench.json("get", "jobs", "steady")["reason"] == "Stopped"
 
 
-def test_a_second_ctrl_c_leaves_the_job_alone(bench):
+def test_a_second_ctrl_c_leaves_the_job_to_end_by_itself(bench):
     command = "trap '' TERM; while :; do sleep 0.1; done"  # it takes the whole grace to end
     following = bench.start("submit", "--local", bench.manifest(command, replicas=1))
     bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 1)
@@ -111,7 +119,51 @@ def test_a_second_ctrl_c_leaves_the_job_alone(bench):
     time.sleep(0.3)
     following.send_signal(signal.SIGINT)
     _, err = following.communicate(timeout=PATIENCE)
-    assert (following.returncode, "left steady" in err) == (130, True)
+    assert (following.returncode, "left steady, which is over" in err) == (130, True)
+
+
+def test_ctrl_c_before_the_job_runs_says_so_and_leaves_nothing(bench):
+    following = bench.start("submit", "--local", bench.manifest("sleep 1000"))
+    bench.wait(bench.directory("steady").path.exists)
+    following.send_signal(signal.SIGINT)
+    _, err = following.communicate(timeout=PATIENCE)
+    assert following.returncode == 130
+    assert "resile: interrupted" in err or "stopping the job" in err
+    assert "Traceback" not in err
+    assert not bench.directory("steady").exists or bench.phase("steady") == "Failed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_submit_that_is_ended_says_that_the_job_goes_on(bench, number):
+    following = bench.start("submit", "--local", bench.manifest("sleep 1000", replicas=1))
+    bench.wait(lambda: bench.directory("steady").exists and len(bench.statuses("steady", "Running")) == 1)
+    following.send_signal(number)
+    _, err = following.communicate(timeout=PATIENCE)
+    assert following.returncode == 128 + number
+    assert err == f"resile: {number.name}: steady goes on; `resile delete steady` ends it\n"
+    assert bench.phase("steady") == "Running"
+
+
+def test_a_role_without_a_command_is_refused(bench):
+    path = bench.place / "silent.yaml"
+    path.write_text(bench_text(bench).replace('command: ["/bin/bash", "-c", "true"]', "args: []"))
+    assert bench.refused("submit", "--local", str(path), code=2) == (
+        "resile: role worker has no command: a node on this machine needs one in its template"
+    )
+    assert not bench.directory("steady").path.exists()
+
+
+def test_parameter_servers_are_said_to_come_later(bench):
+    path = bench.place / "ps.yaml"
+    path.write_text(bench_text(bench).replace("AllreduceStrategy", "ParameterServerStrategy"))
+    done = bench.run("submit", "--local", str(path))
+    assert "parameter servers come in a later version" in done.stderr
+
+
+def bench_text(bench) -> str:
+    """A manifest whose one command does nothing."""
+    with open(bench.manifest("true", replicas=1)) as file:
+        return file.read()
 
 
 def test_a_terminal_gets_the_live_view(bench):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,11 +14,14 @@ from resile.cli.errors import CommandError
 from resile.cli.look import Look
 from resile.cli.supervision import served
 from resile.cli.tables import table, took
+from resile.core.endings import Reason
 from resile.master.journal import Told
 from resile.master.view import JobView
 
 POLL_SECONDS = 0.1
 """Between two looks; a look costs the master well under a millisecond."""
+STOPPED = str(Reason.STOPPED)
+"""The reason of a job that a person ended."""
 FAREWELL_SECONDS = 45.0
 """For the master of a job that is over to let its nodes end and to go."""
 
@@ -27,6 +31,9 @@ class Screen(Protocol):
 
     def show(self, job: JobView, news: Sequence[Told]) -> None:
         """Show the job as it is, and the lines of its story that are new."""
+
+    def say(self, words: str) -> None:
+        """Tell the user something that is no part of the story."""
 
     def close(self) -> None:
         """Leave the screen as the user should find it."""
@@ -39,6 +46,10 @@ class PlainScreen:
         """Print what is new."""
         for told in news:
             click.echo(story_line(told))
+
+    def say(self, words: str) -> None:
+        """Print it beside the output, which may be read by a program."""
+        click.echo(words, err=True)
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -64,6 +75,14 @@ def screen_for(interactive: bool) -> Screen:
     return LiveScreen()
 
 
+class Dismissed(Exception):
+    """Somebody ended the command that follows a job, by this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 class Follower:
     """Looks at a job and shows it; `poll` once per turn of the caller's loop."""
 
@@ -71,13 +90,28 @@ class Follower:
         self.look = look
         self.screen = screen
         self.story: list[Told] = []
+        self.stopping = False
+        """The user pressed Ctrl-C."""
+        self.asked = False
+        """The master was asked to stop the job, and heard it."""
+        self.over = False
+        """The job is over; its nodes may still be ending."""
+        self.dismissed = 0
+        """The signal by which somebody ended this command, which is no reason to end the job."""
 
     def poll(self) -> JobView:
-        """Look once and show it; the job as it is now."""
+        """Look once and show it; the job as it is now.
+
+        Raises:
+            Dismissed: somebody ended this command.
+        """
+        if self.dismissed:
+            raise Dismissed(self.dismissed)
         job = self.look.status()  # before the story: a job that is over has told everything
         news = self.look.events(self.story[-1].number if self.story else 0)
         self.story.extend(news)
         self.screen.show(job, news)
+        self.over = job.ended_at is not None
         return job
 
     def until_over(self) -> JobView:
@@ -86,18 +120,17 @@ class Follower:
         The first Ctrl-C asks the master to stop the job; at the second this raises.
 
         Raises:
-            KeyboardInterrupt: the user wants to leave; the job ends, or goes on, without us.
+            KeyboardInterrupt: the user wants to leave; `asked` says whether the job ends without us.
+            Dismissed: somebody ended this command; the job goes on.
             CommandError: the job cannot be seen any more.
         """
-        stopping = False
-        asked = False
         while True:
             try:
                 job = self.poll()
                 if job.ended_at is not None:
                     break
-                if stopping and not asked:
-                    asked = self._ask_to_stop()
+                if self.stopping and not self.asked:
+                    self.asked = self._ask_to_stop()
                 if not self.look.answered and not served(self.look.directory):
                     job = self.poll()
                     if job.ended_at is not None:
@@ -105,16 +138,26 @@ class Follower:
                     raise CommandError(f"the master of {self.look.job} is gone; see {self.look.directory.log}")
                 time.sleep(POLL_SECONDS)
             except KeyboardInterrupt:
-                if stopping:
+                if self.stopping:
                     raise
-                stopping = True
-                click.echo("stopping the job; Ctrl-C again leaves it alone", err=True)
-        wait_until(lambda: not served(self.look.directory), FAREWELL_SECONDS)
+                self.stopping = True
+                self.screen.say("stopping the job; Ctrl-C again leaves it to end by itself")
+        return self.farewell()
+
+    def farewell(self) -> JobView:
+        """Show how the nodes of a job that is over end, until its master is gone; the job as it is then."""
+
+        def gone() -> bool:
+            last = not served(self.look.directory)
+            self.poll()
+            return last
+
+        wait_until(gone, FAREWELL_SECONDS)
         return self.poll()
 
     def _ask_to_stop(self) -> bool:
         try:
-            self.look.client.ask("stop", {"because": "its user stopped it with Ctrl-C"})
+            self.look.client.ask("stop", {"because": "its user pressed Ctrl-C"})
         except MasterAway:
             return False
         return True
@@ -122,7 +165,8 @@ class Follower:
 
 def closing_words(job: JobView, story: Sequence[Told]) -> str:
     """What remains to be said when a job is over: its end, every time that training stood still, and goodput."""
-    words = [f"job {job.name} {job.phase.lower()}: {job.message or job.reason}"]
+    ending = "was stopped" if job.reason == STOPPED else job.phase.lower()
+    words = [f"job {job.name} {ending}: {job.message or job.reason}"]
     if job.outages:
         words += ["", outage_table(job)]
     failures = [told for told in story if told.reason in ("NodeFailed", "ProcessFailed")]
@@ -145,4 +189,4 @@ def outage_table(job: JobView) -> str:
         )
         for outage in job.outages
     ]
-    return table(("WHAT FAILED", "NOTICED", "NEXT STEP", "AFTER"), rows)
+    return table(("BECAUSE", "NOTICED", "NEXT STEP", "AFTER"), rows)

@@ -71,6 +71,7 @@ def main(argv: Sequence[str]) -> NoReturn:
             _say(f"resile: {sentence}")
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        _say("resile: interrupted")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end

@@ -12,6 +12,7 @@ from resile.api.reports import WorkerFailure
 from resile.cli import rows
 from resile.cli.attach import clock, outage_table
 from resile.cli.jobs import find
+from resile.cli.logs import Log
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, print_json
 from resile.cli.tables import age, table, took
@@ -22,6 +23,8 @@ from resile.master.view import JobView
 
 LAST_EVENTS = 20
 LAST_ROUNDS = 10
+LAST_LINES = 10
+"""Of the log of a node that failed."""
 ROUND_REASONS = ("RoundFormed", "RoundOver")
 
 
@@ -30,6 +33,7 @@ class Failure(msgspec.Struct):
 
     node: str
     failure: WorkerFailure
+    round: int = 0
 
 
 @click.command()
@@ -37,7 +41,7 @@ class Failure(msgspec.Struct):
 @namespace_option
 @output_option("table", "json")
 def describe(job: str, namespace: str | None, output: str) -> None:
-    """Tell everything about JOB: phase, progress, nodes, rounds, outages, first failure, last events."""
+    """Tell everything about JOB: phase, progress, nodes, rounds, interruptions, last failure, last events."""
     with Look(find(job, namespace)) as look:
         view = look.status()
         story = look.events()
@@ -57,8 +61,8 @@ def describe(job: str, namespace: str | None, output: str) -> None:
         _facts(view, state, str(look.directory.path)),
         _section("Nodes", table(rows.NODE_WIDE_HEADER, [rows.node_row(n, wide=True) for n in [master, *view.nodes]])),
         _section("Rounds", _rounds(story)),
-        _section("Outages", outage_table(view) if view.outages else ""),
-        _section("First failure", failure_text(first) if first else ""),
+        _section("Interruptions", outage_table(view) if view.outages else ""),
+        _last_failure(first, look, view),
         _section("Events", _events(story[-LAST_EVENTS:], state)),
     ]
     click.echo("\n".join(sections))
@@ -67,7 +71,25 @@ def describe(job: str, namespace: str | None, output: str) -> None:
 def first_failure(state: JobState) -> Failure | None:
     """What came first in the newest broken round; what followed is collateral."""
     first = endings.first_failure(state)
-    return Failure(str(first[0]), first[1]) if first is not None else None
+    return Failure(str(first[0]), first[1], state.blame.round) if first is not None else None
+
+
+def failed_node_text(look: Look, job: JobView) -> str:
+    """What the node said that failed last, for a job in which no round broke; empty if no node failed."""
+    failed = [node for node in job.nodes if node.ended_at is not None and node.status not in ("Completed", "Deleted")]
+    if not failed:
+        return ""
+    node = max(failed, key=lambda one: one.ended_at or 0.0)
+    log = Log(look.directory.path / "logs" / f"{node.name}.log", tail=LAST_LINES)
+    lines = [line.decode(errors="replace") for line in log.lines(all_of_it=True)]
+    said = ["the last lines of its log:", *lines] if lines else ["its log is empty"]
+    return "\n".join([f"{node.name} ({node.status}): {node.message or 'it gave no reason'}", *said])
+
+
+def _last_failure(first: Failure | None, look: Look, job: JobView) -> str:
+    if first is not None:
+        return _section(f"Last failure (first of round {first.round})", failure_text(first))
+    return _section("Last failure", failed_node_text(look, job) if job.phase == "Failed" else "")
 
 
 def _facts(job: JobView, state: JobState, directory: str) -> str:
@@ -83,9 +105,9 @@ def _facts(job: JobView, state: JobState, directory: str) -> str:
         "Ran for": took(life),
         "Strategy": state.spec.strategy.value,
         "Replicas": ", ".join(f"{role}={number}" for role, number in state.targets.items()) or rows.NONE,
-        "Round": f"{job.round} with {job.members} nodes" if job.round else "none runs",
+        "Round": f"{job.round} with {rows.count(job.members, 'node')}" if job.round else "none runs",
         "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
-        "Progress": f"step {rows.steps(job)}" if job.step >= 0 else "no step yet",
+        "Progress": f"{rows.steps(job)} steps" if job.step >= 0 else "no step yet",
         "Speed": speed,
         "Goodput": goodput,
         "Recovery budget": f"{state.spec.timeouts.recovery_budget:g} s",

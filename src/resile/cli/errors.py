@@ -7,6 +7,8 @@ import click
 FAILED = 1
 BAD_USAGE = 2
 INTERRUPTED = 130
+SIGNALLED = 128
+"""Added to the number of the signal that ended a command."""
 
 
 class CommandError(click.ClickException):

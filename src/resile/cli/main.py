@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
 """Every command and what it is for; the overview below is made from this."""
 
 BAD_USAGE = 2
+INTERRUPTED = 130
 
 
 def overview() -> str:
@@ -63,9 +64,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     elif first in ("--version", "-V"):
         print(f"resile {__version__}")
     elif first in COMMANDS:
-        from resile.cli.commands import main as command
+        try:
+            from resile.cli.commands import main as command
 
-        command(words)
+            command(words)
+        except KeyboardInterrupt:  # while modules are loaded
+            print("resile: interrupted", file=sys.stderr)
+            sys.exit(INTERRUPTED)
     else:
         from difflib import get_close_matches
 

@@ -35,10 +35,16 @@ def job_row(job: JobView, wide: bool) -> list[str]:
 
 
 def steps(job: JobView) -> str:
-    """How far training is: `120/468`, `120` where the end is not known, `-` before the first step."""
+    """How many steps were taken: `120/468`, `120` where the end is not known, `-` before the first step."""
     if job.step < 0:
         return "-"
-    return f"{job.step}/{job.total}" if job.total else str(job.step)
+    taken = job.step + 1  # steps are numbered from 0
+    return f"{min(taken, job.total)}/{job.total}" if job.total else str(taken)
+
+
+def count(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def speeds(job: JobView) -> tuple[str, str]:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import click
 import msgspec
 
 from resile.api.elasticjob import ElasticJob
 from resile.api.ids import Seconds
-from resile.api.job import JobSpec
+from resile.api.job import JobSpec, Strategy
 from resile.api.manifest import Resource, load_manifests
 from resile.api.mistakes import BadManifest
 from resile.api.scaleplan import ScalePlan
 from resile.api.translate import to_job_spec
-from resile.cli.attach import Follower, closing_words, screen_for
+from resile.cli.attach import STOPPED, Dismissed, Follower, PlainScreen, Screen, closing_words, screen_for
 from resile.cli.client import Client, MasterAway, wait_until
-from resile.cli.describe import failure_text, first_failure
-from resile.cli.errors import FAILED, INTERRUPTED, CommandError, NotUsableError
+from resile.cli.describe import failed_node_text, failure_text, first_failure
+from resile.cli.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
 from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, find
-from resile.cli.logs import Log
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, print_json
 from resile.cli.supervision import end_by_force, end_nodes, served, start_master
 from resile.master.view import JobView
 from resile.wire.directory import DirectoryError
 
-LAST_LINES = 10
-"""Of the log of a node that failed."""
 ENDING_SECONDS = 10.0
 """For a job that is over to be gone, when another of its name is to take its place."""
 
@@ -55,7 +56,9 @@ def submit(
 ) -> None:
     """Run the ElasticJob in FILE (- reads standard input), or apply its ScalePlan to a running job.
 
-    Stays with the job until it is over: exit code 0 if it succeeded, 1 if it failed. Ctrl-C stops the job.
+    Stays with the job until it is over: exit code 0 if it succeeded, 1 if it failed. Ctrl-C stops the job: exit code
+    130. SIGTERM or SIGHUP (a closed terminal) end this command alone, with 128 and the signal's number, and the job
+    goes on; `resile delete JOB` ends it.
     """
     resources = read_manifest_file(manifest)
     if not local:
@@ -102,6 +105,12 @@ def start_job(spec: JobSpec, options: list[str]) -> LocalJob:
     for role, declared in spec.roles.items():
         if declared.replicas and not declared.command:
             raise NotUsableError(f"role {role} has no command: a node on this machine needs one in its template")
+    if spec.strategy is Strategy.PARAMETER_SERVER:
+        click.echo(
+            "resile: warning: parameter servers come in a later version; here every role's command runs as a plain "
+            "program",
+            err=True,
+        )
     job = LocalJob(spec.namespace, spec.name)
     directory = job.directory
     if directory.exists:
@@ -114,7 +123,7 @@ def start_job(spec: JobSpec, options: list[str]) -> LocalJob:
         raise CommandError(str(error)) from error
     try:
         start_master(directory, Path.cwd(), options)
-    except CommandError:  # nothing ran, so nothing is to be kept
+    except (CommandError, KeyboardInterrupt):  # nothing ran, so nothing is to be kept
         end_by_force(directory, Seconds(0.0))
         shutil.rmtree(directory.path, ignore_errors=True)
         raise
@@ -154,47 +163,87 @@ def apply_plan(plan: ScalePlan, namespace: str | None) -> None:
 def follow(job: LocalJob, *, quiet: bool) -> int:
     """Stay with a job until it is over; the command's exit code."""
     with Look(job) as look:
-        screen = screen_for(sys.stdout.isatty() and not quiet)
-        follower = Follower(look, _Silent() if quiet else screen)
+        screen: Screen = _Silent() if quiet else screen_for(sys.stdout.isatty())
+        follower = Follower(look, screen)
         try:
-            view = follower.until_over()
+            with _dismissable(follower):
+                view = follower.until_over()
         except KeyboardInterrupt:
             screen.close()
-            click.echo(f"left {job}; `resile get jobs {job.name}` shows how it goes on", err=True)
+            click.echo(_left(job, follower), err=True)
             return INTERRUPTED
+        except Dismissed as dismissed:
+            _part(screen, f"{dismissed}: {job} goes on; `resile delete {job.name}` ends it")
+            return SIGNALLED + dismissed.number
         except CommandError:
             screen.close()
             raise
         screen.close()
         if not quiet:
             click.echo("\n" + closing_words(view, follower.story))
-        if view.phase == "Failed" and not quiet:
+        if view.phase == "Succeeded":
+            return 0
+        if not quiet and view.reason != STOPPED:
             click.echo(last_words(look, view))
-        return 0 if view.phase == "Succeeded" else FAILED
+        return INTERRUPTED if follower.stopping else FAILED
 
 
 def last_words(look: Look, view: JobView) -> str:
     """What the process said that failed first, or else the node that failed last; empty if nobody said anything."""
     first = first_failure(look.state())
     if first is not None:
-        return f"\nthe first failure:\n{failure_text(first)}"
-    failed = [node for node in view.nodes if node.ended_at is not None and node.status not in ("Completed", "Deleted")]
-    if not failed:
-        return ""
-    pod = max(failed, key=lambda node: node.ended_at or 0.0).name
-    log = Log(look.directory.path / "logs" / f"{pod}.log", tail=LAST_LINES)
-    lines = [line.decode(errors="replace") for line in log.lines(all_of_it=True)]
-    return f"\nthe last lines of {pod}:\n" + "\n".join(lines) if lines else ""
+        return f"\nthe last failure (first of round {first.round}):\n{failure_text(first)}"
+    text = failed_node_text(look, view)
+    return f"\n{text}" if text else ""
 
 
-class _Silent:
-    """Shows nothing: the output is for a program."""
+def _left(job: LocalJob, follower: Follower) -> str:
+    """What becomes of a job whose user did not wait for its end."""
+    watch = f"`resile get jobs {job.name}` shows it"
+    if follower.over:
+        return f"left {job}, which is over; {watch}"
+    if follower.asked:
+        return f"left {job}, which is being stopped; {watch}"
+    return (
+        f"left {job}, which was not stopped, as its master did not answer; {watch}, `resile delete {job.name}` ends it"
+    )
+
+
+@contextlib.contextmanager
+def _dismissable(follower: Follower) -> Iterator[None]:
+    """While inside, signals that end this command let it say that the job goes on."""
+
+    def dismiss(number: int, _: FrameType | None) -> None:
+        follower.dismissed = number
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in heeded:
+        signal.signal(number, dismiss)
+    try:
+        yield
+    finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
+
+
+def _part(screen: Screen, sentence: str) -> None:
+    """The last words to a terminal that may be gone."""
+    try:
+        screen.close()
+        click.echo(f"resile: {sentence}", err=True)
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # or the interpreter complains at its end
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, sys.stderr.fileno())
+
+
+class _Silent(PlainScreen):
+    """Shows nothing of the job: the output is for a program."""
 
     def show(self, job: object, news: object) -> None:
         """Show nothing."""
-
-    def close(self) -> None:
-        """Nothing to leave."""
 
 
 def _make_room(job: LocalJob) -> None:
@@ -218,6 +267,7 @@ def _make_room(job: LocalJob) -> None:
         directory.path.rename(job.previous)
     except OSError as error:
         raise CommandError(f"cannot move the old job {job} aside: {os.strerror(error.errno or 0)}") from error
+    click.echo(f"the job {job} that ran before was moved to {job.previous}", err=True)
 
 
 def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
