@@ -4,9 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+IMG ?= resile:dev
+# The cluster that `make cluster` brings up, unless another one was chosen.
+ifeq ($(KUBECONFIG),)
+ifneq ($(wildcard /var/lib/resile-cluster/kubeconfig),)
+export KUBECONFIG := /var/lib/resile-cluster/kubeconfig
+endif
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak data cluster cluster-down clean
+.PHONY: help setup demo test lint format bench soak data cluster cluster-down deploy undeploy clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +54,13 @@ cluster: $(READY)  ## bring up a real Kubernetes on this machine (Debian, root; 
 
 cluster-down:  ## take it down and leave nothing behind
 	@hack/cluster/cluster.py down
+
+deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECONFIG (IMG=image of the operator)
+	@$(BIN)/resile manifests --image $(IMG) | kubectl apply -f -
+	@kubectl -n resile-system rollout status deployment/resile-operator --timeout=120s
+
+undeploy:  ## remove the operator; jobs, CRDs and the dlrover namespace stay
+	@kubectl delete namespace resile-system --ignore-not-found
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
