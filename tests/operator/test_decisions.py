@@ -189,11 +189,13 @@ def test_the_count_of_masters_goes_on_after_the_operator_was_restarted() -> None
     assert only(StartMaster, decided(job("Running"), fourth).actions).index == 4
 
 
-def test_a_master_that_is_being_deleted_is_waited_for_until_its_node_is_given_up() -> None:
-    leaving = pod("Running", metadata={"deletionTimestamp": "2027-01-15T08:00:05Z"})
-    assert decided(job("Running"), leaving) == Decision(again=5 + settings.STUCK)
-    late = decided(job("Running"), leaving, now=NOW + 5 + settings.STUCK)
-    assert late.actions == (RemoveMaster("pod-0"),)
+@pytest.mark.parametrize(("grace", "due"), [(10, -5), (60, 5)])
+def test_a_master_that_is_being_deleted_gives_up_its_name_soon_unless_it_was_granted_more(grace: int, due: int) -> None:
+    metadata = {"deletionTimestamp": "2027-01-15T08:00:05Z", "deletionGracePeriodSeconds": grace}
+    leaving = pod("Running", metadata=metadata)
+    end = NOW + due + settings.LEAVING
+    assert decided(job("Running"), leaving, now=end - 1) == Decision(again=1.0)
+    assert decided(job("Running"), leaving, now=end).actions == (RemoveMaster("pod-0"),)
 
 
 def test_a_master_that_was_deleted_and_has_ended_is_replaced_before_its_kubelet_lets_go() -> None:

@@ -222,20 +222,21 @@ def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
 
 
 def _leaving(pod: Object, now: float) -> Decision:
-    """A pod that is being deleted holds the master's name until its kubelet has ended it, or does not answer."""
-    deadline = moment(pod["metadata"]["deletionTimestamp"])  # the end of its grace
-    left = 0.0 if deadline is None else deadline + settings.STUCK - now
-    if left > 0:
-        return Decision(again=Seconds(left))
-    return Decision((RemoveMaster(pod["metadata"]["uid"]),))
+    """A pod that is being deleted holds the master's name; who gave it a longer grace than ours means it."""
+    metadata = pod["metadata"]
+    grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
+    deadline = moment(metadata["deletionTimestamp"]) or now  # the end of the grace
+    asked = deadline - grace if grace <= settings.MASTER_GRACE else deadline
+    left = asked + settings.LEAVING - now
+    return Decision(again=Seconds(left)) if left > 0 else Decision((RemoveMaster(metadata["uid"]),))
 
 
 def _blocked(seen: Seen, phase: Phase | None, pod: Object, now: float) -> Decision:
     """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a stranger."""
     created = SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
-    if now - born < settings.STUCK:
-        return Decision((created,) if phase is None else (), Seconds(settings.STUCK))
+    if now - born < settings.MAKE_ROOM:
+        return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to somebody else"
     waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
     said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, message)

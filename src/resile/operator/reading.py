@@ -17,6 +17,7 @@ _KEPT_METADATA = (
     "annotations",
     "creationTimestamp",
     "deletionTimestamp",
+    "deletionGracePeriodSeconds",
     "ownerReferences",
 )
 _READ_METADATA = ("name", "namespace", "uid", "labels", "annotations")

@@ -36,9 +36,11 @@ HEALTHY = Seconds(60.0)
 """A master that lived so long was well; its end begins a new row."""
 MASTER_GRACE = Seconds(10.0)
 """Between SIGTERM and SIGKILL of a master: it only closes its journal."""
-STUCK = Seconds(20.0)
-"""A pod this long past the end of its grace is on a node whose kubelet does not answer. It is removed by force; should
-its master still run there, the journal's version keeps it from writing."""
+LEAVING = Seconds(2.0)
+"""How long a master that was told to go keeps its name before it is removed by force. A kubelet needs seconds to say
+that a container ended, and one that is cut off never does; should the old master still run, the journal refuses it."""
+MAKE_ROOM = Seconds(20.0)
+"""How long what an earlier job of the same name left may take to be removed by Kubernetes."""
 NODE_LOST = Seconds(20.0)
 """How long a master stays on a node that is not ready; Kubernetes' own default is 300 s."""
 
