@@ -35,7 +35,7 @@ EVENTS_AT_ONCE = 50
 EVENTS_PER_SECOND = 5.0
 EVENTS_WAITING = 500
 """More than these are left out: the story has them all."""
-_GAUGES = ("progress", "goodput")
+_GAUGES = {"progress": {"step", "total", "speed"}, "goodput": set[str]()}
 
 
 class Reporter:
@@ -126,7 +126,7 @@ class Reporter:
         shell = self._serving.shell
         wanted = status_of(shell.engine.state, shell.now, self._written, self._generation, self._hindrance)
         patch = difference(self._written, wanted)
-        if not patch or (not steps and all(key in _GAUGES for key in patch)):
+        if not patch or (not steps and _only_gauges(patch)):
             return
         try:
             await self._client.patch(
@@ -179,3 +179,11 @@ class Reporter:
             await self._client.create(kube.EVENTS.from_dict(event))
         except kube.CannotReach as error:
             log.warning("an Event cannot be written: %s", kube.sentence(error))
+
+
+def _only_gauges(patch: dict[str, Any]) -> bool:
+    """Whether a patch says no more than how far training is."""
+    return all(
+        field in _GAUGES and (not isinstance(value, dict) or set(value) <= _GAUGES[field])
+        for field, value in patch.items()
+    )
