@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -184,7 +185,7 @@ class KubernetesPlatform:
             attempt += 1
             try:
                 async with self._turns:
-                    await self._client.delete(kube.PODS, name, grace_period=round(grace))
+                    await self._client.delete(kube.PODS, name, grace_period=math.ceil(grace))
                 return
             except kube.CannotReach as error:
                 if kube.code_of(error) == kube.NOT_FOUND:
