@@ -118,7 +118,7 @@ def test_a_job_that_trains_keeps_its_phase_while_its_new_master_cannot_start() -
 
 def test_what_was_said_of_a_missing_master_is_taken_back_when_it_runs() -> None:
     decision = decided(job("Running", "MasterCannotStart", "no room"), pod(), prepared=True)
-    assert decision.actions == (SetStatus(None, "", ""),)
+    assert decision.actions == (SetStatus(None, "JobRunning", ""),)
     decision = decided(job("Pending", "MasterStarting", "…"), pod(), prepared=True)
     assert only(SetStatus, decision.actions).reason == "JobPending"
 
@@ -205,6 +205,11 @@ def test_a_master_that_was_deleted_and_has_ended_is_replaced_before_its_kubelet_
         Prepare,
         StartMaster,
     ]
+
+
+def test_a_master_that_is_being_deleted_cannot_end_the_job() -> None:
+    leaving = pod("Succeeded", exit_code=0, metadata={"deletionTimestamp": "2027-01-15T08:00:05Z"})
+    assert only(StartMaster, decided(job("Running"), leaving).actions).lost == "its pod was deleted"
 
 
 # endings ----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE)
 """Exit codes of a master (`resile.master.supervisor`) after which another start would change nothing."""
 
 
+DELETED = "its pod was deleted"
+
+
 class Reason(enum.StrEnum):
     """What the operator says, in words that programs can rely on: reasons of a status and of Events."""
 
@@ -147,17 +150,21 @@ def decide(seen: Seen, spec: ElasticJob | BadManifest, now: float) -> Decision:
         return _ended(seen, now)
     pod = seen.pod
     if pod is None:
-        return _without_master(seen, phase, "its pod was deleted", now)
+        return _without_master(seen, phase, DELETED, now)
     if not owned_by(pod, job["metadata"]["uid"]):
         return _blocked(seen, phase, pod, now)
     over = end(pod)
-    if over is not None and over.exit_code in FINAL:
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    # What a master says while it is being deleted may be its answer to that; the next one knows from the journal.
+    if over is not None and over.exit_code in FINAL and not leaving:
         return Decision(_finished(over))
     if over is not None:  # also while it is being deleted: a kubelet takes seconds to say so of a pod that has ended
         removed = RemoveMaster(pod["metadata"]["uid"])
-        rest = _without_master(msgspec.structs.replace(seen, row=_row(seen)), phase, over.why, now)
+        rest = _without_master(
+            msgspec.structs.replace(seen, row=_row(seen)), phase, DELETED if leaving else over.why, now
+        )
         return Decision((removed, *rest.actions), rest.again)
-    if pod["metadata"].get("deletionTimestamp"):
+    if leaving:
         return _leaving(pod, now)
     return _with_master(seen, phase, pod)
 
@@ -208,7 +215,7 @@ def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
         if phase in (None, Phase.CREATED) or (phase is Phase.PENDING and reason in PASSING):
             actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
         elif reason in PASSING:
-            actions.append(SetStatus(None, "", ""))
+            actions.append(SetStatus(None, phase.reason, ""))
         return Decision(tuple(actions))
     problem = trouble(pod)
     waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
