@@ -207,6 +207,25 @@ def test_a_long_log_becomes_part_of_the_snapshot(place: Place, monkeypatch: pyte
 
 
 @needs_cluster
+def test_what_would_not_fit_becomes_a_part_of_the_state_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = begun(place)
+    journal.append([(1.0, Started())], [told(1)])
+    monkeypatch.setattr(kubernetes_journal, "LARGEST", 4000)
+    stranger = NodeKey("worker", NodeId(99))
+    crowd: list[tuple[float, AnyEvent]] = [
+        (2.0 + n, NodeSeen(node=stranger, status=NodeStatus.DELETED, host=uuid.uuid4().hex)) for n in range(300)
+    ]
+    journal.append(crowd, [told(2)])
+    assert place.keys() == ["snapshot", "story"]
+    reader = place.journal()
+    history = reader.load()
+    assert history is not None
+    expected = Engine.replay(new_state(place.spec, 0.0), [(1.0, Started()), *crowd]).state
+    assert Engine.replay(history.state, history.events).state == expected
+    assert reader.story() == [told(1), told(2)]
+
+
+@needs_cluster
 def test_a_damaged_journal_is_refused_as_a_whole(place: Place) -> None:
     journal = begun(place)
     journal.append([(1.0, Started())], [])

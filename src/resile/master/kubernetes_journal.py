@@ -137,6 +137,9 @@ class KubernetesJournal:
         if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
             self._fold()
         entry = seal(_encode(_Entry(list(events), list(story))))
+        if sum(map(len, self._values.values())) + len(entry) > LARGEST:
+            self._fold(events, story)  # thousands of nodes at once: as a part of the state they take less room
+            return
         self._patch({f"{_LOG}{self._next:06d}": entry})
         self._next += 1
         self._story = (*self._story, *story)[-STORY_LINES:]
@@ -189,30 +192,32 @@ class KubernetesJournal:
         self._story = tuple([*story, *(line for entry in log for line in entry.story)][-STORY_LINES:])
         return History(state=snapshot.state, at=snapshot.at, events=[pair for entry in log for pair in entry.events])
 
-    def _fold(self) -> None:
-        """Make the log a part of the snapshot: what a restart would do, done now."""
+    def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[Told] = ()) -> None:
+        """Make the log, and more that is to be written, a part of the snapshot: what a restart would do, done now."""
         with self._clear_words():
             snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
             keys = sorted(key for key in self._values if key.startswith(_LOG))
             events = [pair for key in keys for pair in _decode_entry(unseal(self._values[key])).events]
-        history = History(state=snapshot.state, at=snapshot.at, events=events)
+        history = History(state=snapshot.state, at=snapshot.at, events=[*events, *more])
         until = history.until
         state = Engine.replay(history.state, history.events).state
-        self._replace(_encode(_Snapshot(until, self._next, state)))
+        self._replace(_encode(_Snapshot(until, self._next, state)), story)
 
-    def _replace(self, snapshot: bytes) -> None:
+    def _replace(self, snapshot: bytes, story: Sequence[Told] = ()) -> None:
+        lines = (*self._story, *story)[-STORY_LINES:]
         values: dict[str, bytes | None] = {key: None for key in self._values if key.startswith(_LOG)}
         sealed = seal(snapshot)
         values[_SNAPSHOT] = sealed
-        values[_STORY] = seal(_encode(list(self._story)))
+        values[_STORY] = seal(_encode(list(lines)))
         if len(sealed) > LARGEST:
             raise JournalError(
                 f"the job's state takes {len(sealed) // 1024} KiB, and the journal {self._name} holds "
                 f"{LARGEST // 1024} KiB at most"
             )
         if len(sealed) + len(cast(bytes, values[_STORY])) > LARGEST:
-            values[_STORY] = seal(_encode(list(self._story)[-1:]))
+            values[_STORY] = seal(_encode(list(lines[-1:])))
         self._patch(values)
+        self._story = lines
 
     def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
         """Write these values and remove those that are None; whoever else wrote in between makes this fail."""
