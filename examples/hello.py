@@ -15,6 +15,19 @@ from pathlib import Path
 from resile.torch import report_step
 
 
+def place_of_steps() -> Path:
+    """The file that remembers the next step: with the job, so that it goes when the job does, or in `.cache`."""
+    node = os.environ.get("RESILE_LOCAL_NODE")
+    if node:
+        return Path(node).parents[1] / "hello.steps"
+    name = f"hello-{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}-{os.environ.get('JOB_UID') or os.getppid()}"
+    try:
+        Path(".cache").mkdir(exist_ok=True)
+    except OSError:  # as in a container that may not write here
+        return Path(tempfile.gettempdir()) / name
+    return Path(".cache") / name
+
+
 def main() -> None:
     """Take the steps that are left."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -22,8 +35,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="how long one step takes")
     arguments = parser.parse_args()
     rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    place = Path(tempfile.gettempdir()) / f"hello-{run}-{os.environ.get('JOB_UID') or os.getppid()}"
+    place = place_of_steps()
     first = int(place.read_text()) if place.exists() else 0
     print(f"rank {rank} of {world} starts at step {first}", flush=True)
     for step in range(first, arguments.steps):

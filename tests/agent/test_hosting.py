@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import os
+import shutil
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,9 +20,11 @@ from resile.agent.hosting import (
     is_here,
     is_loopback,
     run_directory,
+    sweep,
     token_notice,
     token_of,
 )
+from resile.agent.launch import _private_directory
 from resile.agent.oom import oom_kills
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.ports import FIRST, LAST, NoFreePort, free_port
@@ -169,3 +175,48 @@ def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(
     assert oom_kills() == 2
     events.write_text("oom_kill many\n")
     assert oom_kills() == 0
+
+
+def test_what_old_runs_left_is_swept_away_unless_somebody_is_there(tmp_path: Path) -> None:
+    for name in ("over", "held", "starting", "fresh"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.launch").touch()
+        (tmp_path / f"{name}.present").touch()
+        if name != "fresh":
+            os.utime(tmp_path / name, (0, 0))
+    with (tmp_path / "held.present").open() as agent, (tmp_path / "starting.launch").open() as launcher:
+        fcntl.flock(agent, fcntl.LOCK_SH)
+        fcntl.flock(launcher, fcntl.LOCK_EX)
+        sweep(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {name + end for name in ("held", "starting", "fresh") for end in ("", ".launch", ".present")}
+
+
+def test_a_lock_whose_file_was_swept_away_is_taken_anew(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    home = run_directory(chosen, HERE).path
+    home.parent.mkdir()
+
+    async def contend() -> bool:
+        first = MasterHost(chosen, HERE, run_directory(chosen, HERE))
+        with await first._turn():
+            second = asyncio.ensure_future(MasterHost(chosen, HERE, run_directory(chosen, HERE))._turn())
+            await asyncio.sleep(0.05)
+            home.with_suffix(".launch").unlink()
+        with await second:
+            return home.with_suffix(".launch").exists()
+
+    assert asyncio.run(asyncio.wait_for(contend(), 10))
+
+
+def test_the_agent_of_a_local_node_keeps_its_socket_in_the_nodes_directory(tmp_path: Path) -> None:
+    short, long = Path(tempfile.mkdtemp(prefix="n-", dir="/tmp")), tmp_path / ("x" * 100)
+    long.mkdir()
+    try:
+        assert _private_directory({"RESILE_LOCAL_NODE": str(short)}).parent == short
+        for home in (str(long), str(tmp_path / "none"), ""):
+            other = _private_directory({"RESILE_LOCAL_NODE": home})
+            assert other.parent == Path(tempfile.gettempdir())
+            other.rmdir()
+    finally:
+        shutil.rmtree(short)

@@ -6,7 +6,8 @@ found by the run id and the port, so agents of one user on one machine share the
 
 Beside the directory lie two files that outlive it. Whoever holds NAME.launch may look and decide. NAME.present is held
 by every agent of the run on this machine and by the supervisor, so a newcomer can tell a job whose master is
-just being started again from what an earlier run left behind, and clears only the latter.
+just being started again from what an earlier run left behind, and clears only the latter. What runs left behind under
+other names is swept away by the next run, after a time for whoever wants to look into it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -36,6 +38,10 @@ MAX_STARTS = 10
 """How often one agent starts a supervisor whose master keeps vanishing."""
 REVIVE_AFTER = 2.0
 """Seconds without a master after which an agent looks whether another agent's supervisor is gone as well."""
+
+
+KEPT_SECONDS = 3600.0
+"""How long the directory of a run that is over stays, for whoever wants to know what happened."""
 
 
 class CannotHost(Exception):
@@ -125,6 +131,7 @@ class MasterHost:
         try:
             async with asyncio.timeout(LAUNCH_PATIENCE):
                 self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                sweep(self._directory.path.parent)
                 with await self._turn():
                     if self._someone_is_there() or (self._directory.exists and self._directory.master_lives()):
                         return  # should its master be gone for good, `revive` will see to it
@@ -249,17 +256,54 @@ class MasterHost:
     async def _turn(self) -> contextlib.AbstractContextManager[None]:
         """Agents of this machine take turns in starting the master."""
         path = self._directory.path.with_suffix(".launch")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_file_at(descriptor, path):
                     return _closing(descriptor)
-                except BlockingIOError:
-                    await asyncio.sleep(0.02)
-        except BaseException:
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
-            raise
+            await asyncio.sleep(0.02)
+
+
+def sweep(runs: Path, kept: float = KEPT_SECONDS) -> None:
+    """Remove what runs that began at least `kept` seconds ago left behind, if nobody of them is there any more."""
+    for file in runs.glob("*.launch"):
+        home = file.with_suffix("")
+        with contextlib.suppress(OSError):  # somebody is there, or sweeps too
+            if (home if home.exists() else file).stat().st_mtime <= time.time() - kept:
+                _remove_unless_held(home)
+
+
+def _remove_unless_held(home: Path) -> None:
+    """Remove a run's directory and both files.
+
+    Raises:
+        OSError: somebody holds one of them.
+    """
+    launch, present = home.with_suffix(".launch"), home.with_suffix(".present")
+    with launch.open("rb+") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_file_at(turn.fileno(), launch):
+            return
+        with present.open("ab") as presence:
+            fcntl.flock(presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+            present.unlink()
+            launch.unlink()
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of this name: the lock on one that was removed keeps nobody out."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -37,6 +37,10 @@ LATE_PAUSE = 0.2
 """Between two looks whether the master of an earlier run is gone."""
 PORT_TRIES = 3
 """A port that was free a moment ago may be somebody's now; only a run that may take any port can try another."""
+NODE_DIRECTORY = "RESILE_LOCAL_NODE"
+"""The variable by which a node of a local job knows its directory."""
+LONGEST_HOME = 107 - len("/agent-xxxxxxxx/agent.sock")
+"""Bytes of a directory in which a socket's path is still short enough for Linux."""
 SEE_OFF = 5.0
 """Seconds that the master of a run on this machine alone has to end when the run has."""
 
@@ -66,7 +70,16 @@ class CannotRun(Exception):
     """Something on this machine is in the way; the text is one sentence."""
 
 
-def _private_directory() -> Path:
+def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """A new directory for the agent's socket: within its node's, which is removed with the job, if there is one.
+
+    Raises:
+        CannotRun: there is no place for it.
+    """
+    home = environ.get(NODE_DIRECTORY, "")
+    if home and len(os.fsencode(home)) <= LONGEST_HOME:
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:
         return Path(tempfile.mkdtemp(prefix="resile-"))
     except OSError as error:  # without a number when no directory for temporary files can be written at all
