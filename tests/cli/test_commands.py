@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import pytest
 from tests.cli.workbench import PATIENCE
 
 from resile.api.timeouts import Timeouts
@@ -198,6 +199,34 @@ def test_a_job_is_suspended_and_resumed(bench):
     assert bench.json("resume", "steady") == {"name": "steady", "suspended": False}
     bench.wait(lambda: len(bench.statuses("steady", "Running")) == 2)
     assert bench.phase("steady") == "Running"
+
+
+def test_a_wish_that_changes_nothing_says_so(bench):
+    bench.submit("sleep 1000", replicas=1)
+    assert bench.out("resume", "steady") == "elasticjob/steady was not suspended\n"
+    assert bench.out("suspend", "steady") == "elasticjob/steady suspended\n"
+    assert bench.out("suspend", "steady") == "elasticjob/steady is suspended already\n"
+    assert bench.out("resume", "steady") == "elasticjob/steady resumed\n"
+
+
+def test_several_jobs_are_deleted_at_once_if_all_names_are_known(bench):
+    bench.submit("sleep 1000", replicas=1)
+    bench.submit("sleep 1000", name="other", replicas=1)
+    assert "no job 'nobody'" in bench.refused("delete", "steady", "nobody")
+    assert bench.out("delete", "--now", "steady", "other") == "elasticjob/steady deleted\nelasticjob/other deleted\n"
+
+
+def test_a_node_is_told_by_its_pods_name(bench):
+    bench.submit("sleep 1000", replicas=1)
+    assert bench.refused("logs", "worker-0") == (
+        "resile: worker-0 is a node of a job; its log is that of a pod: `resile logs steady-edljob-worker-0`"
+    )
+
+
+@pytest.mark.parametrize("budget", ["0", "-1", "3601", "nan"])
+def test_a_budget_out_of_range_is_told_the_range(bench, budget):
+    said = bench.refused("explain", "timeouts", f"--recovery-budget={budget}", code=2)
+    assert said == f"resile: recovery_budget: must be between 1 and 3600 seconds, not {budget}"
 
 
 def test_a_deleted_job_leaves_nothing(bench):

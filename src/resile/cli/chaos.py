@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import click
 
 from resile.chaos import local
-from resile.cli.attach import clock
+from resile.cli.attach import POLL_SECONDS, clock
 from resile.cli.errors import CommandError
 from resile.cli.jobs import find
-from resile.cli.options import namespace_option, output_option, print_json
+from resile.cli.look import Look
+from resile.cli.options import F, namespace_option, output_option, print_json
+from resile.cli.tables import took
 from resile.wire.directory import JobDirectory
+
+BEYOND_BUDGET = 20.0
+"""Seconds beyond the recovery budget for a program to start again; then it is for others to watch."""
+CLOCK_DRIFT = 0.5
+"""Seconds by which the wall clock may have been corrected since the master started, whose own clock never jumps."""
+
+
+def wait_option(command: F) -> F:
+    """`--no-wait`."""
+    words = "after the strike, wait for the next step and say how long it took"
+    return click.option("--wait/--no-wait", default=True, show_default=True, help=words)(command)
 
 
 @click.group()
@@ -19,28 +33,30 @@ def chaos() -> None:
     """Break something on purpose and watch the job recover."""
 
 
-@chaos.command("kill-process")
+@chaos.command("kill-process", short_help="SIGKILL one training process of JOB.")
 @click.argument("job")
 @click.option("--node", metavar="NODE", help="of this node, as in worker-1")
 @click.option("--rank", type=click.IntRange(min=0), metavar="RANK", help="the process with this global rank")
 @namespace_option
+@wait_option
 @output_option("table", "json")
-def kill_process(job: str, node: str | None, rank: int | None, namespace: str | None, output: str) -> None:
+def kill_process(job: str, node: str | None, rank: int | None, namespace: str | None, wait: bool, output: str) -> None:
     """SIGKILL one training process of JOB: any, or that of a node or of a rank."""
-    _strike(job, namespace, output, lambda directory: local.kill_process(directory, node, rank))
+    _strike(job, namespace, output, lambda directory: local.kill_process(directory, node, rank), wait)
 
 
 @chaos.command("kill-node")
 @click.argument("job")
 @click.argument("node")
 @namespace_option
+@wait_option
 @output_option("table", "json")
-def kill_node(job: str, node: str, namespace: str | None, output: str) -> None:
+def kill_node(job: str, node: str, namespace: str | None, wait: bool, output: str) -> None:
     """SIGKILL every process of NODE, as in worker-1."""
-    _strike(job, namespace, output, lambda directory: local.kill_node(directory, node))
+    _strike(job, namespace, output, lambda directory: local.kill_node(directory, node), wait)
 
 
-@chaos.command("freeze-node")
+@chaos.command("freeze-node", short_help="SIGSTOP every process of NODE.")
 @click.argument("job")
 @click.argument("node")
 @namespace_option
@@ -69,14 +85,39 @@ def kill_master(job: str, namespace: str | None, output: str) -> None:
     _strike(job, namespace, output, local.kill_master)
 
 
-def _strike(job: str, namespace: str | None, output: str, strike: Callable[[JobDirectory], local.Strike]) -> None:
+def _strike(
+    job: str, namespace: str | None, output: str, strike: Callable[[JobDirectory], local.Strike], wait: bool = False
+) -> None:
     found = find(job, namespace)
-    try:
-        struck = strike(found.directory)
-    except local.NothingStruckError as error:
-        raise CommandError(str(error)) from error
-    if output == "json":
-        print_json(struck)
-    else:
+    with Look(found) as look:
+        trained = wait and output != "json" and look.status().step >= 0
+        try:
+            struck = strike(found.directory)
+        except local.NothingStruckError as error:
+            raise CommandError(str(error)) from error
+        if output == "json":
+            print_json(struck)
+            return
         pids = " ".join(map(str, struck.pids))
         click.echo(f"{clock(struck.at)} {struck.what} (pid{'s' if len(struck.pids) > 1 else ''} {pids})")
+        if trained:
+            click.echo(_recovery(look, struck))
+
+
+def _recovery(look: Look, struck: local.Strike) -> str:
+    """What the strike led to, as soon as training goes on again; how to watch if that takes long."""
+    patience = look.directory.spec().timeouts.recovery_budget + BEYOND_BUDGET
+    until = time.monotonic() + patience
+    noticed = ""
+    while time.monotonic() < until:
+        view = look.status()
+        outage = next((one for one in view.outages if one.noticed_at >= struck.at - CLOCK_DRIFT), None)
+        if outage is not None:
+            noticed = f"noticed after {took(max(0.0, outage.noticed_at - struck.at))}"
+            if outage.next_step_at is not None:
+                return f"{noticed}, next step after {took(outage.next_step_at - struck.at)}"
+        if view.ended_at is not None:
+            return f"{noticed or 'not noticed'}; the job is over ({view.phase})"
+        time.sleep(POLL_SECONDS)
+    watch = f"`resile get events {look.job.name}` and `resile describe {look.job.name}` tell how it goes on"
+    return f"{noticed or 'not noticed'}, no step within {patience:g} s; {watch}"

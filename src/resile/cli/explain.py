@@ -6,7 +6,14 @@ import click
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, derive
+from resile.api.timeouts import (
+    DEFAULT_RECOVERY_BUDGET,
+    LARGEST_RECOVERY_BUDGET,
+    SMALLEST_RECOVERY_BUDGET,
+    BadTimeouts,
+    Timeouts,
+    derive,
+)
 from resile.cli.errors import CommandError, NotUsableError
 from resile.cli.jobs import find
 from resile.cli.options import namespace_option, output_option, print_json
@@ -59,6 +66,9 @@ def _ladder(job: str | None, namespace: str | None, budget: float | None) -> Tim
             return find(job, namespace).directory.spec().timeouts
         except DirectoryError as error:
             raise CommandError(str(error)) from error
+    if budget is not None and not SMALLEST_RECOVERY_BUDGET <= budget <= LARGEST_RECOVERY_BUDGET:
+        bounds = f"between {SMALLEST_RECOVERY_BUDGET:g} and {LARGEST_RECOVERY_BUDGET:g} seconds"
+        raise NotUsableError(f"recovery_budget: must be {bounds}, not {budget:g}")
     try:
         return derive(DEFAULT_RECOVERY_BUDGET if budget is None else Seconds(budget))
     except BadTimeouts as error:

@@ -86,7 +86,15 @@ def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
     for job in jobs:
         if name == master_name(job.name) or node_of_pod(name, job.name) is not None:
             return job, name
+    pods = [pod for job in jobs if (pod := pod_name(job.name, name))]
+    if pods:
+        raise CommandError(f"{name} is a node of a job; its log is that of a pod: `resile logs {pods[0]}`")
     raise _unknown(name, namespace, jobs)
+
+
+def pod_name(job: str, node: str) -> str:
+    """The name of the pod that `worker-0` of a job has; empty if that is no node's name."""
+    return pod if node_of_pod(pod := f"{job}-edljob-{node}", job) is not None else ""
 
 
 def is_master(pod: str) -> bool:

@@ -17,9 +17,11 @@ from resile.cli.jobs import LocalJob, find
 from resile.cli.look import Look
 from resile.cli.options import namespace_option, output_option, tell
 from resile.cli.supervision import end_by_force, restart_master, served
+from resile.core.state import Phase
 from resile.platform.local import files
 from resile.wire.directory import DirectoryError
 
+SUSPENDED = str(Phase.SUSPENDED)
 DEFAULT_GRACE = Seconds(30.0)
 """For nodes of a job whose own settings cannot be read any more."""
 
@@ -53,8 +55,10 @@ def scale(job: str, sizes: tuple[str, ...], namespace: str | None, output: str) 
 def suspend(job: str, namespace: str | None, output: str) -> None:
     """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
     found = find(job, namespace)
+    before = _phase(found)
     _wish(found, "suspend", {"on": True})
-    tell(output, f"elasticjob/{found.name} suspended", name=found.name, suspended=True)
+    how = "is suspended already" if before == SUSPENDED else "suspended"
+    tell(output, f"elasticjob/{found.name} {how}", name=found.name, suspended=True)
 
 
 @click.command()
@@ -64,22 +68,29 @@ def suspend(job: str, namespace: str | None, output: str) -> None:
 def resume(job: str, namespace: str | None, output: str) -> None:
     """Take the nodes of a suspended JOB back; a JOB that lost its master (a restart of the machine) gets one again."""
     found = find(job, namespace)
-    if _interrupted(found):
+    interrupted = _interrupted(found)
+    if interrupted:
         restart_master(found.directory)
         click.echo(f"elasticjob/{found.name} has a master again", err=True)
+    before = _phase(found)
     _wish(found, "suspend", {"on": False})
-    tell(output, f"elasticjob/{found.name} resumed", name=found.name, suspended=False)
+    how = "resumed" if interrupted or before == SUSPENDED else "was not suspended"
+    tell(output, f"elasticjob/{found.name} {how}", name=found.name, suspended=False)
 
 
 @click.command()
-@click.argument("job")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 @namespace_option
 @click.option("--keep", is_flag=True, help="keep the logs")
 @click.option("--now", is_flag=True, help="kill everything at once instead of asking")
 @output_option("table", "json")
-def delete(job: str, namespace: str | None, keep: bool, now: bool, output: str) -> None:
-    """End JOB and remove it from this machine, its logs included."""
-    found = find(job, namespace)
+def delete(jobs: tuple[str, ...], namespace: str | None, keep: bool, now: bool, output: str) -> None:
+    """End every JOB and remove it from this machine, its logs included."""
+    for found in [find(job, namespace) for job in dict.fromkeys(jobs)]:  # all names are good before the first one goes
+        _delete(found, keep=keep, now=now, output=output)
+
+
+def _delete(found: LocalJob, *, keep: bool, now: bool, output: str) -> None:
     directory = found.directory
     try:
         timeouts = directory.spec().timeouts
@@ -116,6 +127,11 @@ def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
         phase = look.status().phase
     ending = "is over" if phase in ("Succeeded", "Failed") else "has lost its master"
     raise CommandError(f"job {job} {ending} ({phase}); nothing was changed")
+
+
+def _phase(job: LocalJob) -> str:
+    with Look(job) as look:
+        return look.status().phase
 
 
 def _interrupted(job: LocalJob) -> bool:
