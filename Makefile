@@ -21,11 +21,13 @@ help:  ## show this list
 setup: $(READY)  ## create .venv with resile and everything the targets need
 
 $(READY): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (the first time takes a few minutes) ..."
+	@echo "setting up $(VENV) (1.4 GB; the first time takes a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "resile needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@echo "  1 of 2: the virtual environment"
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@echo "  2 of 2: packages, torch among them"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	@touch $@
 
 data: $(READY)  ## write the handwritten digits as PNG files under .cache/mnist_png
@@ -38,7 +40,7 @@ test: $(READY) data  ## the whole test suite (1,000 random fault schedules inclu
 	@$(BIN)/python -m pytest tests
 
 lint: $(READY)  ## ruff, mypy --strict, and the design's layers
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache --no-logo
 
 format: $(READY)  ## rewrite the code in the house format
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -90,3 +90,11 @@ def test_every_guarantee_names_tests_that_exist() -> None:
 def test_no_page_has_a_placeholder() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         assert not re.search(r"^[A-Z]+_[A-Z]+$", page.read_text(), re.M), page.name
+
+
+def test_every_example_is_listed() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    files = subprocess.run(["git", "ls-files", "examples"], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = {name.removeprefix("examples/") for name in files.stdout.splitlines() if not name.endswith(".md")}
+    plans = {name for name in names if "scaling-plan" in name}  # "and its plans"
+    assert [name for name in sorted(names - plans) if f"`{name}`" not in page] == []
