@@ -230,9 +230,12 @@ def test_a_budget_out_of_range_is_told_the_range(bench, budget):
 
 
 def test_a_deleted_job_leaves_nothing(bench):
+    bench.run("submit", "--local", bench.manifest("true"))
     directory = bench.submit("sleep 1000")
+    assert (bench.state / "previous" / "default" / "steady").exists()
     assert bench.out("delete", "steady") == "elasticjob/steady deleted\n"
     assert not directory.path.exists()
+    assert not (bench.state / "previous" / "default" / "steady").exists()
     assert not bench.leftovers()
     assert "there are no jobs" in bench.refused("delete", "steady")
 

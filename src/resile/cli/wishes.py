@@ -160,6 +160,7 @@ def _remove(job: LocalJob, keep: bool) -> None:
     try:
         if not keep:
             shutil.rmtree(path)
+            shutil.rmtree(job.previous, ignore_errors=True)  # no command would find it any more
             return
         for entry in path.iterdir():
             if entry.is_dir() and entry.name != "logs":
