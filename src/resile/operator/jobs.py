@@ -19,7 +19,18 @@ from resile.api.labels import job_selector
 from resile.api.mistakes import BadManifest
 from resile.api.names import master_name
 from resile.operator import objects
-from resile.operator.cluster import CONFLICT, ELASTIC_JOB, NOT_FOUND, POD, REFUSED, Cluster, ClusterError, Kind, Object
+from resile.operator.cluster import (
+    CONFLICT,
+    ELASTIC_JOB,
+    NOT_FOUND,
+    POD,
+    REFUSED,
+    ROLE_BINDING,
+    Cluster,
+    ClusterError,
+    Kind,
+    Object,
+)
 from resile.operator.decisions import (
     Action,
     Prepare,
@@ -148,11 +159,12 @@ class Jobs:
             raise
 
     async def _prepare(self, job: ElasticJob) -> None:
-        """Make what a master needs, all at once. Only what this operator wrote is ever written again."""
+        """Make what a master needs, all at once; only a binding needs its Role to be there."""
         await _together(
             *(self._cluster.apply(kind, item) for kind, item in objects.applied(job)),
             *(self._make_once(kind, item, job) for kind, item in objects.made_once(job)),
         )
+        await self._cluster.apply(ROLE_BINDING, objects.binding(job))
 
     async def _make_once(self, kind: Kind, item: Object, job: ElasticJob) -> None:
         namespace, name = job.metadata.namespace, item["metadata"]["name"]

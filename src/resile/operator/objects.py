@@ -20,7 +20,6 @@ from resile.api.rbac import master_rules
 from resile.operator.cluster import (
     CONFIG_MAP,
     ROLE,
-    ROLE_BINDING,
     SECRET,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -58,23 +57,21 @@ def controlled(item: Object) -> bool:
 def applied(job: ElasticJob) -> list[tuple[Kind, Object]]:
     """Objects whose content follows from the job: made so again whenever the operator looks."""
     name = master_name(job.metadata.name)
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": job.metadata.namespace}
     return [
         (SERVICE_ACCOUNT, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
-        (
-            ROLE,
-            {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(job.metadata.name)},
-        ),
-        (
-            ROLE_BINDING,
-            {
-                **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
-                "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-                "subjects": [subject],
-            },
-        ),
+        (ROLE, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(job.metadata.name)}),
         (SERVICE, service(job)),
     ]
+
+
+def binding(job: ElasticJob) -> Object:
+    """Gives the master its Role, which must exist: Kubernetes looks whether we may give away what is in it."""
+    name = master_name(job.metadata.name)
+    return {
+        **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.metadata.namespace}],
+    }
 
 
 def made_once(job: ElasticJob) -> list[tuple[Kind, Object]]:
