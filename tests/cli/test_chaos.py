@@ -123,6 +123,8 @@ def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
     said = bench.out("chaos", "kill-process", "steady", "--rank", "0").splitlines()
     assert re.fullmatch(r"noticed after \d.*s, next step after \d.*s", said[1])
     assert len(bench.out("chaos", "kill-process", "steady", "--rank", "0", "--no-wait").splitlines()) == 1
+    back = bench.out("chaos", "kill-master", "steady").splitlines()[-1]
+    assert re.fullmatch(r"the master was back after \d.*s", back)
     (bench.place / "over").touch()
     out, err = following.communicate(timeout=30)
     assert following.returncode == 0, out + err

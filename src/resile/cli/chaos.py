@@ -9,10 +9,12 @@ import click
 
 from resile.chaos import local
 from resile.cli.attach import POLL_SECONDS, clock
+from resile.cli.client import wait_until
 from resile.cli.errors import CommandError
 from resile.cli.jobs import find
 from resile.cli.look import Look
 from resile.cli.options import F, namespace_option, output_option, print_json
+from resile.cli.rows import MASTER_CAME_BACK
 from resile.cli.tables import took
 from resile.wire.directory import JobDirectory
 
@@ -79,15 +81,19 @@ def thaw_node(job: str, node: str, namespace: str | None, output: str) -> None:
 @chaos.command("kill-master")
 @click.argument("job")
 @namespace_option
+@click.option("--wait/--no-wait", default=True, show_default=True, help="wait until the master is back")
 @output_option("table", "json")
-def kill_master(job: str, namespace: str | None, output: str) -> None:
+def kill_master(job: str, namespace: str | None, wait: bool, output: str) -> None:
     """SIGKILL the master of JOB; its supervisor starts it again."""
-    _strike(job, namespace, output, local.kill_master)
+    struck = _strike(job, namespace, output, local.kill_master)
+    if wait and output != "json":
+        with Look(find(job, namespace)) as look:
+            click.echo(_return(look, struck))
 
 
 def _strike(
     job: str, namespace: str | None, output: str, strike: Callable[[JobDirectory], local.Strike], wait: bool = False
-) -> None:
+) -> local.Strike:
     found = find(job, namespace)
     with Look(found) as look:
         trained = wait and output != "json" and look.status().step >= 0
@@ -97,11 +103,12 @@ def _strike(
             raise CommandError(str(error)) from error
         if output == "json":
             print_json(struck)
-            return
+            return struck
         pids = " ".join(map(str, struck.pids))
         click.echo(f"{clock(struck.at)} {struck.what} (pid{'s' if len(struck.pids) > 1 else ''} {pids})")
         if trained:
             click.echo(_recovery(look, struck))
+    return struck
 
 
 def _recovery(look: Look, struck: local.Strike) -> str:
@@ -121,3 +128,17 @@ def _recovery(look: Look, struck: local.Strike) -> str:
         time.sleep(POLL_SECONDS)
     watch = f"`resile get events {look.job.name}` and `resile describe {look.job.name}` tell how it goes on"
     return f"{noticed or 'not noticed'}, no step within {patience:g} s; {watch}"
+
+
+def _return(look: Look, struck: local.Strike) -> str:
+    """When the master was back."""
+    back: list[float] = []
+
+    def returned() -> bool:
+        story = look.events()
+        back[:] = [line.at for line in story if line.reason == MASTER_CAME_BACK and line.at >= struck.at - CLOCK_DRIFT]
+        return bool(back)
+
+    if wait_until(returned, BEYOND_BUDGET):
+        return f"the master was back after {took(max(0.0, back[-1] - struck.at))}"
+    return f"the master is not back after {BEYOND_BUDGET:g} s; see {look.directory.log}"
