@@ -178,6 +178,16 @@ def test_while_a_dying_master_pauses_the_status_says_so() -> None:
     assert not any(isinstance(action, StartMaster) for action in decision.actions)
 
 
+def test_the_last_master_that_died_can_be_looked_at_until_the_next_start_is_due() -> None:
+    crashed = pod("Failed", exit_code=1)
+    row = Row(7, NOW, 6)
+    waiting = decided(job("Running", "JobRunning"), crashed, row=row)
+    assert not any(isinstance(action, RemoveMaster) for action in waiting.actions)
+    assert waiting.again is not None
+    due = decided(job("Running", "JobRunning"), crashed, row=row, now=NOW + waiting.again)
+    assert due.actions[0] == RemoveMaster("pod-0")
+
+
 def test_a_master_that_lived_long_begins_a_new_row() -> None:
     row = Row(20, NOW - settings.HEALTHY - 1, 40)
     decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=137), row=row)

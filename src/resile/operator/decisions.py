@@ -159,11 +159,11 @@ def decide(seen: Seen, spec: ElasticJob | BadManifest, now: float) -> Decision:
     if over is not None and over.exit_code in FINAL and not leaving:
         return Decision(_finished(over))
     if over is not None:  # also while it is being deleted: a kubelet takes seconds to say so of a pod that has ended
-        removed = RemoveMaster(pod["metadata"]["uid"])
-        rest = _without_master(
-            msgspec.structs.replace(seen, row=_row(seen)), phase, DELETED if leaving else over.why, now
-        )
-        return Decision((removed, *rest.actions), rest.again)
+        lost = DELETED if leaving else over.why
+        rest = _without_master(msgspec.structs.replace(seen, row=_row(seen)), phase, lost, now)
+        if rest.again is not None:
+            return rest  # until the next start the pod stays: its log is all there is to see
+        return Decision((RemoveMaster(pod["metadata"]["uid"]), *rest.actions))
     if leaving:
         return _leaving(pod, now)
     return _with_master(seen, phase, pod)
