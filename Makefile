@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak data cluster cluster-down deploy undeploy clean
+.PHONY: help setup demo test lint format bench soak data cluster cluster-down deploy undeploy test-kube clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ cluster-down:  ## take it down and leave nothing behind
 deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECONFIG (IMG=image of the operator)
 	@$(BIN)/resile manifests --image $(IMG) | kubectl apply -f -
 	@kubectl -n resile-system rollout status deployment/resile-operator --timeout=120s
+
+test-kube: $(READY) data  ## the tests that need a cluster (after `make cluster`)
+	@RESILE_KUBE_TESTS=1 $(BIN)/python -m pytest tests/kube --timeout 600
 
 undeploy:  ## remove the operator; jobs, CRDs and the dlrover namespace stay
 	@kubectl delete namespace resile-system --ignore-not-found

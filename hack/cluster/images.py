@@ -1,7 +1,8 @@
 """Images without a registry: a few kilobytes in the docker-archive format, imported on every node under any name.
 
 The layer holds empty folders, a password file and busybox; everything else comes from the host at run time (see
-`nodes.py`). So any name is the same image, and what it runs is the checkout as it is now.
+`nodes.py`). So any name is the same image, and what it runs is the checkout as it is now: containers start in it, as
+those of an image with the project's examples would, and /data is its folder of generated data.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from console import ClusterError, run
-from settings import BUSYBOX_IMAGE, NODES, PAUSE_IMAGE, RESILE_IMAGE, RESILE_USER, STATE, VENV, Node
+from settings import BUSYBOX_IMAGE, CHECKOUT, NODES, PAUSE_IMAGE, RESILE_IMAGE, RESILE_USER, STATE, VENV, Node
 
 FOLDER = STATE / "images"
 NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z\d]+([._/-]+[a-z\d]+)*(:\w[\w.-]{0,127})?", re.ASCII)
@@ -89,7 +90,12 @@ def _archive(image: Image) -> Path:
         {
             "architecture": os.uname().machine.replace("x86_64", "amd64").replace("aarch64", "arm64"),
             "os": "linux",
-            "config": {"Env": [f"PATH={':'.join(path)}"], "Cmd": list(image.command), "User": image.user},
+            "config": {
+                "Env": [f"PATH={':'.join(path)}"],
+                "Cmd": list(image.command),
+                "User": image.user,
+                "WorkingDir": str(CHECKOUT),
+            },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
         }
     ).encode()
@@ -118,6 +124,7 @@ def _layer() -> bytes:
         for name in LINKED:
             if (Path("/") / name).is_symlink():
                 _add_link(layer, name, os.readlink(Path("/") / name))
+        _add_link(layer, "data", str(CHECKOUT / ".cache"))
         _add(layer, "etc/passwd", PASSWD.encode())
         _add(layer, "etc/group", GROUP.encode())
         _add(layer, "etc/nsswitch.conf", NSSWITCH.encode())

@@ -39,6 +39,10 @@ class NoJob(Exception):
     """There is no such job to serve; the text is one sentence."""
 
 
+class ApiSilent(NoJob):
+    """The API server could not be asked; trying again may help."""
+
+
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Which job to serve, and how its nodes reach this master."""
 
@@ -53,6 +57,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
 
     Raises:
         NoJob: there is no such ElasticJob, or it cannot be run.
+        ApiSilent: the API server could not be asked for it.
         DirectoryError: the token is missing.
         JournalError, JournalDamaged, CannotListen: as `run_master`.
     """
@@ -61,7 +66,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         try:
             client = kube.async_client(where.namespace)
         except (*kube.CannotReach, OSError) as error:
-            raise NoJob(f"there is no way to the cluster: {error}") from error
+            raise ApiSilent(f"there is no way to the cluster: {error}") from error
         cleanup.push_async_callback(client.close)
         found = await _fetch(client, where)
         spec = _spec_of(found)
@@ -122,7 +127,7 @@ async def _fetch(client: AsyncClient, where: Where) -> dict[str, Any]:
             if kube.code_of(error) == kube.NOT_FOUND:
                 raise NoJob(f"there is no ElasticJob {where.job} in namespace {where.namespace}") from error
             if time.monotonic() > until:
-                raise NoJob(f"the ElasticJob {where.job} cannot be read: {kube.sentence(error)}") from error
+                raise ApiSilent(f"the ElasticJob {where.job} cannot be read: {kube.sentence(error)}") from error
             log.warning("the ElasticJob cannot be read now: %s", kube.sentence(error))
         attempt += 1
         await asyncio.sleep(kube.pause(attempt))
