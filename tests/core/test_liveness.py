@@ -4,6 +4,7 @@ from resile.api.reports import NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.deadlines import Alarm, Deadlines
+from resile.core.state import Phase
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
 
 
@@ -175,3 +176,13 @@ def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
     job.heartbeats()
     job.wait(job.timeouts.settle / 2)
     assert job.members == [0, 1]
+
+
+def test_a_node_that_is_out_of_reach_when_the_job_ends_well_is_removed_in_the_end():
+    job = running(2)
+    for number in (0, 1):
+        job.does(ev.NodeFinished(node=key(number), round=job.state.last_round))
+    assert (job.state.phase, job.deleted) == (Phase.SUCCEEDED, [])
+    job.seen(0, NodeStatus.SUCCEEDED)
+    job.wait(job.timeouts.exit_grace)
+    assert job.deleted == [1], "its machine lost power, so it can neither exit nor say so"

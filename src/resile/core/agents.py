@@ -66,6 +66,7 @@ def went(turn: Turn, node: Node, session: int) -> None:
         return
     if turn.state.phase.over:
         node.agent.session = 0  # agents go when the job is over; how they ended is the platform's to say
+        turn.deadlines.clear(Alarm.AWAY, node.key)
     else:
         turn.detach(node, turn.now + turn.timeouts.blink)
 

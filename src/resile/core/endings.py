@@ -6,8 +6,9 @@ import enum
 
 from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus, WorkerFailure
+from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Finish
-from resile.core.state import TRAINERS, JobState, Phase
+from resile.core.state import TRAINERS, JobState, Node, Phase
 from resile.core.turn import Turn
 
 
@@ -57,6 +58,14 @@ def tell(turn: Turn, session: int = 0) -> None:
     )
 
 
+def clear_away(turn: Turn, node: Node) -> None:
+    """A node that should have left by itself after the job's end has not."""
+    if not node.status.ended:
+        node.leaving = node.leaving or "the job is over"
+        turn.touch(node)
+        turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="the job is over"))
+
+
 def succeed_if_done(turn: Turn) -> None:
     """End the job well once every place that trains has been filled to a good end."""
     state = turn.state
@@ -87,8 +96,10 @@ def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:
     for key, node in state.nodes.items():
         if node.status.ended:
             continue
-        # Trainers whose agents finished exit by themselves, so that their pods stay as Completed.
+        # Trainers whose agents finished exit by themselves, so that their pods stay as Completed; one that does not is
+        # out of reach and has to be removed.
         if phase is Phase.SUCCEEDED and key.role in TRAINERS and node.connected:
+            turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.exit_grace, key)
             continue
         node.leaving = "the job is over"
         turn.touch(node)

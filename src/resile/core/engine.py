@@ -12,7 +12,7 @@ from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus
 from resile.core import agents, endings, ledger, membership, progress, rounds
 from resile.core import events as ev
-from resile.core.deadlines import Deadlines
+from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
 from resile.core.endings import Reason
 from resile.core.ledger import Lease, Wish
@@ -137,6 +137,8 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             agents.went(turn, node, event.session)
         case ev.WorkerWent():
             ledger.release_worker(turn.state.ledger, event.node, event.worker)
+        case ev.AgentStayedAway() if turn.state.phase.over:
+            endings.clear_away(turn, node)
         case _ if turn.state.phase.over:
             return
         case ev.AgentLeaving():
@@ -186,6 +188,9 @@ def _return(turn: Turn) -> None:
     turn.deadlines.reset()
     ledger.forget_wishes(turn.state.ledger)
     if turn.state.phase.over:
+        for node in turn.state.nodes.values():
+            if turn.state.spec.managed and not node.status.ended:
+                turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.homecoming, node.key)
         return
     turn.note("MasterReturned", "the master came back from its journal")
     for node in turn.state.nodes.values():
