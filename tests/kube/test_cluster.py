@@ -7,29 +7,21 @@ import json
 import os
 import signal
 import ssl
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kube.space import COMMAND_DEADLINE, KUBECONFIG, ROOT, STATE, Space, kubectl, new_space, run, until
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("RESILE_KUBE_TESTS") != "1",
-    reason="needs a cluster: hack/cluster/cluster.py up, RESILE_KUBE_TESTS=1",
-)
+pytestmark = pytest.mark.usefixtures("lab")
 
-CLUSTER = Path(__file__).resolve().parents[2] / "hack/cluster/cluster.py"
-STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
-KUBECONFIG = STATE / "kubeconfig"
+CLUSTER = ROOT / "hack/cluster/cluster.py"
 NODES = ["resile-node-1", "resile-node-2", "resile-node-3"]
-POD_DEADLINE = 60.0
-COMMAND_DEADLINE = 90.0
 # What "at once" may cost: an answer, not a resolver's 5-second time-out.
 AT_ONCE = 1.0
 
@@ -61,50 +53,13 @@ print(" ".join(found), time.monotonic() - begun)
 """
 
 
-def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> str:
-    """Run kubectl on the cluster and return what it printed; the test fails with its complaint if it fails."""
-    done = subprocess.run(
-        ["kubectl", f"--kubeconfig={KUBECONFIG}", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_DEADLINE,
-    )
-    if check and done.returncode != 0:
-        pytest.fail(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout if check else done.stdout + done.stderr
-
-
 def cluster(*arguments: str) -> str:
     """Run the cluster's own program and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, CLUSTER, *arguments], capture_output=True, text=True, timeout=2 * COMMAND_DEADLINE
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run(sys.executable, CLUSTER, *arguments, deadline=2 * COMMAND_DEADLINE)
 
 
-def until(what: str, check: Callable[[], Any], deadline: float = POD_DEADLINE) -> Any:
-    """Return the first true answer of `check`."""
-    end = time.monotonic() + deadline
-    while not (answer := check()):
-        if time.monotonic() > end:
-            pytest.fail(f"{what} did not come within {deadline:.0f} s")
-        time.sleep(0.1)
-    return answer
-
-
-class Space:
-    """A namespace of its own and what is asked of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        return kubectl("-n", self.name, *arguments, stdin=stdin, check=check)
-
-    def create(self, *documents: dict[str, Any]) -> None:
-        self.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+class Lab(Space):
+    """A namespace for pods that need no operator."""
 
     def pod(self, name: str, *command: str, image: str = "resile:dev", memory: str = "512Mi", **spec: Any) -> None:
         """Create a pod that runs one command once."""
@@ -120,15 +75,11 @@ class Space:
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": rest}
         )
 
-    def status(self, pod: str) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(self.kubectl("get", "pod", pod, "-o", "json"))["status"]
-        return status
-
     def address(self, pod: str) -> str:
         """Return a pod's address when it is ready."""
 
         def ready() -> str:
-            status = self.status(pod)
+            status = self.status(pod, "pod")
             conditions = {entry["type"]: entry["status"] for entry in status.get("conditions", [])}
             return str(status["podIP"]) if conditions.get("Ready") == "True" else ""
 
@@ -138,7 +89,7 @@ class Space:
         """Return how a pod's container ended."""
 
         def ended() -> dict[str, Any] | None:
-            states = self.status(pod).get("containerStatuses", [])
+            states = self.status(pod, "pod").get("containerStatuses", [])
             return states[0]["state"].get("terminated") if states else None
 
         outcome: dict[str, Any] = until(f"the end of pod {pod}", ended)
@@ -165,13 +116,12 @@ class Space:
 
 
 @pytest.fixture(scope="module")
-def space() -> Iterator[Space]:
-    assert KUBECONFIG.exists(), "the cluster is not up: run hack/cluster/cluster.py up"
-    made = Space(f"cluster-test-{uuid.uuid4().hex[:8]}")
-    kubectl("create", "namespace", made.name)
-    until("the ServiceAccount", lambda: "secrets" in made.kubectl("get", "sa", "default", "-o", "json", check=False))
-    yield made
-    kubectl("delete", "namespace", made.name, "--timeout=60s")
+def lab(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if Path(KUBECONFIG) != STATE / "kubeconfig":
+        pytest.skip("the cluster is not the one that `make cluster` brings up")
+    with new_space("lab", tmp_path_factory.mktemp("lab"), Lab) as made:
+        until("the ServiceAccount", lambda: "secrets" in made.get("sa", "default"))
+        yield made
 
 
 def fetch(url: str) -> str:
@@ -179,7 +129,7 @@ def fetch(url: str) -> str:
     return f"for i in $(seq 50); do wget -q -T 2 -O - {url} && exit 0; sleep 0.2; done; exit 1"
 
 
-def test_three_nodes_are_ready(space: Space) -> None:
+def test_three_nodes_are_ready(lab: Lab) -> None:
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     ready = {
         node["metadata"]["name"]
@@ -191,72 +141,72 @@ def test_three_nodes_are_ready(space: Space) -> None:
 
 
 def test_the_kubeconfig_is_for_its_owner_alone() -> None:
-    assert KUBECONFIG.stat().st_mode & 0o777 == 0o600
+    assert Path(KUBECONFIG).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_pod_runs_and_its_logs_and_exec_work(space: Space) -> None:
-    space.pod("talker", "sh", "-c", "echo I am here; exec sleep 600", image="busybox:latest")
-    space.address("talker")
-    assert space.kubectl("logs", "talker") == "I am here\n"
-    assert space.kubectl("exec", "talker", "--", "sh", "-c", "echo from inside; hostname") == "from inside\ntalker\n"
+def test_a_pod_runs_and_its_logs_and_exec_work(lab: Lab) -> None:
+    lab.pod("talker", "sh", "-c", "echo I am here; exec sleep 600", image="busybox:latest")
+    lab.address("talker")
+    assert lab.kubectl("logs", "talker") == "I am here\n"
+    assert lab.kubectl("exec", "talker", "--", "sh", "-c", "echo from inside; hostname") == "from inside\ntalker\n"
 
 
-def test_pods_reach_each_other_across_nodes(space: Space) -> None:
-    address = space.serve("there", NODES[0])
+def test_pods_reach_each_other_across_nodes(lab: Lab) -> None:
+    address = lab.serve("there", NODES[0])
     for node in NODES:
-        space.pod(f"to-{node}", "sh", "-c", fetch(f"http://{address}:8000/"), nodeName=node)
-    assert [space.output(f"to-{node}") for node in NODES] == ["there\n"] * 3
+        lab.pod(f"to-{node}", "sh", "-c", fetch(f"http://{address}:8000/"), nodeName=node)
+    assert [lab.output(f"to-{node}") for node in NODES] == ["there\n"] * 3
 
 
-def test_a_service_has_a_name_and_its_own_pod_reaches_it_too(space: Space) -> None:
-    space.serve("web", NODES[1])
-    space.service("web", "web")
-    space.pod("caller", "sh", "-c", fetch("http://web/"), nodeName=NODES[2])
-    assert space.output("caller") == "web\n"
-    full = f"http://web.{space.name}.svc.cluster.local/"
-    assert space.kubectl("exec", "web", "--", "sh", "-c", fetch(full)) == "web\n"
+def test_a_service_has_a_name_and_its_own_pod_reaches_it_too(lab: Lab) -> None:
+    lab.serve("web", NODES[1])
+    lab.service("web", "web")
+    lab.pod("caller", "sh", "-c", fetch("http://web/"), nodeName=NODES[2])
+    assert lab.output("caller") == "web\n"
+    full = f"http://web.{lab.name}.svc.cluster.local/"
+    assert lab.kubectl("exec", "web", "--", "sh", "-c", fetch(full)) == "web\n"
 
 
-def test_a_headless_service_names_its_pods_and_forgets_them(space: Space) -> None:
-    space.service("group", "member", clusterIP="None")
-    address = space.serve("member", hostname="first", subdomain="group")
+def test_a_headless_service_names_its_pods_and_forgets_them(lab: Lab) -> None:
+    lab.service("group", "member", clusterIP="None")
+    address = lab.serve("member", hostname="first", subdomain="group")
 
     def looked_up(name: str) -> str:
-        return space.kubectl("exec", "member", "--", "python", "-c", LOOK_UP, name).split()[0]
+        return lab.kubectl("exec", "member", "--", "python", "-c", LOOK_UP, name).split()[0]
 
     assert until("the name", lambda: looked_up("group") == address)
     assert looked_up("first.group") == address
-    space.kubectl("delete", "service", "group")
+    lab.kubectl("delete", "service", "group")
     until("no name", lambda: looked_up("group") == "none")
 
 
-def test_an_unknown_name_is_answered_at_once(space: Space) -> None:
-    for number, name in enumerate(("nobody", "nobody.example", f"nobody.{space.name}.svc.cluster.local")):
-        space.pod(f"asker-{number}", "python", "-c", LOOK_UP, name)
-        *found, seconds = space.output(f"asker-{number}").split()
+def test_an_unknown_name_is_answered_at_once(lab: Lab) -> None:
+    for number, name in enumerate(("nobody", "nobody.example", f"nobody.{lab.name}.svc.cluster.local")):
+        lab.pod(f"asker-{number}", "python", "-c", LOOK_UP, name)
+        *found, seconds = lab.output(f"asker-{number}").split()
         assert found[0] == "none"
         assert float(seconds) < AT_ONCE
 
 
-def test_a_pod_over_its_memory_limit_is_oom_killed(space: Space) -> None:
-    space.pod("glutton", "python", "-c", "held = b'x' * (1 << 30); print('survived')", memory="64Mi")
-    outcome = space.outcome("glutton")
+def test_a_pod_over_its_memory_limit_is_oom_killed(lab: Lab) -> None:
+    lab.pod("glutton", "python", "-c", "held = b'x' * (1 << 30); print('survived')", memory="64Mi")
+    outcome = lab.outcome("glutton")
     assert (outcome["reason"], outcome["exitCode"]) == ("OOMKilled", 137)
 
 
-def test_a_service_account_is_refused_until_it_is_given_the_right(space: Space) -> None:
-    space.kubectl("create", "serviceaccount", "reader")
-    until("its token", lambda: "secrets" in space.kubectl("get", "sa", "reader", "-o", "json"))
-    space.pod("refused", "python", "-c", ASK_THE_API, serviceAccountName="reader")
-    assert space.output("refused").startswith('403 pods is forbidden: User "system:serviceaccount:')
-    space.kubectl("create", "role", "reader", "--verb=list", "--resource=pods")
-    space.kubectl("create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={space.name}:reader")
-    space.pod("allowed", "python", "-c", ASK_THE_API, serviceAccountName="reader")
-    assert space.output("allowed") == "200\n"
+def test_a_service_account_is_refused_until_it_is_given_the_right(lab: Lab) -> None:
+    lab.kubectl("create", "serviceaccount", "reader")
+    until("its token", lambda: "secrets" in lab.kubectl("get", "sa", "reader", "-o", "json"))
+    lab.pod("refused", "python", "-c", ASK_THE_API, serviceAccountName="reader")
+    assert lab.output("refused").startswith('403 pods is forbidden: User "system:serviceaccount:')
+    lab.kubectl("create", "role", "reader", "--verb=list", "--resource=pods")
+    lab.kubectl("create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={lab.name}:reader")
+    lab.pod("allowed", "python", "-c", ASK_THE_API, serviceAccountName="reader")
+    assert lab.output("allowed") == "200\n"
 
 
 def test_the_api_refuses_whoever_has_no_name() -> None:
-    config = json.loads(KUBECONFIG.read_text())["clusters"][0]["cluster"]
+    config = json.loads(Path(KUBECONFIG).read_text())["clusters"][0]["cluster"]
     authority = base64.b64decode(config["certificate-authority-data"]).decode()
     context = ssl.create_default_context(cadata=authority)
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -266,28 +216,28 @@ def test_the_api_refuses_whoever_has_no_name() -> None:
         assert "system:anonymous" in answer.read().decode()
 
 
-def test_a_pod_sees_the_checkout_and_cannot_write_to_it(space: Space) -> None:
-    here = CLUSTER.parents[2] / "src/resile/__init__.py"
-    space.pod("importer", "python", "-c", "import os, resile; print(os.getuid(), resile.__file__)")
-    assert space.output("importer") == f"65532 {here}\n"
-    space.pod("writer", "sh", "-c", f"exec 2>&1; id -u; echo >> {here} || true", image="busybox:latest")
-    text = space.output("writer")
+def test_a_pod_sees_the_checkout_and_cannot_write_to_it(lab: Lab) -> None:
+    here = ROOT / "src/resile/__init__.py"
+    lab.pod("importer", "python", "-c", "import os, resile; print(os.getuid(), resile.__file__)")
+    assert lab.output("importer") == f"65532 {here}\n"
+    lab.pod("writer", "sh", "-c", f"exec 2>&1; id -u; echo >> {here} || true", image="busybox:latest")
+    text = lab.output("writer")
     assert text.startswith("0\n")
     assert "Read-only file system" in text
 
 
-def test_an_image_of_any_name_runs_the_checkout(space: Space) -> None:
+def test_an_image_of_any_name_runs_the_checkout(lab: Lab) -> None:
     name = f"example/training-{uuid.uuid4().hex[:8]}:v1"
     cluster("image", name)
-    space.pod("any-name", "resile", "--help", image=name)
-    assert "usage: resile" in space.output("any-name")
+    lab.pod("any-name", "resile", "--help", image=name)
+    assert "usage: resile" in lab.output("any-name")
 
 
-def test_an_image_nobody_has_is_refused_without_a_long_wait(space: Space) -> None:
-    space.pod("no-image", "true", image="example/nobody-has-this:v1")
+def test_an_image_nobody_has_is_refused_without_a_long_wait(lab: Lab) -> None:
+    lab.pod("no-image", "true", image="example/nobody-has-this:v1")
 
     def waiting() -> bool:
-        states = space.status("no-image").get("containerStatuses", [])
+        states = lab.status("no-image", "pod").get("containerStatuses", [])
         return bool(states) and states[0]["state"].get("waiting", {}).get("reason") in (
             "ErrImagePull",
             "ImagePullBackOff",
@@ -296,7 +246,7 @@ def test_an_image_nobody_has_is_refused_without_a_long_wait(space: Space) -> Non
     until("the refusal", waiting)
 
 
-def test_custom_resources_can_be_defined_and_written(space: Space) -> None:
+def test_custom_resources_can_be_defined_and_written(lab: Lab) -> None:
     group = f"test-{uuid.uuid4().hex[:6]}.resile.example"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -311,14 +261,14 @@ def test_custom_resources_can_be_defined_and_written(space: Space) -> None:
     try:
         kubectl("wait", "--for=condition=Established", f"crd/things.{group}", "--timeout=30s")
         thing = {"apiVersion": f"{group}/v1", "kind": "Thing", "metadata": {"name": "one"}, "spec": {"size": 1}}
-        until("the kind", lambda: "one" in space.kubectl("apply", "-f", "-", stdin=json.dumps(thing), check=False))
-        space.kubectl("patch", f"things.{group}", "one", "--type=merge", "-p", '{"spec":{"size":2}}')
-        assert json.loads(space.kubectl("get", f"things.{group}", "one", "-o", "json"))["spec"] == {"size": 2}
+        until("the kind", lambda: "one" in lab.kubectl("apply", "-f", "-", stdin=json.dumps(thing), check=False))
+        lab.kubectl("patch", f"things.{group}", "one", "--type=merge", "-p", '{"spec":{"size":2}}')
+        assert json.loads(lab.kubectl("get", f"things.{group}", "one", "-o", "json"))["spec"] == {"size": 2}
     finally:
         kubectl("delete", "crd", f"things.{group}")
 
 
-def test_up_repairs_what_died_and_leaves_the_rest_alone(space: Space) -> None:
+def test_up_repairs_what_died_and_leaves_the_rest_alone(lab: Lab) -> None:
     def pids() -> dict[str, int]:
         return {path.stem: json.loads(path.read_text())["pid"] for path in (STATE / "processes").glob("*.json")}
 
@@ -331,5 +281,5 @@ def test_up_repairs_what_died_and_leaves_the_rest_alone(space: Space) -> None:
     cluster("up")
     after = pids()
     assert {name for name in after if after[name] != before[name]} == broken
-    space.pod("after-repair", "echo", "scheduled", nodeSelector={"kubernetes.io/hostname": NODES[2]})
-    assert space.output("after-repair") == "scheduled\n"
+    lab.pod("after-repair", "echo", "scheduled", nodeSelector={"kubernetes.io/hostname": NODES[2]})
+    assert lab.output("after-repair") == "scheduled\n"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from lightkube import Client
+from tests.kube.space import KUBECONFIG, Space, kubectl
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
@@ -26,14 +24,7 @@ from resile.master.journal import JournalDamaged, JournalError, JournalTaken, To
 from resile.master.kubernetes_journal import KubernetesJournal, seal, unseal
 from resile.platform.kubernetes import client as kube
 
-STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
-COMMAND_DEADLINE = 60.0
 W0 = NodeKey("worker", NodeId(0))
-
-needs_cluster = pytest.mark.skipif(
-    os.environ.get("RESILE_KUBE_TESTS") != "1",
-    reason="needs a cluster: hack/cluster/cluster.py up, RESILE_KUBE_TESTS=1",
-)
 
 
 def test_what_was_sealed_is_unsealed_and_what_was_changed_is_refused() -> None:
@@ -41,14 +32,6 @@ def test_what_was_sealed_is_unsealed_and_what_was_changed_is_refused() -> None:
     assert unseal(sealed) == b"state"
     with pytest.raises(ValueError, match="checksum"):
         unseal(sealed[:-1] + b"!")
-
-
-def kubectl(*words: str, given: str = "") -> str:
-    done = subprocess.run(
-        ["kubectl", *words], input=given, capture_output=True, text=True, timeout=COMMAND_DEADLINE, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 class Place:
@@ -64,7 +47,7 @@ class Place:
         reference = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "owner", "uid": uid}
         metadata = {"name": self.name, "namespace": namespace, "ownerReferences": [reference]}
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-        kubectl("apply", "-f", "-", given=json.dumps(manifest))
+        kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
 
     def journal(self, client: Client | None = None, spec: JobSpec | None = None) -> KubernetesJournal:
         journal = KubernetesJournal(spec or self.spec, client or kube.sync_client(self.namespace))
@@ -81,17 +64,11 @@ class Place:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    if "KUBECONFIG" not in os.environ:
-        monkeypatch.setenv("KUBECONFIG", str(STATE / "kubeconfig"))
-    namespace = f"journal-{uuid.uuid4().hex[:8]}"
-    kubectl("create", "namespace", namespace)
-    try:
-        place = Place(namespace)
-        with place.open:
-            yield place
-    finally:
-        kubectl("delete", "namespace", namespace, "--wait=false")
+def place(space: Space, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("KUBECONFIG", KUBECONFIG)
+    place = Place(space.name)
+    with place.open:
+        yield place
 
 
 def told(number: int) -> Told:
@@ -109,7 +86,6 @@ def begun(place: Place, client: Client | None = None) -> KubernetesJournal:
     return journal
 
 
-@needs_cluster
 def test_the_next_master_reads_what_the_last_one_wrote(place: Place) -> None:
     first = begun(place)
     first.remember("wanted", "two")
@@ -124,7 +100,6 @@ def test_the_next_master_reads_what_the_last_one_wrote(place: Place) -> None:
     assert second.recall("wanted") == "two"
 
 
-@needs_cluster
 def test_of_two_masters_the_older_one_is_told_and_writes_nothing(place: Place) -> None:
     older = begun(place)
     newer = place.journal()
@@ -137,7 +112,6 @@ def test_of_two_masters_the_older_one_is_told_and_writes_nothing(place: Place) -
     assert history.events == [(2.0, Started())]
 
 
-@needs_cluster
 def test_somebody_who_labels_the_config_map_stops_nobody(place: Place) -> None:
     journal = begun(place)
     place.patch({"metadata": {"labels": {"team": "vision"}}})
@@ -157,7 +131,6 @@ class LosesAnswers(Client):
         return done
 
 
-@needs_cluster
 def test_a_write_whose_answer_was_lost_is_not_written_twice(place: Place) -> None:
     client = LosesAnswers(namespace=place.namespace)
     journal = begun(place, client)
@@ -174,7 +147,6 @@ def test_a_write_whose_answer_was_lost_is_not_written_twice(place: Place) -> Non
     assert reader.story() == [told(1)]
 
 
-@needs_cluster
 def test_a_snapshot_after_a_lost_answer_holds_everything_once(place: Place) -> None:
     client = LosesAnswers(namespace=place.namespace)
     journal = begun(place, client)
@@ -188,7 +160,6 @@ def test_a_snapshot_after_a_lost_answer_holds_everything_once(place: Place) -> N
     assert place.keys() == ["snapshot", "story"]
 
 
-@needs_cluster
 def test_a_long_log_becomes_part_of_the_snapshot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_journal, "FOLD_ENTRIES", 10)
     monkeypatch.setattr(kubernetes_journal, "STORY_LINES", 5)
@@ -206,7 +177,6 @@ def test_a_long_log_becomes_part_of_the_snapshot(place: Place, monkeypatch: pyte
     assert [line.number for line in reader.story()] == [27, 28, 29, 30, 31]
 
 
-@needs_cluster
 def test_what_would_not_fit_becomes_a_part_of_the_state_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = begun(place)
     journal.append([(1.0, Started())], [told(1)])
@@ -225,7 +195,6 @@ def test_what_would_not_fit_becomes_a_part_of_the_state_at_once(place: Place, mo
     assert reader.story() == [told(1), told(2)]
 
 
-@needs_cluster
 def test_a_damaged_journal_is_refused_as_a_whole(place: Place) -> None:
     journal = begun(place)
     journal.append([(1.0, Started())], [])
@@ -238,7 +207,6 @@ def test_a_damaged_journal_is_refused_as_a_whole(place: Place) -> None:
         place.journal().load()
 
 
-@needs_cluster
 def test_the_journal_of_an_earlier_job_of_this_name_is_not_taken(place: Place) -> None:
     begun(place)
     later = JobSpec(name="j", namespace=place.namespace, uid=str(uuid.uuid4()), roles=place.spec.roles)

@@ -3,141 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("RESILE_KUBE_TESTS") != "1",
-    reason="needs a cluster: hack/cluster/cluster.py up, RESILE_KUBE_TESTS=1",
-)
-
-ROOT = Path(__file__).resolve().parents[2]
-STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
-KUBECONFIG = os.environ.get("KUBECONFIG") or str(STATE / "kubeconfig")
-IMAGE = os.environ.get("RESILE_IMAGE", "resile:dev")
-PATIENCE = 60.0
-COMMAND_DEADLINE = 60.0
-
-
-class Cluster:
-    """One namespace, with an operator of its own."""
-
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-
-    def kubectl(self, *words: str, given: str = "") -> str:
-        done = subprocess.run(
-            ["kubectl", "-n", self.namespace, *words],
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_DEADLINE,
-            env={**os.environ, "KUBECONFIG": KUBECONFIG},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def apply(self, *manifests: dict[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
-
-    def get(self, kind: str, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
-        return found
-
-    def pods(self, job: str) -> dict[str, dict[str, Any]]:
-        """The job's nodes that are not on their way out, by name."""
-        words = ["get", "pods", "-l", f"elasticjob-name={job},replica-type=worker", "-o", "json"]
-        items = json.loads(self.kubectl(*words))["items"]
-        return {i["metadata"]["name"]: i for i in items if "deletionTimestamp" not in i["metadata"]}
-
-    def until(self, what: str, holds: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            found = holds()
-            if found:
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"never came: {what}")
-
-    def until_status(self, job: str, **wanted: Any) -> dict[str, Any]:
-        def holds() -> dict[str, Any] | None:
-            status: dict[str, Any] = self.get("elasticjob", job).get("status") or {}
-            return status if all(status.get(key) == value for key, value in wanted.items()) else None
-
-        found: dict[str, Any] = self.until(f"{job} with {wanted}", holds)
-        return found
-
-    def until_members(self, job: str, number: int) -> None:
-        def holds() -> bool:
-            status = self.get("elasticjob", job).get("status") or {}
-            return (status.get("progress") or {}).get("members") == number
-
-        self.until(f"a round of {number}", holds)
+from tests.kube.space import Space, job, plan, training
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster(f"master-{uuid.uuid4().hex[:8]}")
-    cluster.kubectl("apply", "-k", str(ROOT / "config/crd"))
-    cluster.kubectl("create", "namespace", cluster.namespace)
-    words = ["operator", "-n", cluster.namespace, "--no-leader-elect", "--health-port=0", f"--master-image={IMAGE}"]
-    operator = subprocess.Popen(
-        [str(Path(sys.executable).parent / "resile"), *words],
-        env={**os.environ, "KUBECONFIG": KUBECONFIG},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield cluster
-    finally:
-        operator.terminate()
-        operator.wait(COMMAND_DEADLINE)
-        cluster.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
-
-
-def job(name: str, command: str, replicas: int = 2, **container: Any) -> dict[str, Any]:
-    main = {"name": "main", "image": IMAGE, "command": ["/bin/bash", "-c", command], **container}
-    worker = {"replicas": replicas, "restartCount": 1, "template": {"spec": {"containers": [main]}}}
-    return {
-        "apiVersion": "elastic.iml.github.io/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": name},
-        "spec": {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {"worker": worker}},
-    }
-
-
-def plan(name: str, **spec: Any) -> dict[str, Any]:
-    labels = {"elasticjob-name": "long", "scale-type": "manual"}
-    return {
-        "apiVersion": "elastic.iml.github.io/v1alpha1",
-        "kind": "ScalePlan",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"ownerJob": "long", **spec},
-    }
-
-
-def training(steps: int) -> str:
-    return f"dlrover-run --nnodes=1:$NODE_NUM --nproc_per_node=1 {ROOT}/examples/hello.py --steps {steps}"
-
-
-@pytest.fixture(scope="module")
-def long(cluster: Cluster) -> str:
+def long(cluster: Space) -> str:
     """A job of two workers that trains all the time; whatever is done to it, the next test finds two again."""
     cluster.apply(job("long", training(100_000)))
     cluster.until_members("long", 2)
     return "long"
 
 
-def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: Cluster) -> None:
+def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: Space) -> None:
     cluster.apply(job("short", training(20)))
     status = cluster.until_status("short", phase="Succeeded")
     assert status["progress"]["step"] == 19
@@ -146,12 +27,12 @@ def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: Cluster) -> None:
     )
 
 
-def _lost(cluster: Cluster, name: str) -> str:
+def _lost(cluster: Space, name: str) -> str:
     last = cluster.get("elasticjob", name)["status"].get("lastFailure") or {}
     return str(last.get("node"))
 
 
-def _at_rest(cluster: Cluster, name: str) -> dict[str, Any] | None:
+def _at_rest(cluster: Space, name: str) -> dict[str, Any] | None:
     """The job's progress, once no round has begun or ended for longer than a status takes to be written."""
     before = cluster.get("elasticjob", name)["status"]["progress"]
     time.sleep(2.5)
@@ -159,7 +40,7 @@ def _at_rest(cluster: Cluster, name: str) -> dict[str, Any] | None:
     return now if now.get("round") and now.get("round") == before.get("round") else None
 
 
-def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: Cluster, long: str) -> None:
+def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: Space, long: str) -> None:
     before = cluster.pods(long)
     victim = max(before)
     cluster.kubectl("delete", "pod", victim, "--wait=false")
@@ -172,7 +53,7 @@ def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: Cluster, long: 
     assert "NodeRelaunched" in cluster.kubectl("get", "events", "--field-selector", f"involvedObject.name={long}")
 
 
-def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: Cluster, long: str) -> None:
+def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: Space, long: str) -> None:
     before, pods = cluster.until("rest", lambda: _at_rest(cluster, long)), cluster.pods(long)
     master = f"elasticjob-{long}-dlrover-master"
     old = cluster.get("pod", master)["metadata"]["uid"]
@@ -190,14 +71,14 @@ def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: C
     assert set(cluster.pods(long)) == set(pods)
 
 
-def _phase(cluster: Cluster, name: str) -> str:
+def _phase(cluster: Space, name: str) -> str:
     return str((cluster.get("scaleplan", name).get("status") or {}).get("phase"))
 
 
-def test_scaling_by_kubectl_and_by_plan(cluster: Cluster, long: str) -> None:
+def test_scaling_by_kubectl_and_by_plan(cluster: Space, long: str) -> None:
     cluster.kubectl("scale", f"elasticjob/{long}", "--replicas=3")
     cluster.until_members(long, 3)
-    cluster.apply(plan("fewer", replicaResourceSpecs={"worker": {"replicas": 2}}))
+    cluster.apply(plan("fewer", long, replicaResourceSpecs={"worker": {"replicas": 2}}))
     cluster.until("the plan", lambda: _phase(cluster, "fewer") == "Succeeded")
     cluster.until_members(long, 2)
 
@@ -210,16 +91,16 @@ def test_scaling_by_kubectl_and_by_plan(cluster: Cluster, long: str) -> None:
     ],
 )
 def test_a_plan_that_cannot_be_done_says_why(
-    cluster: Cluster, long: str, name: str, spec: dict[str, Any], sentence: str
+    cluster: Space, long: str, name: str, spec: dict[str, Any], sentence: str
 ) -> None:
-    cluster.apply(plan(name, **spec))
+    cluster.apply(plan(name, long, **spec))
     status = cluster.until(
         "an answer", lambda: (s := cluster.get("scaleplan", name).get("status") or {}).get("phase") == "Failed" and s
     )
     assert sentence in status["message"]
 
 
-def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Cluster, long: str) -> None:
+def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Space, long: str) -> None:
     cluster.kubectl("patch", "elasticjob", long, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     cluster.until_status(long, phase="Suspended")
     cluster.until("no pods", lambda: not cluster.pods(long))
@@ -235,7 +116,7 @@ def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Clu
     ],
 )
 def test_what_cannot_start_is_told_in_the_status(
-    cluster: Cluster, name: str, container: dict[str, Any], sentence: str
+    cluster: Space, name: str, container: dict[str, Any], sentence: str
 ) -> None:
     cluster.apply(job(name, "true", 1, **container))
     cluster.until(
@@ -243,14 +124,14 @@ def test_what_cannot_start_is_told_in_the_status(
     )
 
 
-def test_a_command_that_fails_again_and_again_fails_the_job(cluster: Cluster) -> None:
+def test_a_command_that_fails_again_and_again_fails_the_job(cluster: Space) -> None:
     cluster.apply(job("crash", "exit 3", 1))
     status = cluster.until_status("crash", phase="Failed")
     assert "exit code 3" in status["message"]
     assert status["lastFailure"]["exitCode"] == 3
 
 
-def test_a_training_pod_can_do_nothing_at_the_api(cluster: Cluster, long: str) -> None:
+def test_a_training_pod_can_do_nothing_at_the_api(cluster: Space, long: str) -> None:
     pod = next(iter(cluster.pods(long)))
     look = "ls /var/run/secrets/kubernetes.io/serviceaccount 2>&1; ls -l /var/run/secrets/resile/"
     seen = cluster.kubectl("exec", pod, "--", "/bin/bash", "-c", look)

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
-import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.kube.space import GROUP, Space, kubectl, master, measured, plan, until
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("RESILE_KUBE_TESTS") != "1",
-    reason="needs a cluster: hack/cluster/cluster.py up, RESILE_KUBE_TESTS=1",
-)
-
-ROOT = Path(__file__).resolve().parents[2]
-STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
-KUBECONFIG = os.environ.get("KUBECONFIG") or str(STATE / "kubeconfig")
-DEADLINE = 60.0
-COMMAND_DEADLINE = 90.0
 BACK = 5.0
 """From the deletion of a master that ends at once to the next: the kubelet's second or two, and our milliseconds."""
 FAIL_OVER = 20.0
@@ -37,38 +21,6 @@ STAND_IN = "trap 'exit 143' TERM; sleep 3600 & wait"
 MASTER_PARTS = ("pod", "service", "serviceaccount", "role", "rolebinding", "configmap")
 
 
-def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> str:
-    done = subprocess.run(
-        ["kubectl", f"--kubeconfig={KUBECONFIG}", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_DEADLINE,
-    )
-    if check and done.returncode != 0:
-        pytest.fail(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout if check else done.stdout + done.stderr
-
-
-def until(what: str, check: Callable[[], Any], deadline: float = DEADLINE) -> Any:
-    """Return the first true answer of `check`."""
-    end = time.monotonic() + deadline
-    while not (answer := check()):
-        if time.monotonic() > end:
-            pytest.fail(f"{what} did not come within {deadline:.0f} s")
-        time.sleep(0.02)
-    return answer
-
-
-def measured(what: str, seconds: float) -> None:
-    """Show a figure; `pytest -rP` prints it."""
-    print(f"{what}: {seconds:.2f}")
-
-
-def master(job: str) -> str:
-    return f"elasticjob-{job}-dlrover-master"
-
-
 def manifest(
     name: str, script: str = STAND_IN, *, pod: dict[str, Any] | None = None, **metadata: Any
 ) -> dict[str, Any]:
@@ -76,7 +28,7 @@ def manifest(
     container = {"name": "main", "image": "busybox:latest", "command": ["sh", "-c", script]}
     template = {"spec": {"containers": [{"name": "main", "image": "busybox:latest", "command": ["sleep", "1"]}]}}
     return {
-        "apiVersion": "elastic.iml.github.io/v1alpha1",
+        "apiVersion": GROUP,
         "kind": "ElasticJob",
         "metadata": {"name": name, **metadata},
         "spec": {
@@ -87,90 +39,6 @@ def manifest(
             },
         },
     }
-
-
-class Space:
-    """A namespace of its own, and the operators that watch it."""
-
-    def __init__(self, name: str, logs: Path) -> None:
-        self.name = name
-        self._logs = logs
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        return kubectl("-n", self.name, *arguments, stdin=stdin, check=check)
-
-    def apply(self, *documents: dict[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
-
-    def get(self, kind: str, name: str) -> dict[str, Any]:
-        """An object, or nothing."""
-        text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
-        return dict(json.loads(text)) if text.strip() else {}
-
-    def uid(self, kind: str, name: str) -> str:
-        return str(self.get(kind, name).get("metadata", {}).get("uid", ""))
-
-    def status(self, job: str) -> dict[str, Any]:
-        return dict(self.get("elasticjob", job).get("status", {}))
-
-    def operator(self, *flags: str, port: int = 0) -> subprocess.Popen[bytes]:
-        log = (self._logs / f"operator-{len(self._started)}.log").open("wb")
-        words = ["operator", "--namespace", self.name, "--host", "127.0.0.1"]
-        started = subprocess.Popen(
-            [Path(sys.executable).with_name("resile"), *words, f"--health-port={port}", *flags],
-            env={**os.environ, "KUBECONFIG": KUBECONFIG},
-            stdout=log,
-            stderr=log,
-        )
-        log.close()
-        self._started.append(started)
-        return started
-
-    def log(self, number: int) -> str:
-        return (self._logs / f"operator-{number}.log").read_text()
-
-    def stop_all(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.wait(10)
-
-    def running(self, job: str) -> str:
-        """The uid of the job's master once it runs."""
-
-        def seen() -> str:
-            pod = self.get("pod", master(job))
-            return str(pod["metadata"]["uid"]) if pod.get("status", {}).get("phase") == "Running" else ""
-
-        return str(until(f"the master of {job}", seen))
-
-    def replaced(self, job: str, old: str, deadline: float = DEADLINE) -> float:
-        """Seconds until the job's master is another pod than `old`."""
-        begun = time.monotonic()
-        until(f"another master of {job}", lambda: self.uid("pod", master(job)) not in ("", old), deadline)
-        return time.monotonic() - begun
-
-
-@pytest.fixture(scope="module", autouse=True)
-def definitions() -> None:
-    kubectl("apply", "-k", str(ROOT / "config/crd"))
-    kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elastic.iml.github.io", "--timeout=30s")
-
-
-@pytest.fixture
-def space(tmp_path: Path) -> Iterator[Space]:
-    made = Space(f"k3-{uuid.uuid4().hex[:8]}", tmp_path)
-    kubectl("create", "namespace", made.name)
-    yield made
-    made.stop_all()
-    kubectl("delete", "namespace", made.name, "--wait=false")
-
-
-@pytest.fixture
-def operated(space: Space) -> Space:
-    space.operator("--no-leader-elect")
-    return space
 
 
 def test_a_job_gets_its_master_and_all_that_belongs_to_it(operated: Space) -> None:
@@ -373,23 +241,18 @@ def test_a_master_without_room_or_image_says_so_in_one_sentence(operated: Space)
 
 
 def test_plans_for_nobody_are_refused(operated: Space) -> None:
-    def plan(name: str, job: str, role: str) -> dict[str, Any]:
-        return {
-            "apiVersion": "elastic.iml.github.io/v1alpha1",
-            "kind": "ScalePlan",
-            "metadata": {"name": name, "labels": {"elasticjob-name": job, "scale-type": "manual"}},
-            "spec": {"ownerJob": job, "replicaResourceSpecs": {role: {"replicas": 2}}},
-        }
+    def wish(name: str, job: str, role: str) -> dict[str, Any]:
+        return plan(name, job, replicaResourceSpecs={role: {"replicas": 2}})
 
-    operated.apply(plan("early", "one", "worker"), plan("nobody", "none", "worker"), manifest("one"))
-    operated.apply(plan("role", "one", "ps"))
+    operated.apply(wish("early", "one", "worker"), wish("nobody", "none", "worker"), manifest("one"))
+    operated.apply(wish("role", "one", "ps"))
 
     def reason(name: str) -> str:
-        return str(operated.get("scaleplan", name).get("status", {}).get("reason", ""))
+        return str(operated.status(name, "scaleplan").get("reason", ""))
 
     until("a refusal", lambda: reason("role") == "RoleNotFound")
     until("a refusal", lambda: reason("nobody") == "JobNotFound")
-    assert "there is no ElasticJob none" in operated.get("scaleplan", "nobody")["status"]["message"]
+    assert "there is no ElasticJob none" in operated.status("nobody", "scaleplan")["message"]
     assert reason("early") == ""
 
 

@@ -1,0 +1,71 @@
+"""Rules and fixtures of the tests that need a cluster.
+
+A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. A
+deployed operator serves every namespace, so the files that deploy one come last: the tests that bring an operator of
+their own and kill it must not find another in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.kube.seeds import PATIENCE
+from tests.kube.space import IMAGE, KUBECONFIG, ROOT, Space, kubectl, new_space, run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that use `deployed` last."""
+
+    def deploys(item: pytest.Item) -> bool:
+        return "deployed" in getattr(item, "fixturenames", ())
+
+    last = {item.path for item in items if deploys(item)}
+    items.sort(key=lambda item: item.path in last)
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> None:
+    """A cluster, and the CRDs of this checkout on it."""
+    if os.environ.get("RESILE_KUBE_TESTS") != "1":
+        pytest.skip("needs a cluster: make cluster, make test-kube")
+    assert Path(KUBECONFIG).exists(), "the cluster is not up: run `make cluster`"
+    kubectl("apply", "-k", str(ROOT / "config/crd"))
+    kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elastic.iml.github.io", "--timeout=30s")
+
+
+@pytest.fixture
+def space(kubernetes: None, tmp_path: Path) -> Iterator[Space]:
+    """A namespace for one test, which starts operators in it as it needs them."""
+    with new_space("test", tmp_path, Space) as made:
+        yield made
+
+
+@pytest.fixture
+def operated(space: Space) -> Space:
+    """A namespace for one test, with an operator."""
+    space.operator("--no-leader-elect")
+    return space
+
+
+@pytest.fixture(scope="module")
+def cluster(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Space]:
+    """A namespace for all tests of a file, with an operator."""
+    with new_space("tests", tmp_path_factory.mktemp("operator"), Space) as made:
+        made.operator("--no-leader-elect")
+        yield made
+
+
+@pytest.fixture(scope="session")
+def deployed(kubernetes: None) -> Iterator[None]:
+    """resile as `make deploy` installs it, for the whole cluster; the seeds' images and data are there."""
+    run("make", "data", deadline=PATIENCE)
+    run("hack/cluster/cluster.py", "image", "resile/mnist:0.1.0", deadline=PATIENCE)
+    try:
+        run("make", "deploy", f"IMG={IMAGE}", deadline=PATIENCE)
+        yield
+    finally:
+        kubectl("-n", "dlrover", "delete", "elasticjob", "--all", "--wait=true", deadline=PATIENCE)
+        run("make", "undeploy", deadline=PATIENCE)
