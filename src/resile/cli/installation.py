@@ -28,6 +28,9 @@ USER = 65532
 HEALTH_PORT = 8081
 """Answers /healthz, /readyz and /metrics."""
 
+SCRATCH = "/var/run/resile"
+"""The one place where the operator can write; not /tmp, which would hide what an image has there."""
+
 _RBAC = "rbac.authorization.k8s.io"
 
 
@@ -114,7 +117,7 @@ def deployment(image: str = IMAGE, namespace: str = NAMESPACE) -> Object:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(image)],
-        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
+        "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}}],
     }
     return {
         **_object("apps/v1", "Deployment", NAME, namespace),
@@ -146,7 +149,11 @@ def _container(image: str) -> Object:
         "imagePullPolicy": "IfNotPresent",
         "command": ["resile", "operator"],
         "args": ["--leader-elect", f"--health-port={HEALTH_PORT}"],
-        "env": [_from_pod("POD_NAME", "metadata.name"), _from_pod("POD_NAMESPACE", "metadata.namespace")],
+        "env": [
+            _from_pod("POD_NAME", "metadata.name"),
+            _from_pod("POD_NAMESPACE", "metadata.namespace"),
+            {"name": "TMPDIR", "value": SCRATCH},
+        ],
         "ports": [{"name": "health", "containerPort": HEALTH_PORT}],
         "startupProbe": {**_probe("/healthz"), "periodSeconds": 1, "failureThreshold": 60},
         "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 3},
@@ -160,7 +167,7 @@ def _container(image: str) -> Object:
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH}],
     }
 
 

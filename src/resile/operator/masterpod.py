@@ -95,7 +95,6 @@ def _spec(job: ElasticJob, image: str) -> Object:
         "containers": [_container(job, image)],
         "volumes": [
             {"name": "run", "emptyDir": {"sizeLimit": "256Mi"}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
             {"name": "token", "secret": {"secretName": token_secret(name), "defaultMode": 0o440}},
             {"name": "account", "projected": {"defaultMode": 0o440, "sources": _account()}},
         ],
@@ -123,6 +122,7 @@ def _container(job: ElasticJob, image: str) -> Object:
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "RESILE_TOKEN_FILE", "value": f"{SECRETS}/{TOKEN}"},
+            {"name": "TMPDIR", "value": DIRECTORY},  # not /tmp, which may hold what the image brings
         ],
         "ports": [{"name": "master", "containerPort": MASTER_PORT}],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
@@ -134,7 +134,6 @@ def _container(job: ElasticJob, image: str) -> Object:
         "terminationMessagePolicy": "FallbackToLogsOnError",  # so that the last words outlive the pod
         "volumeMounts": [
             {"name": "run", "mountPath": DIRECTORY},
-            {"name": "tmp", "mountPath": "/tmp"},
             {"name": "token", "mountPath": SECRETS, "readOnly": True},
             {"name": "account", "mountPath": ACCOUNT, "readOnly": True},
         ],
