@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak data cluster cluster-down deploy undeploy test-kube clean
+.PHONY: help setup demo test again lint format bench soak data cluster cluster-down deploy undeploy test-kube clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,10 @@ demo: $(READY) data  ## train on three local nodes while a process and then a wh
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python hack/suite.py run tests
+
+again: $(READY)  ## what failed in the last `make test` or `make test-kube`, once more by itself
+	@$(BIN)/python hack/suite.py again
 
 lint: $(READY)  ## ruff, mypy --strict, and the design's layers
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache --no-logo
@@ -62,7 +65,7 @@ deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECON
 	@kubectl -n resile-system rollout status deployment/resile-operator --timeout=120s
 
 test-kube: $(READY) data  ## the tests that need a cluster (after `make cluster`)
-	@RESILE_KUBE_TESTS=1 $(BIN)/python -m pytest tests/kube --timeout 600
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600
 
 undeploy:  ## remove the operator; jobs, CRDs and the dlrover namespace stay
 	@kubectl delete namespace resile-system --ignore-not-found

@@ -18,6 +18,8 @@ ELSEWHERE = {
     "make setup": "this very test runs in what it made",
     "make lint": ".ci/run runs it",
     "make test": ".ci/run runs it",
+    "make again": "tests/test_suite.py runs what it runs",
+    "make cluster": ".ci/run runs it",
 }
 """Commands that other parts of the suite run."""
 

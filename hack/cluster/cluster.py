@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Kubernetes on this machine: `cluster.py build | up | down | status | image` (see the README beside it)."""
+"""A real Kubernetes on this machine: `cluster.py check | build | up | down | status | image` (see the README)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from build import build
 from console import ClusterError, complain, say
 from images import Image, import_images
 from lifecycle import down, one_at_a_time, require_up, status, up
+from requirements import check
 
 
 def main() -> int:
@@ -22,6 +23,9 @@ def main() -> int:
     begun = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely, it ends what it runs
     try:
+        if arguments.command == "check":
+            say(check())
+            return 0
         if os.geteuid() != 0:
             raise ClusterError("the cluster needs root: it makes network namespaces, mounts and cgroups")
         if arguments.command == "status":
@@ -46,6 +50,7 @@ def _change(arguments: argparse.Namespace) -> None:
         case "build":
             build(arguments.jobs, arguments.keep_work)
         case "up":
+            check()
             up()
         case "down":
             down()
@@ -59,6 +64,7 @@ def _change(arguments: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cluster.py", description="A real Kubernetes on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say whether this machine can run the cluster; exit code 0 if it can")
     command = commands.add_parser("build", help="install and compile what is missing (minutes the first time)")
     command.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="packages compiled at a time")
     command.add_argument("--keep-work", action="store_true", help="keep sources and compiler cache (3 GB)")

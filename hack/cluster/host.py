@@ -125,7 +125,7 @@ def ensure_cgroup(node: Node) -> None:
 
     (A machine with both versions keeps its controllers in the first; runc makes what it wants in the second.)
     """
-    for hierarchy in _hierarchies(("cgroup",)) or _hierarchies(("cgroup2",)):
+    for hierarchy in hierarchies(("cgroup",)) or hierarchies(("cgroup2",)):
         folder = hierarchy / node.name
         if folder.is_dir():
             continue
@@ -141,7 +141,7 @@ def ensure_cgroup(node: Node) -> None:
 def processes_of(node: Node) -> list[Process]:
     """Return every process that lives in the node: in its mount namespace (shims) or under its cgroup (containers)."""
     pids: set[int] = set()
-    for hierarchy in _hierarchies():
+    for hierarchy in hierarchies():
         for folder, _, _ in os.walk(hierarchy / node.name):
             with contextlib.suppress(OSError):  # a container's cgroup that vanished meanwhile
                 pids.update(int(line) for line in (Path(folder) / "cgroup.procs").read_text().split())
@@ -157,7 +157,7 @@ def processes_of(node: Node) -> list[Process]:
 def remove_cgroups() -> None:
     """Remove the nodes' cgroups, from the leaves up; the kernel may need a moment after the last process."""
     end = time.monotonic() + STOP_DEADLINE
-    for hierarchy in _hierarchies():
+    for hierarchy in hierarchies():
         for node in NODES:
             while (hierarchy / node.name).is_dir():
                 for folder, _, _ in os.walk(hierarchy / node.name, topdown=False):
@@ -169,7 +169,7 @@ def remove_cgroups() -> None:
                     time.sleep(POLL)
 
 
-def _hierarchies(kinds: tuple[str, ...] = ("cgroup", "cgroup2")) -> list[Path]:
+def hierarchies(kinds: tuple[str, ...] = ("cgroup", "cgroup2")) -> list[Path]:
     """Return the roots of the cgroup hierarchies of these kinds."""
     lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     return sorted({Path(fields[1]) for fields in lines if fields[2] in kinds})

@@ -48,25 +48,33 @@ DEFAULTS = (
 )
 
 
-def import_images(images: Sequence[Image], only_missing: bool = False) -> int:
+def import_images(images: Sequence[Image], only_changed: bool = False) -> int:
     """Import images on all nodes and return how many imports that took.
 
     Args:
         images: what to import; an image of the same name is replaced.
-        only_missing: leave a node alone that already has an image of this name.
+        only_changed: leave a node alone that already has this very image. (Which checkout it runs is a part of it.)
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     archives = {image: _archive(image) for image in images}
+    same = {image for image, (scratch, target) in archives.items() if _equal(scratch, target)}
 
     def on_node(node: Node) -> int:
-        present = _names(node) if only_missing else set()
-        wanted = [image for image in images if _tagged(image.name) not in present]
+        present = _names(node) if only_changed else set()
+        wanted = [image for image in images if image not in same or _tagged(image.name) not in present]
         for image in wanted:
-            run(["ctr", "-a", node.containerd_socket, "-n", "k8s.io", "images", "import", archives[image]])
+            run(["ctr", "-a", node.containerd_socket, "-n", "k8s.io", "images", "import", archives[image][0]])
         return len(wanted)
 
     with ThreadPoolExecutor(len(NODES)) as pool:
-        return sum(pool.map(on_node, NODES))
+        imports = sum(pool.map(on_node, NODES))
+    for scratch, target in archives.values():  # only now: an interrupted import is no reason to trust the next
+        scratch.rename(target)
+    return imports
+
+
+def _equal(one: Path, other: Path) -> bool:
+    return other.exists() and one.read_bytes() == other.read_bytes()
 
 
 def _tagged(name: str) -> str:
@@ -82,8 +90,11 @@ def _names(node: Node) -> set[str]:
     return {"/".join(name.split("/")[start:]) for name in listed for start in range(3)}
 
 
-def _archive(image: Image) -> Path:
-    """Write the image's archive and return its path; the same image gives the same bytes."""
+def _archive(image: Image) -> tuple[Path, Path]:
+    """Write the image's archive; return where it is, and where it belongs once every node has it.
+
+    The same image gives the same bytes.
+    """
     layer = _layer()
     path = [str(VENV / "bin"), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", BUSYBOX]
     config = json.dumps(
@@ -110,8 +121,7 @@ def _archive(image: Image) -> Path:
             ("manifest.json", json.dumps(manifest).encode()),
         ):
             _add(archive, name, data)
-    scratch.rename(target)
-    return target
+    return scratch, target
 
 
 def _layer() -> bytes:

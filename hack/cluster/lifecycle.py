@@ -60,7 +60,8 @@ def programs() -> list[Program]:
 def up() -> None:
     """Bring the cluster up, or repair it; return when all nodes are Ready.
 
-    Does nothing when everything runs. After a restart of the machine it begins afresh.
+    Does nothing when everything runs. When nothing does any more (the machine was restarted, or everything was killed),
+    it begins afresh. Pods started from now on see this checkout, whichever one the cluster was brought up from.
 
     Raises:
         ClusterError: a part did not come up; the sentence names it and its log. What already runs is left for the next
@@ -73,6 +74,9 @@ def up() -> None:
         raise ClusterError(f"the path of the state folder is too long for a socket: {STATE}")
     if noted_boot() not in (None, boot()):
         say("the machine was restarted since; beginning afresh")
+        down()
+    elif MARKER.exists() and not any(running(name) for name in recorded()):
+        say("nothing of the last cluster runs any more; beginning afresh")
         down()
     _claim_state()
     changes = 0
@@ -92,7 +96,7 @@ def up() -> None:
         changes += _start(api)
         wait_healthy([*runtimes, api])
     with step("images"):
-        changes += import_images(DEFAULTS, only_missing=True)
+        changes += import_images(DEFAULTS, only_changed=True)
     with step("controller manager, scheduler, DNS, kubelets and kube-proxies"):
         dns.allow_watcher()
         rest = [program for program in programs() if program.name not in {etcd.name, api.name}]
