@@ -320,6 +320,7 @@ def test_a_whole_set_of_certificates_is_good_and_the_authority_alone_where_the_m
     assert options(words).security.tls_key == "train.py"
     if where:
         assert options(f"{where} --tls-ca train.py").security.tls_ca == "train.py"
+        assert options(f"{where} --tls-ca train.py --tls-name m").security.tls_name == "m"
 
 
 # what is wrong is said in one sentence --------------------------------------------------------------------------------
@@ -365,6 +366,7 @@ BAD = {
     "--tls-cert train.py": "--tls-cert: this node may run the master, which needs all three; add --tls-key and",
     "--tls-cert train.py --tls-key train.py": "--tls-cert, --tls-key: this node may run the master, which needs all "
     "three; add --tls-ca",
+    "--tls-name master": "--tls-name: a name is checked in certificates that somebody signed; add --tls-ca",
     "--tls-ca train.py": "--tls-ca: this node may run the master, which needs all three; add --tls-cert and --tls-key",
     f"{ELSEWHERE} --tls-cert train.py --tls-key train.py": "--tls-cert, --tls-key: TLS needs the others; add --tls-ca",
     f"{ELSEWHERE} --tls-ca train.py --tls-key train.py": "--tls-key, --tls-ca: TLS needs the others; add --tls-cert",

@@ -118,6 +118,15 @@ def test_a_training_pod_has_the_jobs_token_and_none_for_the_api() -> None:
     ]
 
 
+def test_a_node_trusts_its_masters_certificate_alone_and_asks_for_its_name() -> None:
+    values = env(pod_of(job()))
+    assert values["RESILE_TLS_CA"] == "/var/run/secrets/resile/ca.crt"
+    assert values["RESILE_TLS_NAME"] == "elasticjob-j-dlrover-master.ns.svc"
+    assert "elasticjob-j-tls" not in json.dumps(pod_of(job())), "the key's Secret is for the master alone"
+    wanted = Launch(node=NODE, rank=Rank(1), replicas=3)
+    assert not any(name.startswith("RESILE_TLS") for name in env(pod_manifest(job(), wanted, "here:1", tls=False)))
+
+
 def test_shared_memory_is_given_unless_the_template_has_some() -> None:
     assert {"name": "resile-shm", "emptyDir": {"medium": "Memory"}} in pod_of(job())["spec"]["volumes"]
     mounted = json.loads(json.dumps(TEMPLATE))

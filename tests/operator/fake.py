@@ -82,7 +82,11 @@ class FakeCluster:
 
     async def apply(self, kind: Kind, item: Object) -> Object:
         await self._answer()
-        return self.put(kind, item)
+        metadata = item["metadata"]
+        there = self.objects.get((kind.__name__, metadata["namespace"], metadata["name"]))
+        if "uid" in metadata and (there is None or there["metadata"]["uid"] != metadata["uid"]):
+            raise ClusterError(CONFLICT, "uid mismatch")
+        return self.put(kind, merged(there or {}, item))
 
     async def replace(self, kind: Kind, item: Object) -> Object:
         await self._answer()

@@ -56,7 +56,7 @@ def test_a_starting_master_makes_the_job_pending_once() -> None:
     status = only(SetStatus, decided(job("Created"), pod("Pending"), prepared=True).actions)
     assert (status.phase, status.reason) == (Phase.PENDING, "MasterStarting")
     after = job("Pending", status.reason, status.message)
-    assert decided(after, pod("Pending"), prepared=True) == Decision()
+    assert decided(after, pod("Pending"), prepared=True) == Decision(again=settings.LOOK_AFTER)
 
 
 def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master() -> None:
@@ -65,7 +65,7 @@ def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master()
 
 def test_a_job_whose_master_runs_is_left_to_it() -> None:
     for phase in ("Pending", "Running", "Restarting", "Scaling", "Suspended"):
-        assert decided(job(phase, f"Job{phase}"), pod(), prepared=True) == Decision()
+        assert decided(job(phase, f"Job{phase}"), pod(), prepared=True) == Decision(again=settings.LOOK_AFTER)
 
 
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
@@ -108,7 +108,7 @@ def test_what_keeps_a_master_from_starting_is_said_once_in_one_sentence(status: 
     decision = decided(job("Pending", "MasterStarting", "…"), stuck, prepared=True)
     assert only(SetStatus, decision.actions) == SetStatus(Phase.PENDING, Reason.MASTER_CANNOT_START, sentence)
     assert only(Tell, decision.actions).warning
-    assert decided(job("Pending", "MasterCannotStart", sentence), stuck, prepared=True) == Decision()
+    assert decided(job("Pending", "MasterCannotStart", sentence), stuck, prepared=True).actions == ()
 
 
 def test_a_job_that_trains_keeps_its_phase_while_its_new_master_cannot_start() -> None:

@@ -30,8 +30,9 @@ def main_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_master_runs_its_job_as_agreed() -> None:
     pod = made()
+    tls = "--tls-cert /var/run/secrets/resile-tls/tls.crt --tls-key /var/run/secrets/resile-tls/tls.key"
     words = "python -m resile.master --platform kubernetes --namespace red --job mnist --directory /var/run/resile"
-    assert " ".join(main_of(pod)["command"]) == f"{words} --host 0.0.0.0 --port 50001"
+    assert " ".join(main_of(pod)["command"]) == f"{words} --host 0.0.0.0 --port 50001 {tls}"
     env = {entry["name"]: entry.get("value") for entry in main_of(pod)["env"]}
     assert env == {
         "POD_IP": None,
@@ -120,11 +121,13 @@ def test_the_rest_of_a_templates_pod_is_kept() -> None:
 
 def test_everything_is_owned_by_the_job_and_in_its_namespace() -> None:
     item = read(job())
-    everything = [thing for _, thing in (*objects.applied(item), *objects.made_once(item))]
-    for thing in [*everything, objects.binding(item), made()]:
+    pair = objects.key_pair(item)
+    secrets = [pair, objects.credentials(item, pair)]
+    everything = [thing for _, thing in objects.applied(item)]
+    for thing in [*everything, *secrets, objects.journal(item), objects.binding(item), made()]:
         assert objects.owned_by(thing, UID)
         assert thing["metadata"]["namespace"] == "red"
-        assert thing["metadata"]["name"] in (NAME, "elasticjob-mnist-token")
+        assert thing["metadata"]["name"] in (NAME, "elasticjob-mnist-token", "elasticjob-mnist-tls")
 
 
 def test_the_role_names_its_own_job_and_no_other() -> None:
@@ -136,9 +139,20 @@ def test_the_role_names_its_own_job_and_no_other() -> None:
 
 
 def test_every_job_has_a_token_of_its_own() -> None:
-    tokens = {objects.made_once(read(job()))[0][1]["data"]["token"] for _ in range(3)}
+    item = read(job())
+    tokens = {objects.credentials(item, objects.key_pair(item))["data"]["token"] for _ in range(3)}
     assert len(tokens) == 3
     assert all(len(base64.b64decode(token)) >= 32 for token in tokens)
+
+
+def test_nodes_get_the_certificate_and_only_the_master_gets_its_key() -> None:
+    item = read(job())
+    pair = objects.key_pair(item)
+    assert set(pair["data"]) == {"tls.crt", "tls.key"}
+    assert objects.credentials(item, pair)["data"].keys() == {"token", "ca.crt"}
+    assert objects.credentials(item, pair)["data"]["ca.crt"] == pair["data"]["tls.crt"]
+    assert b"PRIVATE KEY" in base64.b64decode(pair["data"]["tls.key"])
+    assert b"PRIVATE KEY" not in base64.b64decode(pair["data"]["tls.crt"])
 
 
 def test_a_condition_is_true_while_the_job_is_in_that_phase() -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from resile.operator import settings
 from resile.operator.cluster import CONFIG_MAP, ELASTIC_JOB, POD, SCALE_PLAN, SECRET, Cluster, ClusterError
 from resile.operator.jobs import Jobs
 from resile.operator.metrics import Metrics
@@ -17,6 +18,8 @@ from tests.operator.things import NOW, UID, job, plan, pod
 
 KEY = Key("red", "mnist")
 MASTER = "elasticjob-mnist-dlrover-master"
+TOKEN, TLS = "elasticjob-mnist-token", "elasticjob-mnist-tls"
+ONCE = [(SECRET, TOKEN), (SECRET, TLS), (CONFIG_MAP, MASTER)]
 
 
 class Still:
@@ -37,10 +40,14 @@ class Stage:
         self.cluster = FakeCluster()
         self.jobs, self.pods, self.services, self.plans = Still(), Still(), Still(), Still()
         self.now = NOW
-        real = cast(Cluster, self.cluster)
+        self.reconciler = self.another_operator()
+        real, jobs = cast(Cluster, self.cluster), cast(Mirror, self.jobs)
+        self.plan_reconciler = ScalePlans(real, cast(Mirror, self.plans), jobs, clock=lambda: self.now)
+
+    def another_operator(self) -> Jobs:
+        """One that has seen nothing yet."""
         mirrors = [cast(Mirror, one) for one in (self.jobs, self.pods, self.services)]
-        self.reconciler = Jobs(real, *mirrors, "resile:1", Metrics(), clock=lambda: self.now)
-        self.plan_reconciler = ScalePlans(real, cast(Mirror, self.plans), mirrors[0], clock=lambda: self.now)
+        return Jobs(cast(Cluster, self.cluster), *mirrors, "resile:1", Metrics(), clock=lambda: self.now)
 
     def submit(self, item: dict[str, Any]) -> None:
         self.jobs.show(self.cluster.put(ELASTIC_JOB, item))
@@ -48,9 +55,13 @@ class Stage:
     async def look(self) -> None:
         await self.reconciler.look(KEY)
         self.jobs.show(self.cluster.objects["ElasticJob", *KEY])
-        there = self.cluster.objects.get(("Pod", "red", MASTER))
-        if there is not None:
-            self.pods.show(there)
+        for still, kind in ((self.pods, "Pod"), (self.services, "Service")):
+            there = self.cluster.objects.get((kind, "red", MASTER))
+            if there is not None:
+                still.show(there)
+
+    def secret(self, name: str) -> dict[str, Any]:
+        return self.cluster.objects["Secret", "red", name]
 
     def names(self, kind: str) -> list[str]:
         return [key[2] for key in self.cluster.objects if key[0] == kind]
@@ -69,30 +80,24 @@ async def test_a_new_job_gets_everything_a_master_needs(stage: Stage) -> None:
     await stage.look()
     for kind in ("Pod", "Service", "ServiceAccount", "Role", "RoleBinding", "ConfigMap"):
         assert stage.names(kind) == [MASTER], kind
-    assert stage.names("Secret") == ["elasticjob-mnist-token"]
+    assert stage.names("Secret") == [TLS, TOKEN]
     assert stage.reasons() == ["MasterCreated"]
     assert stage.cluster.objects["ElasticJob", *KEY]["status"]["phase"] == "Created"
 
 
-async def test_the_token_and_the_journal_are_never_written_again(stage: Stage) -> None:
+async def test_the_secrets_and_the_journal_are_never_written_again(stage: Stage) -> None:
     stage.submit(job())
     await stage.look()
-    before = [
-        stage.cluster.objects[kind, "red", name]
-        for kind, name in (("Secret", "elasticjob-mnist-token"), ("ConfigMap", MASTER))
-    ]
+    before = [stage.cluster.objects[kind.__name__, "red", name] for kind, name in ONCE]
     stage.cluster.drop(POD, "red", MASTER)
     stage.pods.shown.clear()
     await stage.look()
     assert stage.names("Pod") == [MASTER]
     assert stage.reasons() == ["MasterCreated", "MasterRestarted"]
-    assert before == [
-        stage.cluster.objects[kind, "red", name]
-        for kind, name in (("Secret", "elasticjob-mnist-token"), ("ConfigMap", MASTER))
-    ]
+    assert before == [stage.cluster.objects[kind.__name__, "red", name] for kind, name in ONCE]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(SECRET, "elasticjob-mnist-token"), (CONFIG_MAP, MASTER)])
+@pytest.mark.parametrize(("kind", "name"), ONCE)
 async def test_what_an_earlier_job_of_this_name_left_is_waited_out_not_adopted(
     stage: Stage, kind: Any, name: str
 ) -> None:
@@ -106,6 +111,49 @@ async def test_what_an_earlier_job_of_this_name_left_is_waited_out_not_adopted(
     stage.jobs.show(stage.cluster.objects["ElasticJob", *KEY])
     await stage.look()
     assert stage.names("Pod") == [MASTER]
+
+
+async def test_a_job_from_before_there_were_certificates_gets_one_and_keeps_its_token_and_its_master(
+    stage: Stage,
+) -> None:
+    owner = [{"uid": UID, "controller": True}]
+    metadata = {"name": TOKEN, "namespace": "red", "ownerReferences": owner}
+    stage.cluster.put(SECRET, {"metadata": metadata, "data": {"token": "b2xk"}})
+    stage.submit(job("Running", "JobRunning"))
+    stage.pods.show(stage.cluster.put(POD, pod(uid="old")))
+    await stage.look()
+    given, pair = stage.secret(TOKEN), stage.secret(TLS)
+    assert given["data"] == {"token": "b2xk", "ca.crt": pair["data"]["tls.crt"]}
+    assert stage.cluster.objects["Pod", "red", MASTER]["metadata"]["uid"] == "old"
+    assert stage.reasons() == []
+
+
+@pytest.mark.parametrize("name", [TOKEN, TLS])
+async def test_a_secret_that_is_deleted_under_way_comes_back_as_it_was(stage: Stage, name: str) -> None:
+    stage.submit(job())
+    await stage.look()
+    before = stage.secret(name)["data"]
+    stage.cluster.drop(SECRET, "red", name)
+    await stage.look()
+    assert name not in stage.names("Secret"), "what a running master needs is looked after now and then, not always"
+    stage.now += settings.LOOK_AFTER
+    await stage.look()
+    assert stage.secret(name)["data"] == before
+    assert stage.reasons() == ["MasterCreated", "SecretRestored"]
+
+
+@pytest.mark.parametrize("name", [TOKEN, TLS])
+async def test_a_secret_that_nobody_remembers_is_made_anew_and_its_master_with_it(stage: Stage, name: str) -> None:
+    stage.submit(job())
+    await stage.look()
+    before = stage.secret(name)["data"]
+    stage.cluster.drop(SECRET, "red", name)
+    another = stage.another_operator()
+    await another.look(KEY)
+    assert stage.secret(name)["data"] != before
+    assert stage.secret(TOKEN)["data"]["ca.crt"] == stage.secret(TLS)["data"]["tls.crt"]
+    assert stage.names("Pod") == []
+    assert stage.reasons() == ["MasterCreated", "SecretReplaced"]
 
 
 async def test_a_mirror_that_is_behind_does_not_cost_the_new_master_its_life(stage: Stage) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -110,9 +109,9 @@ class Place:
         )
         return connection, ear
 
-    async def check_still_serves(self, tls: ssl.SSLContext | None = None) -> None:
+    async def check_still_serves(self, **options: Any) -> None:
         """A good peer is heard and answered, whatever happened before."""
-        connection, ear = await self.call(tls=tls)
+        connection, ear = await self.call(**options)
         connection.send(Heartbeat())
         connection.send(Ask(request=1, what="still there?"))
         await ear.until(lambda: ear.messages)

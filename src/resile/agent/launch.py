@@ -183,10 +183,11 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
     agent.session = Session(
         endpoint,
         lambda: token_of(options, home, endpoint),
-        _tls(options.security),
+        lambda: _tls(options.security),
         hello=agent.hello,
         on_message=agent.on_message,
         on_away=away,
+        server_name=options.security.tls_name or None,
     )
     local = await serve_local(agent.socket, on_message=agent.relay.on_message, on_close=agent.relay.on_close)
     session = asyncio.ensure_future(agent.session.run())
@@ -242,4 +243,4 @@ def _tls(security: Security) -> ssl.SSLContext | None:
         return None
     certificate = Path(security.tls_cert) if security.tls_cert else None
     key = Path(security.tls_key) if security.tls_key else None
-    return client_context(Path(security.tls_ca), certificate=certificate, key=key, check_name=False)
+    return client_context(Path(security.tls_ca), certificate=certificate, key=key, check_name=bool(security.tls_name))

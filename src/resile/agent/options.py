@@ -49,11 +49,13 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    tls_name: str = ""
+    """The name that the master's certificate must hold; empty: any, since `tls_ca` vouches for masters alone."""
 
     def __rich_repr__(self) -> Any:
         """The fields by name, with a mark in place of the secret."""
         yield "token", "***" if self.token else ""
-        for name in ("token_file", "tls_cert", "tls_key", "tls_ca"):
+        for name in ("token_file", "tls_cert", "tls_key", "tls_ca", "tls_name"):
             yield name, getattr(self, name)
 
     def __repr__(self) -> str:

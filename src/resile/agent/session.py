@@ -21,6 +21,7 @@ from resile.wire.directory import DirectoryError
 from resile.wire.frames import encode
 from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Heartbeat, Hello, MasterMessage, Message
+from resile.wire.tls import BadTLS
 
 log = logging.getLogger("resile.agent")
 
@@ -38,11 +39,12 @@ class Session:
         self,
         endpoint: Endpoint,
         token: Callable[[], bytes],
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext | None],
         *,
         hello: Callable[[str], Hello],
         on_message: Callable[[MasterMessage], None],
         on_away: Callable[[float, str], None],
+        server_name: str | None = None,
     ) -> None:
         """Nothing is called before `run`.
 
@@ -50,16 +52,18 @@ class Session:
             endpoint: where the master is.
             token: the job's secret, asked for at every call: on the master's machine it may not be there yet, and
                 a file that an older run left gives way to the right one. `DirectoryError` means to ask again.
-            tls: how to speak TLS, or None.
+            tls: how to speak TLS, or None; asked for at every call like the token, since its files may be replaced.
             hello: the greeting, made anew for every connection from the local address of that connection.
             on_message: what the master says.
             on_away: called after every failed call, with the seconds since the master was last connected and a
                 sentence that says why this call failed.
+            server_name: the name that the master's certificate must hold, if it is not the endpoint's host.
         """
         self._endpoint = endpoint
         self._token = token
         self._tried = b""
         self._tls = tls
+        self._server_name = server_name
         self._hello = hello
         self._on_message = on_message
         self._on_away = on_away
@@ -83,6 +87,7 @@ class Session:
 
         Raises:
             NotWelcome: the token is wrong or the server is none of ours, on the first call that was answered.
+            BadTLS: a certificate or a key cannot be used, and no call was answered before.
         """
         loop = asyncio.get_running_loop()
         last, pause = loop.time(), FIRST_PAUSE
@@ -92,8 +97,10 @@ class Session:
                 closed = asyncio.Event()
                 try:
                     connection = await self._call(closed)
-                except (CannotConnect, DirectoryError, NotWelcome) as error:
+                except (CannotConnect, DirectoryError, NotWelcome, BadTLS) as error:
                     if isinstance(error, NotWelcome) and not known and self._tried == self._token():
+                        raise
+                    if isinstance(error, BadTLS) and not known:
                         raise
                     log.debug("%s", error)
                     self._on_away(loop.time() - last, str(error))
@@ -129,7 +136,8 @@ class Session:
             decode=MasterMessage,
             on_message=lambda _, message: self._on_message(message),
             on_close=lambda _, because: self._closed(closed, because),
-            tls=self._tls,
+            tls=self._tls(),
+            server_name=self._server_name,
             timeout=CALL_TIMEOUT,
         )
 

@@ -33,6 +33,21 @@ def master_name(job: str) -> str:
     return f"elasticjob-{job}-{MASTER_ROLE}"
 
 
+def master_host(job: str, namespace: str) -> str:
+    """The name by which nodes call their job's master, and which its certificate must hold: its Service."""
+    return f"{master_name(job)}.{namespace}.svc"
+
+
+def token_secret(job: str) -> str:
+    """The name of the Secret that every node of a job mounts: the token, and the certificate of its master."""
+    return f"elasticjob-{job}-token"
+
+
+def tls_secret(job: str) -> str:
+    """The name of the Secret that a job's master alone mounts: its certificate and the key of it."""
+    return f"elasticjob-{job}-tls"
+
+
 def node_of_pod(name: str, job: str) -> NodeKey | None:
     """Which node of `job` a pod of this name is, or None if it is none of them."""
     match = _POD_NAME.fullmatch(name)

@@ -119,6 +119,7 @@ FLAGS: tuple[Flag, ...] = (
     _own("--tls-cert", "secure", metavar="FILE"),
     _own("--tls-key", "secure", metavar="FILE"),
     _own("--tls-ca", "secure", metavar="FILE"),
+    _own("--tls-name", "secure", metavar="HOST"),
     _torchrun("--monitor-interval", "compat", Kind.SECONDS, 0.1, metavar="SECONDS"),
     _torchrun("--start-method", "compat", default="spawn", choices=("spawn", "fork", "forkserver"), metavar="NAME"),
     _torchrun("--event-log-handler", "compat", default="null", metavar="NAME"),

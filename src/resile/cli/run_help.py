@@ -100,6 +100,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "three of --tls-cert, --tls-key and --tls-ca",
             "--tls-key": "the key of --tls-cert",
             "--tls-ca": "who must have signed the others' certificates",
+            "--tls-name": "the name that the master's certificate must hold (any that --tls-ca has signed)",
         },
     ),
     "compat": (

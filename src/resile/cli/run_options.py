@@ -346,11 +346,15 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
             raise FlagError(f"{given.named('token_file')}: {files['token_file']!r} cannot be read: {error}") from None
         if not token:
             raise FlagError(f"{given.named('token_file')}: {files['token_file']!r} is empty")
-    return Security(token=token, **files)
+    return Security(token=token, tls_name=given.values["tls_name"] or "", **files)
 
 
 def _check_tls(given: Given, may_host: bool) -> None:
     """TLS is mutual: the master shows a certificate and asks for one, so half a set would meet silence."""
+    if given.values["tls_name"] and not given.values["tls_ca"]:
+        raise FlagError(
+            f"{given.named('tls_name')}: a name is checked in certificates that somebody signed; add --tls-ca"
+        )
     flags = ("tls_cert", "tls_key", "tls_ca")
     there = [given.named(dest) for dest in flags if given.values[dest]]
     missing = [given.named(dest) for dest in flags if not given.values[dest]]

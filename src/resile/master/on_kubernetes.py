@@ -71,7 +71,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         found = await _fetch(client, where)
         spec = _spec_of(found)
         directory.create(spec, _token())
-        platform = KubernetesPlatform(spec, client, address=where.advertise)
+        platform = KubernetesPlatform(spec, client, address=where.advertise, tls=options.tls is not None)
         journal = KubernetesJournal(spec, kube.sync_client(where.namespace))
 
         @contextlib.asynccontextmanager

@@ -44,6 +44,8 @@ class Reason(enum.StrEnum):
     SUCCEEDED = "JobSucceeded"
     FAILED = "JobFailed"
     PODS_REMOVED = "PodsRemoved"
+    SECRET_RESTORED = "SecretRestored"
+    SECRET_REPLACED = "SecretReplaced"
 
 
 PASSING = (Reason.MASTER_STARTING, Reason.MASTER_LOST, Reason.MASTER_CANNOT_START)
@@ -132,7 +134,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     pod: Object | None = None
     """Under the master's name."""
     prepared: bool = False
-    """Whether what a master needs was seen to be there."""
+    """Whether what a master needs was seen to be there, not long ago."""
     row: Row = Row()
     swept: bool = False
     """Whether the pods of a job that ended long ago have been removed."""
@@ -216,7 +218,7 @@ def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
             actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
         elif reason in PASSING:
             actions.append(SetStatus(None, phase.reason, ""))
-        return Decision(tuple(actions))
+        return Decision(tuple(actions), settings.LOOK_AFTER)
     problem = trouble(pod)
     waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
     if problem:
@@ -225,7 +227,7 @@ def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
         actions.extend(Tell(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
     elif _says(seen.job)[0] != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
         actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
-    return Decision(tuple(actions))
+    return Decision(tuple(actions), settings.LOOK_AFTER)
 
 
 def _leaving(pod: Object, now: float) -> Decision:

@@ -6,10 +6,9 @@ news, and lead to another look.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,17 +17,15 @@ from resile.api.ids import Seconds
 from resile.api.labels import job_selector
 from resile.api.mistakes import BadManifest
 from resile.api.names import master_name
-from resile.operator import objects
+from resile.operator import objects, settings
 from resile.operator.cluster import (
     CONFLICT,
     ELASTIC_JOB,
     NOT_FOUND,
     POD,
     REFUSED,
-    ROLE_BINDING,
     Cluster,
     ClusterError,
-    Kind,
     Object,
 )
 from resile.operator.decisions import (
@@ -49,6 +46,7 @@ from resile.operator.events import tell
 from resile.operator.masterpod import master_pod
 from resile.operator.metrics import Metrics
 from resile.operator.mirror import Mirror
+from resile.operator.preparing import Prepared, Secrets, prepare, together
 from resile.operator.reading import read_job
 from resile.operator.status import job_patch
 from resile.operator.trouble import short
@@ -62,7 +60,10 @@ class _Memory(msgspec.Struct):
 
     uid: str
     row: Row = Row()
-    prepared: bool = False
+    prepared: float | None = None
+    """When what a master needs was last made or seen to be there."""
+    secrets: Secrets = {}
+    """As they were then."""
     swept: bool = False
     read_from: object = None
     """What `spec` was read from: reading costs a millisecond, and a job's status changes all the time."""
@@ -103,7 +104,7 @@ class Jobs:
         seen = Seen(
             job=job,
             pod=self._pods.get(name),
-            prepared=memory.prepared and self._services.get(name) is not None,
+            prepared=self._prepared(memory) and self._services.get(name) is not None,
             row=memory.row,
             swept=memory.swept,
         )
@@ -111,6 +112,9 @@ class Jobs:
         for action in decision.actions:
             job = await self._act(action, job, spec, memory)
         return decision.again
+
+    def _prepared(self, memory: _Memory) -> bool:
+        return memory.prepared is not None and self._clock() - memory.prepared < settings.LOOK_AFTER
 
     def _memory(self, key: Key, job: Object) -> _Memory:
         memory = self._memories.get(key)
@@ -133,8 +137,9 @@ class Jobs:
             case Tell(reason=reason, message=message, warning=warning):
                 await tell(self._cluster, job, reason, message, warning=warning, now=self._clock())
             case Prepare() if isinstance(spec, ElasticJob):
-                await self._prepare(spec)
-                memory.prepared = True
+                prepared = await prepare(self._cluster, spec, memory.secrets)
+                memory.prepared, memory.secrets = self._clock(), prepared.secrets
+                await self._tell_of_secrets(job, prepared)
             case StartMaster() if isinstance(spec, ElasticJob):
                 await self._start(action, job, spec, memory)
             case RemoveMaster(uid=uid):
@@ -158,22 +163,19 @@ class Jobs:
                 raise TryAgain("it is gone") from error
             raise
 
-    async def _prepare(self, job: ElasticJob) -> None:
-        """Make what a master needs, all at once; only a binding needs its Role to be there."""
-        await _together(
-            *(self._cluster.apply(kind, item) for kind, item in objects.applied(job)),
-            *(self._make_once(kind, item, job) for kind, item in objects.made_once(job)),
-        )
-        await self._cluster.apply(ROLE_BINDING, objects.binding(job))
-
-    async def _make_once(self, kind: Kind, item: Object, job: ElasticJob) -> None:
-        namespace, name = job.metadata.namespace, item["metadata"]["name"]
-        if await self._cluster.create(kind, item) is not None:
+    async def _tell_of_secrets(self, job: Object, prepared: Prepared) -> None:
+        """Say which Secrets were gone. One with new content is of no use to a master that holds the old one."""
+        for name in prepared.restored:
+            sentence = f"the Secret {name} was gone; it was made again as it was"
+            await tell(self._cluster, job, Reason.SECRET_RESTORED, sentence, warning=True, now=self._clock())
+        metadata = job["metadata"]
+        pod = self._pods.get(Key(metadata["namespace"], master_name(metadata["name"])))
+        if not prepared.replaced or pod is None or not objects.owned_by(pod, metadata["uid"]):
             return
-        there = await self._cluster.get(kind, namespace, name)
-        if there is None or (objects.controlled(there) and not objects.owned_by(there, job.metadata.uid)):
-            # A token or a journal of the job before must not become that of this one.
-            raise TryAgain(f"{kind.__name__} {name} of an earlier job of this name is still there")
+        names = " and ".join(prepared.replaced)
+        sentence = f"the Secret {names} was gone; it was made anew, and the master is started again with it"
+        await tell(self._cluster, job, Reason.SECRET_REPLACED, sentence, warning=True, now=self._clock())
+        await self._remove_master(job, pod["metadata"]["uid"])
 
     async def _start(self, action: StartMaster, job: Object, spec: ElasticJob, memory: _Memory) -> None:
         namespace = spec.metadata.namespace
@@ -214,7 +216,7 @@ class Jobs:
         label, _, value = job_selector(name).partition("=")
         pods, _ = await self._cluster.list(POD, namespace, {label: value})
         own = [pod for pod in pods if objects.owned_by(pod, job["metadata"]["uid"])]
-        await _together(*(self._cluster.delete(POD, namespace, pod["metadata"]["name"]) for pod in own))
+        await together(*(self._cluster.delete(POD, namespace, pod["metadata"]["name"]) for pod in own))
         if own:
             sentence = f"removed {len(own)} pods: the job ended longer ago than its time to live"
             await tell(self._cluster, job, Reason.PODS_REMOVED, sentence, warning=False, now=self._clock())
@@ -224,10 +226,3 @@ def _waiting(job: Object) -> Phase | None:
     """The phase of a job whose master cannot start: pending, unless it was further already."""
     phase = phase_of(job)
     return Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
-
-
-async def _together(*requests: Awaitable[object]) -> None:
-    """All of them, each to its end; then the first error, if there was one."""
-    for outcome in await asyncio.gather(*requests, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome

@@ -1,7 +1,7 @@
 """The pod of a job's master: complete by itself, with the job's own template laid over it.
 
 It runs as nobody, without capabilities, on a read-only root, with a token that Kubernetes renews, and may do what its
-own Role allows. A template changes what it names and nothing else.
+own Role allows. It alone mounts the key of the job's certificate. A template changes what it names and nothing else.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from typing import Any
 from resile.api.elasticjob import ElasticJob, MasterSpec
 from resile.api.job import MASTER_PORT
 from resile.api.labels import master_labels
-from resile.api.names import master_name
+from resile.api.names import master_name, tls_secret, token_secret
 from resile.api.podtemplate import MAIN, main_container
 from resile.operator import settings
 from resile.operator.cluster import Object
 
 DIRECTORY = "/var/run/resile"
 SECRETS = "/var/run/secrets/resile"
+TLS = "/var/run/secrets/resile-tls"
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN = "token"
 """The key of the job's token in its Secret, and the file's name."""
+TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
+"""The same for the master's certificate and its key, as Kubernetes names them."""
 
 MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
 """Which container is the master, also where a template puts others beside it; `kubectl logs` shows that one."""
@@ -32,11 +35,6 @@ TOKEN_LIFE = 3607
 _NOT_COPIED = ("kubectl.kubernetes.io/last-applied-configuration",)
 _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "volumes": "name"}
 """Lists whose items are told apart by a field: an item of the template takes the place of ours."""
-
-
-def token_secret(job: str) -> str:
-    """The name of the Secret with a job's token."""
-    return f"elasticjob-{job}-token"
 
 
 def master_pod(job: ElasticJob, image: str, index: int, owner: Object) -> Object:
@@ -96,6 +94,7 @@ def _spec(job: ElasticJob, image: str) -> Object:
         "volumes": [
             {"name": "run", "emptyDir": {"sizeLimit": "256Mi"}},
             {"name": "token", "secret": {"secretName": token_secret(name), "defaultMode": 0o440}},
+            {"name": "tls", "secret": {"secretName": tls_secret(name), "defaultMode": 0o440}},
             {"name": "account", "projected": {"defaultMode": 0o440, "sources": _account()}},
         ],
     }
@@ -114,11 +113,12 @@ def _account() -> list[Object]:
 def _container(job: ElasticJob, image: str) -> Object:
     command = ["python", "-m", "resile.master", "--platform", "kubernetes"]
     where = ["--namespace", job.metadata.namespace, "--job", job.metadata.name, "--directory", DIRECTORY]
+    tls = ["--tls-cert", f"{TLS}/{TLS_CERTIFICATE}", "--tls-key", f"{TLS}/{TLS_KEY}"]
     return {
         "name": MAIN,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": [*command, *where, "--host", "0.0.0.0", "--port", str(MASTER_PORT)],
+        "command": [*command, *where, "--host", "0.0.0.0", "--port", str(MASTER_PORT), *tls],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "RESILE_TOKEN_FILE", "value": f"{SECRETS}/{TOKEN}"},
@@ -135,6 +135,7 @@ def _container(job: ElasticJob, image: str) -> Object:
         "volumeMounts": [
             {"name": "run", "mountPath": DIRECTORY},
             {"name": "token", "mountPath": SECRETS, "readOnly": True},
+            {"name": "tls", "mountPath": TLS, "readOnly": True},
             {"name": "account", "mountPath": ACCOUNT, "readOnly": True},
         ],
     }

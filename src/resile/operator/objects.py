@@ -1,7 +1,8 @@
-"""What a master needs around it: an identity and its rights, a Service, the job's token, and a place for its journal.
+"""What a master needs around it: an identity and its rights, a Service, the job's secrets, a place for its journal.
 
 All of them carry the job as their owner, so that Kubernetes removes them with the job. They have the master's name,
-except the token's Secret.
+except the Secrets: one that every node mounts, with the token and the certificate to trust, and one with the key of
+that certificate, which the master alone mounts.
 """
 
 from __future__ import annotations
@@ -15,18 +16,12 @@ from resile.api.elasticjob import ElasticJob
 from resile.api.job import MASTER_PORT
 from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE, master_labels
 from resile.api.metadata import API_VERSION
-from resile.api.names import MASTER_ROLE, master_name
+from resile.api.names import MASTER_ROLE, master_name, tls_secret, token_secret
 from resile.api.rbac import master_rules
-from resile.operator.cluster import (
-    CONFIG_MAP,
-    ROLE,
-    SECRET,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    Kind,
-    Object,
-)
-from resile.operator.masterpod import TOKEN, token_secret
+from resile.operator.certificate import new_pair
+from resile.operator.cluster import ROLE, SERVICE, SERVICE_ACCOUNT, Kind, Object
+from resile.operator.masterpod import TLS_CERTIFICATE, TLS_KEY, TOKEN
+from resile.platform.kubernetes.pods import TRUSTED
 
 _RBAC = "rbac.authorization.k8s.io"
 TOKEN_BYTES = 32
@@ -74,14 +69,40 @@ def binding(job: ElasticJob) -> Object:
     }
 
 
-def made_once(job: ElasticJob) -> list[tuple[Kind, Object]]:
-    """Objects that are made and never written again: the token, and the journal's ConfigMap, which the master fills."""
-    token = base64.b64encode(secrets.token_urlsafe(TOKEN_BYTES).encode()).decode()
+def key_pair(job: ElasticJob) -> Object:
+    """The Secret of the master alone, with a new key. It is made once and never written again."""
+    pair = new_pair(job.metadata.name, job.metadata.namespace)
+    data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
+    secret = _object(job, "v1", "Secret", tls_secret(job.metadata.name))
+    return {**secret, "type": "kubernetes.io/tls", "data": data}
+
+
+def credentials(job: ElasticJob, pair: Object) -> Object:
+    """The Secret of every node: a new token, which is made once, and the certificate of the key pair."""
+    token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
     secret = _object(job, "v1", "Secret", token_secret(job.metadata.name))
-    return [
-        (SECRET, {**secret, "type": "Opaque", "data": {TOKEN: token}}),
-        (CONFIG_MAP, _object(job, "v1", "ConfigMap", master_name(job.metadata.name))),
-    ]
+    return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
+
+
+def trusting(credentials: Object, pair: Object) -> Object:
+    """What to apply to a Secret of the nodes so that it trusts the key pair; refused if it is gone in between."""
+    metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
+
+
+def certificate(pair: Object) -> str:
+    """The certificate in the Secret of a master."""
+    return str((pair.get("data") or {}).get(TLS_CERTIFICATE, ""))
+
+
+def trusted(credentials: Object) -> str:
+    """The certificate that nodes trust; empty in the Secret of a job that began before there were any."""
+    return str((credentials.get("data") or {}).get(TRUSTED, ""))
+
+
+def journal(job: ElasticJob) -> Object:
+    """The ConfigMap that the master fills; made once and never written again by anybody else."""
+    return _object(job, "v1", "ConfigMap", master_name(job.metadata.name))
 
 
 def service(job: ElasticJob) -> Object:
@@ -92,6 +113,10 @@ def service(job: ElasticJob) -> Object:
         **_object(job, "v1", "Service", master_name(job.metadata.name)),
         "spec": {"type": "ClusterIP", "selector": selector, "ports": [port]},
     }
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _object(job: ElasticJob, version: str, kind: str, name: str) -> dict[str, Any]:

@@ -19,6 +19,9 @@ RELIST_FIRST, RELIST_LONGEST = Seconds(0.1), Seconds(10.0)
 """Pauses after a failed list or watch, doubling: an API server that restarts is back within seconds."""
 RETRY_FIRST, RETRY_LONGEST = Seconds(0.1), Seconds(60.0)
 """Pauses after a failed look at one object, doubling."""
+LOOK_AFTER = Seconds(600.0)
+"""How often it is seen to that what a running master needs is still there. Secrets cannot be watched, since the right
+to do so is the right to read all of them."""
 WORKERS = 8
 """Objects looked at concurrently: enough to hide the latency of requests, few enough to spare the API server."""
 

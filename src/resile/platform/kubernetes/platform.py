@@ -43,17 +43,19 @@ LAST_WORDS = Seconds(2.0)
 class KubernetesPlatform:
     """The pods of one job. See `port.Platform` for what each method promises."""
 
-    def __init__(self, spec: JobSpec, client: AsyncClient, *, address: str = "") -> None:
+    def __init__(self, spec: JobSpec, client: AsyncClient, *, address: str = "", tls: bool = True) -> None:
         """Prepare; nothing is read or made before `start` or `launch`.
 
         Args:
             spec: the job; its uid must be that of the ElasticJob, which owns all that is made here.
             client: speaks to the API server in the job's namespace; closed by whoever made it.
             address: `host:port` where pods reach the master, if it is not the master's Service.
+            tls: whether the master speaks TLS.
         """
         self._spec = spec
         self._client = client
         self._address = address or master_address(spec)
+        self._tls = tls
         self._observe: Callable[[Observation], None] | None = None
         self._pods: dict[NodeKey, Manifest] = {}
         self._told: dict[NodeKey, Observation] = {}
@@ -123,7 +125,7 @@ class KubernetesPlatform:
             return
         if needs_services(self._spec):
             await self._ensure_service(node.role, launch.rank)
-        pod = pod_manifest(self._spec, launch, self._address)
+        pod = pod_manifest(self._spec, launch, self._address, tls=self._tls)
         attempt = 0
         while True:
             attempt += 1

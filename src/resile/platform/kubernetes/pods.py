@@ -1,8 +1,9 @@
 """What the pod of a node looks like: the user's template, plus what makes it a node of its job.
 
 Pure functions from values to plain data. What the user wrote stays as written; added are labels, the environment, the
-job's token, a memory-backed `/dev/shm`, and tolerations that let go of a node without contact in seconds. Only what
-would break the job is replaced: variables of the same name, and `restartPolicy`, since a place is filled by a new pod.
+job's token and its master's certificate, a memory-backed `/dev/shm`, and tolerations that let go of a machine without
+contact in seconds. Only what would break the job is replaced: variables of the same name, and `restartPolicy`, since a
+place is filled by a new pod.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from resile.api.ids import NodeKey, Rank
 from resile.api.job import MASTER_PORT, PS, ROLES, JobSpec, Strategy, node_name
 from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
 from resile.api.metadata import API_VERSION
-from resile.api.names import master_name
+from resile.api.names import master_host, token_secret
 from resile.api.podtemplate import main_container
 from resile.api.quantity import amount, write_cores, write_size
 from resile.api.reports import NodeResources
@@ -27,6 +28,9 @@ Manifest = dict[str, Any]
 TOKEN_DIRECTORY = "/var/run/secrets/resile"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 TOKEN_FILE_VARIABLE = "RESILE_TOKEN_FILE"
+TRUSTED = "ca.crt"
+"""The certificate to trust, in the Secret and as a file beside the token."""
+TRUSTED_VARIABLE, NAME_VARIABLE = "RESILE_TLS_CA", "RESILE_TLS_NAME"
 TOKEN_VOLUME = "resile-token"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "resile-shm"
@@ -38,14 +42,9 @@ AWAY_SECONDS = 10
 _AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def token_name(job: str) -> str:
-    """The Secret that holds a job's token."""
-    return f"elasticjob-{job}-token"
-
-
 def master_address(spec: JobSpec) -> str:
     """Where nodes reach their master: its Service."""
-    return f"{master_name(spec.name)}.{spec.namespace}.svc:{MASTER_PORT}"
+    return f"{master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
 
 
 def owner(spec: JobSpec) -> Manifest:
@@ -59,13 +58,14 @@ def owned(spec: JobSpec, manifest: Manifest) -> bool:
     return any(reference.get("uid") == spec.uid for reference in owners)
 
 
-def pod_manifest(spec: JobSpec, launch: Launch, address: str) -> Manifest:
+def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Manifest:
     """The pod of one node.
 
     Args:
         spec: the job.
         launch: the node; its role must be one of the job's.
         address: `host:port` where it reaches the master.
+        tls: whether the master speaks TLS, with the certificate that is beside the token.
     """
     role = spec.roles[launch.node.role]
     template: Manifest = copy.deepcopy(role.template)
@@ -85,7 +85,8 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str) -> Manifest:
         pod.setdefault("schedulerName", role.batch_scheduler)
     pod["tolerations"] = _tolerations(pod.get("tolerations") or [])
     main = main_container({"spec": pod})
-    main["env"] = _environment(spec, launch, address, main.get("env") or [])
+    secure = {TRUSTED_VARIABLE: f"{TOKEN_DIRECTORY}/{TRUSTED}", NAME_VARIABLE: master_host(spec.name, spec.namespace)}
+    main["env"] = _environment(spec, launch, address, secure if tls else {}, main.get("env") or [])
     if launch.resources != NodeResources():
         main["resources"] = _resources(main.get("resources") or {}, launch.resources)
     _mount_token(spec, pod, main)
@@ -154,7 +155,9 @@ def _tolerations(given: list[Manifest]) -> list[Manifest]:
     ]
 
 
-def _environment(spec: JobSpec, launch: Launch, address: str, given: list[Manifest]) -> list[Manifest]:
+def _environment(
+    spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Manifest]
+) -> list[Manifest]:
     """Ours first, so that the user's variables can refer to them as `$(NODE_RANK)`."""
     node: NodeKey = launch.node
     values = node_environment(
@@ -168,7 +171,7 @@ def _environment(spec: JobSpec, launch: Launch, address: str, given: list[Manife
         master_address=address,
         relaunch_count=launch.relaunch_count,
     )
-    values[TOKEN_FILE_VARIABLE] = TOKEN_FILE
+    values.update({TOKEN_FILE_VARIABLE: TOKEN_FILE, **secure})
     if needs_services(spec):
         values["TF_CONFIG"] = tf_config(_addresses(spec, launch), role=node.role, rank=launch.rank)
     looked_up = {"POD_IP": "status.podIP", "NODE_IP": "status.hostIP"}
@@ -202,7 +205,7 @@ def _resources(given: Manifest, wanted: NodeResources) -> Manifest:
 
 
 def _mount_token(spec: JobSpec, pod: Manifest, main: Manifest) -> None:
-    secret = {"secretName": token_name(spec.name), "defaultMode": READABLE_BY_ALL}
+    secret = {"secretName": token_secret(spec.name), "defaultMode": READABLE_BY_ALL}
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": TOKEN_VOLUME, "secret": secret}]
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True}
     main["volumeMounts"] = [*(main.get("volumeMounts") or []), mount]
