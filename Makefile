@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test again lint format bench soak data cluster cluster-down deploy undeploy test-kube clean
+.PHONY: help setup demo test again lint format bench bench-kube soak data cluster cluster-down deploy undeploy test-kube clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ format: $(READY)  ## rewrite the code in the house format
 
 bench: $(READY)  ## every figure the README promises, with its peer in the same run
 	@$(BIN)/python -m benchmarks
+
+bench-kube: $(READY)  ## every figure for jobs on a cluster (after `make cluster`; 6 minutes)
+	@$(BIN)/python -m benchmarks.kube
 
 soak: $(READY)  ## the long proofs: 10,000 random fault schedules
 	@$(BIN)/python -m pytest tests -m soak --timeout 7200

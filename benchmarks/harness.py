@@ -42,8 +42,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     unit: str = ""
     bar: float | None = None
+    median: float | None = None
+    """Where `value` is the longest of several."""
     peer: float | None = None
-    """The same measure of torchrun, in the same run."""
+    """The same measure of the peer that the table names."""
     note: str = ""
 
     @property

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 
-HEADER = ("measure", "bar", "resile", "torchrun", "ratio", "verdict")
+LEFT = ("measure", "verdict")
+"""Columns of words; the others hold figures."""
 
 
 def machine() -> dict[str, str]:
@@ -47,28 +48,30 @@ def verdict(row: Row) -> str:
     return {True: "pass", False: "MISSED", None: ""}[row.passed]
 
 
-def render(rows: Sequence[Row]) -> str:
-    """All rows, aligned, and below them what is worth knowing about some."""
-    cells = [HEADER, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
-    lines = ["  ".join(_aligned(line, widths)).rstrip() for line in cells]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+def render(rows: Sequence[Row], peer: str = "torchrun") -> str:
+    """All rows, aligned, and below them what is worth knowing about some; a column of medians only if there are any."""
+    columns = {
+        "measure": [row.measure for row in rows],
+        "bar": ["" if row.bar is None else f"<= {figure(row.bar, row.unit)}" for row in rows],
+        "resile": [figure(row.value, row.unit) for row in rows],
+        "median": [figure(row.median, row.unit) for row in rows],
+        peer: [figure(row.peer, row.unit) for row in rows],
+        "ratio": ["" if row.ratio is None else f"{row.ratio:.1f}x" for row in rows],
+        "verdict": [verdict(row) for row in rows],
+    }
+    if not any(columns["median"]):
+        del columns["median"]
+    aligned = [_aligned(name, cells, name in LEFT) for name, cells in columns.items()]
+    lines = ["  ".join(cells).rstrip() for cells in zip(*aligned, strict=True)]
     notes = [f"  {row.measure}: {row.note}" for row in rows if row.note]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    bar = "" if row.bar is None else f"<= {figure(row.bar, row.unit)}"
-    ratio = "" if row.ratio is None else f"{row.ratio:.1f}x"
-    return (row.measure, bar, figure(row.value, row.unit), figure(row.peer, row.unit), ratio, verdict(row))
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Words to the left, figures to the right."""
-    return [
-        cell.ljust(width) if column in (0, len(HEADER) - 1) else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-    ]
+def _aligned(name: str, cells: Sequence[str], left: bool) -> list[str]:
+    """A column under its name: words to the left, figures to the right."""
+    width = max(map(len, (name, *cells)))
+    column = [name, "-" * width, *cells]
+    return [cell.ljust(width) if left else cell.rjust(width) for cell in column]
 
 
 def _lines(path: str) -> list[str]:

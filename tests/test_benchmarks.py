@@ -9,6 +9,7 @@ import pytest
 from benchmarks import __main__ as bench
 from benchmarks import detect, help_time, rendezvous, table
 from benchmarks.harness import GaveUp, Row, Workplace, percentile, wait_for
+from benchmarks.kube.start import parts_between
 
 
 def test_a_row_passes_when_its_figure_is_not_above_its_bar() -> None:
@@ -42,6 +43,19 @@ def test_the_table_is_aligned_and_has_a_verdict_for_every_bar() -> None:
     right_edge = lines[0].index("resile") + len("resile")
     for line, last in zip(lines[2:5], ("s", "ms", "s"), strict=True):
         assert line[:right_edge].endswith(last)
+
+
+def test_the_table_names_the_peer_and_shows_medians_where_there_are_any() -> None:
+    row = Row(measure="m", value=2.0, median=1.5, peer=4.0, unit="s")
+    assert table.render([row], "Other").split()[:5] == ["measure", "bar", "resile", "median", "Other"]
+    assert "1.50 s" in table.render([row])
+    assert "median" not in table.render([Row(measure="m", value=2.0)])
+
+
+def test_the_parts_of_a_start_are_the_times_between_moments_and_never_negative() -> None:
+    parts = parts_between([100.0, 100.5, 101.0, 102.0, 101.5, 103.0, 105.0, 105.25])
+    assert (parts.operator, parts.master_pod, parts.master, parts.worker_pods) == (0.5, 0.5, 1.0, 0.0)
+    assert (parts.total, parts.ours) == (5.25, 2.75)
 
 
 def test_waiting_in_vain_ends_with_a_sentence() -> None:

@@ -1,0 +1,1 @@
+"""What the cluster's side of resile must reach, measured on a real cluster; run with `make bench-kube`."""

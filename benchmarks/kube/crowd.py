@@ -1,0 +1,84 @@
+"""Five hundred pods of one job on Node objects without kubelets: what the master and the API server can do.
+
+The master is real and runs on a real node; the pods are bound and never start. All decisions are done when every pod is
+there and the job's status counts every one of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from benchmarks.harness import Row, say, wait_for
+from benchmarks.kube import peer
+from benchmarks.kube.sight import Pods
+from benchmarks.kube.space import IMAGE, Space, elastic_job
+
+PODS = 500
+CREATED_BAR_SECONDS = 15.0
+DELETED = 30
+RECREATED_BAR_SECONDS = 2.0
+JOB = "crowd"
+
+
+def run(quick: bool) -> list[Row]:
+    pods, deleted = (50, 5) if quick else (PODS, DELETED)
+    created: list[float] = []
+    recreated: list[float] = []
+    for _ in range(1 if quick else 2):
+        with Space("crowd") as space:
+            space.api_only_nodes(pods // 100 + 1)
+            with Pods(space) as seen:
+                created.append(_create(space, seen, pods))
+                recreated += [_recreate(space, seen, deleted) for _ in range(1 if quick else 3)]
+    return [
+        Row(
+            measure=f"{pods} pods of one job created and counted",
+            value=max(created),
+            median=statistics.median(created),
+            unit="s",
+            bar=CREATED_BAR_SECONDS,
+            note=f"of {len(created)}, from the start of kubectl apply, the start of the master's pod included",
+        ),
+        Row(
+            measure=f"{deleted} of them deleted at once, to all recreated",
+            value=max(recreated),
+            median=statistics.median(recreated),
+            unit="s",
+            bar=RECREATED_BAR_SECONDS,
+            peer=peer.RECREATED,
+            note=f"of {len(recreated)}, from the start of kubectl delete",
+        ),
+    ]
+
+
+def _create(space: Space, seen: Pods, pods: int) -> float:
+    worker = {"containers": [{"name": "main", "image": IMAGE, "command": ["true"]}], **space.on_api_only_nodes()}
+    begun = time.time()
+    space.apply(elastic_job(JOB, worker, pods))
+    wait_for(f"{pods} pods", lambda: len(seen.workers(JOB)) >= pods)
+    last = max(seen.created[name] for name in seen.workers(JOB))
+
+    def counted() -> bool:
+        replicas = (space.status(JOB).get("status") or {}).get("replicaStatuses") or {}
+        return (replicas.get("worker") or {}).get("pending") == pods
+
+    wait_for("the count of the pods", counted, every=0.05)
+    took = time.time() - begun
+    say(f"crowd: {pods} pods after {last - begun:.2f} s, counted in the status after {took:.2f} s")
+    return took
+
+
+def _recreate(space: Space, seen: Pods, number: int) -> float:
+    before = seen.workers(JOB)
+    begun = time.time()
+    space.kubectl("delete", "pods", "--wait=false", *before[:number])
+
+    def new() -> list[float] | None:
+        found = [at for at in tuple(seen.created.values()) if at > begun]
+        return found if len(found) >= number else None
+
+    took = max(wait_for(f"{number} new pods", new, every=0.01)) - begun
+    say(f"crowd: {number} deleted pods were all recreated after {took:.2f} s")
+    wait_for("their count", lambda: len(seen.workers(JOB)) == len(before))
+    return took

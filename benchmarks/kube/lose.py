@@ -1,0 +1,94 @@
+"""`kubectl delete pod` of a worker in training: to its replacement, and to the next step, with and without room for it.
+
+The clock starts with kubectl. The next step is the first one of a process that began after the deletion: what the old
+processes still do does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import msgspec
+
+from benchmarks.harness import Row, say, wait_for
+from benchmarks.kube import peer
+from benchmarks.kube.space import Space
+from benchmarks.kube.training import FEWEST, WORKERS, Training
+
+REPLACEMENT_BAR_SECONDS = 0.5
+STEP_BAR_SECONDS = 6.0
+ROOM = "resile.dev/bench-room"
+"""What each worker asks one of, and the nodes run out of."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Seconds after the deletion."""
+
+    replaced: float
+    stepped: float
+    whole: float
+    """Until all places are taken and train."""
+
+
+def run(quick: bool) -> list[Row]:
+    with_room: list[Loss] = []
+    without: list[Loss] = []
+    times = 1 if quick else WORKERS
+    with Space("lose") as space, space.room(ROOM, WORKERS) as room, Training(space, "lose") as training:
+        space.apply(training.manifest({"limits": {ROOM: "1"}}))
+        training.whole(since=0.0)
+        for rank in range(times):  # each place in turn: the one of rank 0 is where the others meet
+            with_room.append(_lose(space, training, rank))
+        for rank in range(times):
+            if without:
+                again = time.time()
+                room.offer(WORKERS)
+                training.whole(since=again)
+            room.offer(0)
+            without.append(_lose(space, training, rank, world=FEWEST))
+    return [
+        _row("worker deleted, to its replacement's pod", [loss.replaced for loss in [*with_room, *without]]),
+        _row("… to the next step", [loss.stepped for loss in with_room]),
+        _row("… to the next step, no room for it", [loss.stepped for loss in without]),
+        _row("… to all training, with room for it", [loss.whole for loss in with_room]),
+    ]
+
+
+BARS = {
+    "worker deleted, to its replacement's pod": (REPLACEMENT_BAR_SECONDS, peer.REPLACEMENT),
+    "… to the next step": (STEP_BAR_SECONDS, peer.NEXT_STEP),
+    "… to the next step, no room for it": (STEP_BAR_SECONDS, peer.NEXT_STEP_NO_ROOM),
+}
+
+
+def _row(measure: str, seconds: list[float]) -> Row:
+    bar, theirs = BARS.get(measure, (None, None))
+    return Row(
+        measure=measure,
+        value=max(seconds),
+        median=statistics.median(seconds),
+        unit="s",
+        bar=bar,
+        peer=theirs,
+        note=f"{', '.join(f'{each:.2f}' for each in seconds)} s",
+    )
+
+
+def _lose(space: Space, training: Training, rank: int, world: int = WORKERS) -> Loss:
+    """Delete the worker at a place and wait until `world` workers train again."""
+    pod = next(step.pod for step in reversed(training.steps) if step.rank == rank)
+    deleted = time.time()
+    space.kubectl("delete", "pod", pod, "--wait=false")
+    replaced = wait_for(
+        f"the replacement of {pod}",
+        lambda: next((at for at in tuple(training.pods.created.values()) if at > deleted), None),
+    )
+    stepped = training.first(lambda step: step.begun > deleted, what="the next step")
+    firsts = training.whole(since=deleted, world=world)
+    loss = Loss(replaced - deleted, stepped.at - deleted, min(step.at for step in firsts) - deleted)
+    say(
+        f"lose: rank {rank}: replaced after {loss.replaced:.2f} s, "
+        f"a step of {stepped.world} after {loss.stepped:.2f} s, of {world} after {loss.whole:.2f} s"
+    )
+    return loss

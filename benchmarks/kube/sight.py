@@ -1,0 +1,81 @@
+"""What happens to the pods of a namespace and what they say, each with the moment it was seen.
+
+Watches and logs come on threads; what they have seen is only ever added to. Times are those of `time.time`: training
+processes stamp their lines with the same clock where the nodes are on this machine, as those of `make cluster` are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+from benchmarks.kube.space import Space
+from resile.platform.kubernetes import client as kube
+
+AGAIN_SECONDS = 0.1
+"""Between two attempts to open a stream that ended."""
+
+
+class Pods:
+    """Every pod of a space since this was entered, by name."""
+
+    def __init__(self, space: Space, on_running: Callable[[str], None] = lambda name: None) -> None:
+        """Nothing is seen before it is entered; `on_running` is called once for every pod that runs."""
+        self._space = space
+        self._on_running = on_running
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._over = threading.Event()
+        self._running: set[str] = set()
+        self.created: dict[str, float] = {}
+        """When each was first seen."""
+        self.newest: dict[str, dict[str, Any]] = {}
+        """Each as it was seen last; not those that are gone."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def workers(self, job: str) -> list[str]:
+        """The job's nodes that are not on their way out."""
+        return [
+            name
+            for name, pod in list(self.newest.items())
+            if "deletionTimestamp" not in pod["metadata"] and name.startswith(f"{job}-edljob-")
+        ]
+
+    def running(self) -> list[str]:
+        """Pods with a container that runs."""
+        return [
+            name
+            for name, pod in list(self.newest.items())
+            if any("running" in each["state"] for each in pod["status"].get("containerStatuses") or ())
+        ]
+
+    def _follow(self) -> None:
+        version = None
+        with contextlib.closing(kube.sync_client(self._space.name)) as client:
+            while not self._over.is_set():
+                with contextlib.suppress(*kube.CannotReach):
+                    for change, pod in client.watch(kube.PODS, namespace=self._space.name, resource_version=version):
+                        if self._over.is_set():
+                            return
+                        version = pod["metadata"]["resourceVersion"]
+                        self._take(time.time(), change, pod)
+                time.sleep(AGAIN_SECONDS)
+
+    def _take(self, at: float, change: str, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        if change == "DELETED":
+            self.newest.pop(name, None)
+            return
+        self.created.setdefault(name, at)
+        self.newest[name] = pod
+        if name not in self._running and pod.get("status", {}).get("phase") == "Running":
+            self._running.add(name)
+            self._on_running(name)

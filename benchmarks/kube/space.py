@@ -1,0 +1,201 @@
+"""A namespace of the cluster with an operator of its own, and what a benchmark adds to the cluster for a while.
+
+Leaving a `Space` removes all of it, by force, whatever happened: pods on Node objects without kubelets would otherwise
+stay for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from lightkube.resources.core_v1 import Node, Pod
+from lightkube.types import PatchType
+
+from benchmarks.harness import BIN, GaveUp, Workplace, say, wait_for
+from resile.api.metadata import API_VERSION
+from resile.master.job_status import stamp
+from resile.platform.kubernetes import client as kube
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"
+"""Of masters and workers."""
+COMMAND_SECONDS = 120.0
+API_ONLY = "resile.dev/bench"
+"""Label and taint of Node objects without kubelets; its value is the namespace they are for."""
+NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti"}
+BEAT_SECONDS = 10.0
+"""Between two signs of life of a Node object, a kubelet's own interval."""
+
+
+class Space:
+    """A namespace and an operator that serves it alone. Enter it to make both, leave it to remove all."""
+
+    def __init__(self, purpose: str) -> None:
+        self.name = f"bench-{purpose}-{uuid.uuid4().hex[:6]}"
+        self.client = kube.sync_client(self.name)
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._cleanup:
+            self._cleanup.callback(self.client.close)
+            place = self._cleanup.enter_context(Workplace())
+            _ready()
+            kubectl("create", "namespace", self.name)
+            self._cleanup.callback(self._remove)
+            words = ["operator", "--namespace", self.name, "--no-leader-elect", "--health-port=0"]
+            self.operator = place.start([BIN / "resile", *words, "--master-image", IMAGE])
+            log = place.path / "output.log"
+            wait_for("the operator's start", lambda: "watching" in log.read_text())
+            self._cleanup = self._cleanup.pop_all()
+        return self
+
+    def __exit__(self, *trouble: Any) -> None:
+        self._cleanup.__exit__(*trouble)
+
+    def kubectl(self, *words: str, stdin: str = "") -> str:
+        """Run kubectl in this namespace."""
+        return kubectl("-n", self.name, *words, stdin=stdin)
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """What a user does."""
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+
+    def status(self, job: str) -> dict[str, Any]:
+        """The status of a job as it is now."""
+        found: dict[str, Any] = self.client.get(kube.JOBS, job, namespace=self.name)
+        return found.get("status") or {}
+
+    def api_only_nodes(self, number: int) -> None:
+        """Add Node objects without kubelets, where only pods that ask for them are put; removed with this space."""
+        names = [f"{self.name}-{index}" for index in range(number)]
+        taint = {"key": API_ONLY, "value": self.name, "effect": "NoSchedule"}
+        over = threading.Event()
+        beat = threading.Thread(target=self._keep_ready, args=(names, over), daemon=True)
+
+        def remove() -> None:
+            over.set()
+            beat.join()
+            self.remove_jobs()
+            kubectl("delete", "node", "--ignore-not-found", "--wait=false", *names)
+
+        self._cleanup.callback(remove)
+        for name in names:
+            metadata = {"name": name, "labels": {API_ONLY: self.name}}
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
+            kubectl("create", "-f", "-", stdin=json.dumps(node))
+            self._set_ready(name)
+        beat.start()
+
+    def on_api_only_nodes(self) -> dict[str, Any]:
+        """The part of a pod's spec that asks for them."""
+        toleration = {"key": API_ONLY, "operator": "Equal", "value": self.name, "effect": "NoSchedule"}
+        return {"nodeSelector": {API_ONLY: self.name}, "tolerations": [toleration]}
+
+    def _keep_ready(self, names: Sequence[str], over: threading.Event) -> None:
+        while not over.wait(BEAT_SECONDS):
+            for name in names:
+                with contextlib.suppress(*kube.CannotReach):
+                    self._set_ready(name)
+
+    def _set_ready(self, name: str) -> None:
+        now = stamp(time.time())
+        ready = {"type": "Ready", "status": "True", "reason": "Bench", "lastHeartbeatTime": now}
+        status = {"capacity": NODE_CAPACITY, "allocatable": NODE_CAPACITY, "conditions": [ready]}
+        self.client.patch(Node.Status, name, {"status": status}, patch_type=PatchType.STRATEGIC)
+
+    @contextlib.contextmanager
+    def room(self, resource: str, each: int) -> Iterator[Room]:
+        """A resource that every real node offers for a while: pods that ask for it find room only while it is there."""
+        nodes = [
+            item["metadata"]["name"]
+            for item in json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
+            if API_ONLY not in item["metadata"].get("labels", {})
+        ]
+        made = Room(self, resource, nodes)
+        try:
+            made.offer(each)
+            yield made
+        finally:
+            made.offer(None)
+
+    def remove_jobs(self) -> None:
+        """All jobs and pods of this space, by force: nobody else removes what is on a Node object without kubelet."""
+        kubectl("-n", self.name, "delete", "elasticjob", "--all", "--wait=false")  # or masters would replace the pods
+
+        def gone() -> bool:
+            with contextlib.suppress(*kube.CannotReach):
+                self.client.deletecollection(Pod, namespace=self.name, grace_period=0)
+            return not any(True for _ in self.client.list(kube.PODS, namespace=self.name))
+
+        wait_for("the removal of the pods", gone, every=0.2)
+
+    def _remove(self) -> None:
+        say(f"removing {self.name}")
+        try:
+            self.remove_jobs()
+        finally:
+            kubectl("delete", "namespace", self.name, "--wait=false")
+
+
+class Room:
+    """How much there is of a resource on the real nodes."""
+
+    def __init__(self, space: Space, resource: str, nodes: Sequence[str]) -> None:
+        self._space = space
+        self._resource = resource
+        self._nodes = nodes
+
+    def offer(self, each: int | None) -> None:
+        """So much on every node; None for none of the kind."""
+        much = {self._resource: None if each is None else str(each)}
+        for node in self._nodes:
+            status = {"status": {"capacity": much, "allocatable": much}}
+            self._space.client.patch(Node.Status, node, status, patch_type=PatchType.MERGE)
+
+
+def elastic_job(name: str, worker: dict[str, Any], replicas: int, **roles: Any) -> dict[str, Any]:
+    """A job of workers with this pod spec."""
+    role = {"replicas": replicas, "restartCount": 100, "template": {"spec": worker}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ElasticJob",
+        "metadata": {"name": name},
+        "spec": {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {"worker": role, **roles}},
+    }
+
+
+def kubectl(*words: str, stdin: str = "") -> str:
+    """Run kubectl.
+
+    Raises:
+        GaveUp: it did not succeed.
+    """
+    try:
+        done = subprocess.run(
+            ["kubectl", *words], input=stdin, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise GaveUp("there is no kubectl; `make cluster` brings one") from None
+    except subprocess.TimeoutExpired:
+        raise GaveUp(f"kubectl {' '.join(words)} took more than {COMMAND_SECONDS:g} s") from None
+    if done.returncode != 0:
+        raise GaveUp(f"kubectl {' '.join(words[:6])}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _ready() -> None:
+    """The definitions are there, and nobody else serves our jobs."""
+    deployed = kubectl("get", "deployments", "-A", "--field-selector=metadata.name=resile-operator", "-o", "name")
+    if deployed.strip():
+        raise GaveUp("an operator is deployed and would serve the same jobs; remove it first (make undeploy)")
+    kubectl("apply", "-k", str(ROOT / "config/crd"))
+    kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elastic.iml.github.io", "--timeout=30s")

@@ -1,0 +1,141 @@
+"""A real training job of plain DDP over gloo, and every step it takes.
+
+The script knows nothing of resile. It comes in an environment variable, so that any image with torch will do, and each
+of its lines has the moments that a benchmark needs: when the process began, when torch was imported, when the step was
+complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import msgspec
+
+from benchmarks.harness import wait_for
+from benchmarks.kube.sight import AGAIN_SECONDS, Pods
+from benchmarks.kube.space import IMAGE, Space, elastic_job
+from resile.platform.kubernetes import client as kube
+
+WORKERS = 3
+FEWEST = 2
+"""Workers that train on without the others."""
+START_SECONDS = 120.0
+"""For pods to start and torch to be imported on a machine that has other work."""
+STEADY = 10
+"""Steps of a world before it counts as trained in."""
+SCRIPT = """
+import time
+begun = time.time()
+import torch, torch.distributed as dist
+import torch._dynamo  # the first optimizer would import it: half of torch comes only then
+from torch.nn.parallel import DistributedDataParallel
+imported = time.time()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+ddp = DistributedDataParallel(model)
+while True:
+    loss = torch.nn.functional.cross_entropy(ddp(torch.randn(32, 256)), torch.randint(10, (32,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"bench-step {rank} {world} {begun:.4f} {imported:.4f} {time.time():.4f}", flush=True)
+    time.sleep(0.05)
+"""
+COMMAND = (
+    'echo "bench-started $EPOCHREALTIME"; printf %s "$BENCH_SCRIPT" > /tmp/train.py; '
+    f"exec dlrover-run --nnodes={FEWEST}:$NODE_NUM --nproc_per_node=1 --max_restarts=100 /tmp/train.py"
+)
+STARTED = re.compile(r"bench-started ([\d.]+)")
+STEPPED = re.compile(r"bench-step (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+)")
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One completed optimizer step of one process."""
+
+    pod: str
+    rank: int
+    world: int
+    begun: float
+    """When its process began."""
+    imported: float
+    """When that had imported torch."""
+    at: float
+
+
+class Training:
+    """A job in training: its pods, and every step that they report."""
+
+    def __init__(self, space: Space, name: str) -> None:
+        self.name = name
+        self._space = space
+        self._over = threading.Event()
+        self.pods = Pods(space, on_running=self._listen)
+        self.started: dict[str, float] = {}
+        """When each worker's container began, by its own first line."""
+        self.steps: list[Step] = []
+
+    def __enter__(self) -> Self:
+        self.pods.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.pods.__exit__()
+
+    def manifest(self, resources: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The job."""
+        main = {
+            "name": "main",
+            "image": IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["/bin/bash", "-c", COMMAND],
+            "env": [{"name": "BENCH_SCRIPT", "value": SCRIPT}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+            "resources": resources or {},
+        }
+        return elastic_job(self.name, {"containers": [main], "terminationGracePeriodSeconds": 5}, WORKERS)
+
+    def first(self, wanted: Callable[[Step], bool], seconds: float = START_SECONDS, what: str = "a step") -> Step:
+        """The earliest step that is `wanted`, once there is one; looked for in what every log has shown by then."""
+        wait_for(what, lambda: any(map(wanted, tuple(self.steps))), seconds, 0.05)
+        time.sleep(0.2)  # the other logs may be a moment behind
+        return min(filter(wanted, tuple(self.steps)), key=lambda step: step.at)
+
+    def whole(self, since: float, world: int = WORKERS) -> list[Step]:
+        """The first step of every rank of a world of this size whose processes began after `since`."""
+
+        def found() -> list[Step] | None:
+            of_world = [step for step in tuple(self.steps) if step.begun > since and step.world == world]
+            firsts = {step.rank: step for step in reversed(of_world)}
+            steady = all(sum(step.rank == rank for step in of_world) >= STEADY for rank in range(world))
+            return [firsts[rank] for rank in range(world)] if steady else None
+
+        return wait_for(f"training by {world}", found, START_SECONDS, 0.05)
+
+    def _listen(self, pod: str) -> None:
+        if pod.startswith(f"{self.name}-edljob-"):
+            threading.Thread(target=self._follow, args=(pod,), daemon=True).start()
+
+    def _follow(self, pod: str) -> None:
+        with contextlib.closing(kube.sync_client(self._space.name)) as client:
+            while not self._over.is_set():
+                with contextlib.suppress(*kube.CannotReach):
+                    for line in client.log(pod, namespace=self._space.name, follow=True):
+                        self._take(pod, line)
+                    return
+                time.sleep(AGAIN_SECONDS)
+
+    def _take(self, pod: str, line: str) -> None:
+        if stepped := STEPPED.search(line):
+            rank, world, *times = stepped.groups()
+            self.steps.append(Step(pod, int(rank), int(world), *map(float, times)))
+        elif started := STARTED.search(line):
+            self.started[pod] = float(started[1])
