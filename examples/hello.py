@@ -7,6 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import tempfile
 import time
@@ -21,11 +22,10 @@ def place_of_steps() -> Path:
     if node:
         return Path(node).parents[1] / "hello.steps"
     name = f"hello-{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}-{os.environ.get('JOB_UID') or os.getppid()}"
-    try:
+    with contextlib.suppress(OSError):
         Path(".cache").mkdir(exist_ok=True)
-    except OSError:  # as in a container that may not write here
-        return Path(tempfile.gettempdir()) / name
-    return Path(".cache") / name
+    here = os.access(".cache", os.W_OK)  # not so in a container that may not write here
+    return (Path(".cache") if here else Path(tempfile.gettempdir())) / name
 
 
 def main() -> None:
