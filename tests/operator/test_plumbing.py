@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
+from lightkube import AsyncClient
 
 from resile.api.ids import Seconds
 from resile.operator import settings
-from resile.operator.cluster import LEASE, POD, Cluster
+from resile.operator.cluster import GONE, LEASE, POD, Cluster, ClusterError
 from resile.operator.election import Election, LeadershipLost
 from resile.operator.health import Answer, serve
 from resile.operator.mirror import Mirror
 from resile.operator.workqueue import Key, TryAgain, WorkQueue, backoff
 from tests.operator.fake import FakeCluster
 from tests.operator.things import pod
+from tests.scripted import RESET, answer, refusal, scripted
 
 KEY = Key("red", "mnist")
 DEADLINE = 5.0
@@ -165,6 +167,62 @@ async def test_a_mirror_waits_for_an_api_server_that_is_away(cluster: FakeCluste
         assert not mirror.synced.is_set()
         cluster.down = False
         await until(mirror.synced.is_set)
+
+
+async def test_watches_that_end_at_once_are_opened_again_with_growing_pauses(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def slept(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def ends_at_once(*_: Any) -> AsyncIterator[tuple[str, Any]]:
+        if len(pauses) % 2:
+            raise ClusterError(GONE, "too old resource version")
+        return
+        yield
+
+    monkeypatch.setattr(cluster, "watch", ends_at_once)
+    monkeypatch.setattr("resile.operator.mirror.asyncio.sleep", slept)
+    monkeypatch.setattr(FakeCluster, "_answer", lambda _: sleep(0))
+    async with running(mirror_of(cluster, []).run()):
+        async with asyncio.timeout(DEADLINE):
+            while len(pauses) < 10:
+                await sleep(0)
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert max(pauses) == settings.RELIST_LONGEST
+
+
+# answers that make no sense ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer("starting", 503, ""),
+        answer("<html>", 200, "text/html"),
+        answer("null"),
+        answer({"items": [{}], "metadata": {"resourceVersion": "1"}}),
+        answer({"items": []}),
+        answer("not json", 500),
+        RESET,
+        refusal(404, "the server could not find the requested resource"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense_is_an_error_like_any_other(said: bytes) -> None:
+    async with scripted(said) as server:
+        cluster = Cluster(AsyncClient(config=server.config))
+        with pytest.raises(ClusterError):
+            await cluster.list(POD, "red")
+        with pytest.raises(ClusterError):
+            await anext(cluster.watch(POD, "red", "1"))
+        if said != answer({"items": []}) and b"items" not in said:
+            with pytest.raises(ClusterError):
+                await cluster.get(POD, "red", "a")
+        await cluster.close()
 
 
 # the election -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, cast
 import httpx2
 from lightkube import ApiError, AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
-from lightkube.core.exceptions import ConfigError
+from lightkube.core.exceptions import ConfigError, NotReadyError
 from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus
 from lightkube.types import PatchType
@@ -27,6 +27,8 @@ Kind = type[GenericNamespacedResource]
 
 ALL_NAMESPACES = "*"
 NOT_FOUND, CONFLICT, GONE = 404, 409, 410
+_ODD_ANSWER = (KeyError, ValueError, TypeError, AttributeError, NotReadyError)
+"""What lightkube raises over an answer that is not the API server's: of a proxy, or of a server that is starting up."""
 REFUSED = (400, 403, 422)
 """The API server understood and will answer the same until somebody changes something."""
 
@@ -97,7 +99,7 @@ class Cluster:
         with _one_kind_of_error():
             # In one piece: a list continued in chunks may expire in between.
             found = self._client.list(kind, namespace=namespace, labels=cast(Any, labels))
-            objects = [cast(Object, item) async for item in found]
+            objects = [_sound(item) async for item in found]
             return objects, found.resourceVersion
 
     async def watch(
@@ -113,7 +115,7 @@ class Cluster:
                 server_timeout=int(settings.WATCH),
             )
             async for change, item in changes:
-                yield change, cast(Object, item)
+                yield change, _sound(item)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """An object, or None if there is none."""
@@ -121,7 +123,7 @@ class Cluster:
             try:
                 return cast(Object, await self._client.get(kind, name, namespace=namespace))
             except ApiError as error:
-                if error.status.code == NOT_FOUND:
+                if _absent(error):
                     return None
                 raise
 
@@ -164,7 +166,7 @@ class Cluster:
             try:
                 await self._client.delete(kind, name, namespace=namespace, grace_period=grace)
             except ApiError as error:
-                if error.status.code != NOT_FOUND:
+                if not _absent(error):
                     raise
 
     async def close(self) -> None:
@@ -177,6 +179,19 @@ def _as(kind: Kind, item: Object) -> Any:
     return cast(Any, kind)(item)
 
 
+def _sound(item: Any) -> Object:
+    """An object of a list or a watch; raises one of `_ODD_ANSWER` if it is none."""
+    if not item["metadata"]["name"] or not item["metadata"]["resourceVersion"]:
+        raise ValueError("an object without a name or a version")
+    return cast(Object, item)
+
+
+def _absent(error: ApiError) -> bool:
+    """Whether this very object is not there; of kinds that a starting server does not know yet, it names no object."""
+    details = error.status.details
+    return error.status.code == NOT_FOUND and details is not None and bool(details.name)
+
+
 @contextlib.contextmanager
 def _one_kind_of_error() -> Iterator[None]:
     try:
@@ -186,4 +201,7 @@ def _one_kind_of_error() -> Iterator[None]:
     except httpx2.HTTPStatusError as error:
         raise ClusterError(error.response.status_code, str(error)) from error
     except (httpx2.HTTPError, httpx2.StreamError) as error:
-        raise ClusterError(0, f"the API server did not answer: {error or type(error).__name__}") from error
+        raise ClusterError(0, f"the API server did not answer: {str(error) or type(error).__name__}") from error
+    except _ODD_ANSWER as error:
+        said = " ".join(str(error).split())
+        raise ClusterError(0, f"the API server's answer makes no sense: {type(error).__name__}: {said}") from error

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 
 from resile.api.ids import Seconds
 from resile.operator import settings
-from resile.operator.cluster import GONE, Cluster, ClusterError, Kind, Object
+from resile.operator.cluster import Cluster, ClusterError, Kind, Object
 from resile.operator.workqueue import Key, backoff
 
 log = logging.getLogger("resile.operator")
@@ -53,21 +53,26 @@ class Mirror:
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
+        loop = asyncio.get_running_loop()
         failures = 0
         while True:
+            listed = None
             try:
                 version = await self._list()
-                failures = 0
+                listed = loop.time()
                 await self._follow(version)
+                trouble = ""
             except ClusterError as error:
-                if error.code == GONE:
-                    continue
-                pause = backoff(failures, settings.RELIST_FIRST, settings.RELIST_LONGEST)
-                log.warning("watching %s: %s; again in %.1f s", self._kind.__name__, error, pause)
-                failures += 1
-                await asyncio.sleep(pause)
-            finally:
-                self.relists += 1
+                trouble = str(error)
+            self.relists += 1
+            if listed is not None and loop.time() - listed >= settings.WATCH_WELL:
+                failures = 0
+                continue  # a watch that lived: whatever ended it, the next list is due at once
+            pause = backoff(failures, settings.RELIST_FIRST, settings.RELIST_LONGEST)
+            failures += 1
+            if trouble:
+                log.warning("watching %s: %s; again in %.1f s", self._kind.__name__, trouble, pause)
+            await asyncio.sleep(pause)
 
     async def _list(self) -> str:
         objects, version = await self._cluster.list(self._kind, self._namespace, self._labels)

@@ -15,6 +15,8 @@ WATCH = Seconds(120.0)
 """A watch ends after so long and everything is listed anew: the level-triggered net below the events."""
 WATCH_SLACK = Seconds(15.0)
 """A watch that the server should have ended this long ago hangs on a dead connection."""
+WATCH_WELL = Seconds(5.0)
+"""A watch that lived so long was well; those that end sooner are opened again with growing pauses."""
 RELIST_FIRST, RELIST_LONGEST = Seconds(0.1), Seconds(10.0)
 """Pauses after a failed list or watch, doubling: an API server that restarts is back within seconds."""
 RETRY_FIRST, RETRY_LONGEST = Seconds(0.1), Seconds(60.0)

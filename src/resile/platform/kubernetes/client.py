@@ -1,8 +1,9 @@
 """The API server as this project speaks to it: plain data in and out, every call with a deadline.
 
 Objects are sent and read as they are, not through typed models: a template may hold fields newer than any model. A
-watch never ends: it is opened again at once when the server ends it, from a fresh list when its place is lost,
-and after a pause that grows when the server does not answer.
+watch never ends: it is opened again at once when the server ends it, from a fresh list when its place is lost or what
+came made no sense, and after a pause that grows, up to a bound, while the server does not answer or answers no. Its
+place moves on only with what was passed on, so no change is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, cast
 
 import httpx2
 from lightkube import ApiError, AsyncClient, Client
-from lightkube.core.exceptions import ConfigError
+from lightkube.core.exceptions import ConfigError, NotReadyError
 from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus
 
@@ -56,8 +57,11 @@ IDLE_SECONDS = Seconds(60.0)
 FIRST_PAUSE, LONGEST_PAUSE = Seconds(0.1), Seconds(5.0)
 """Between attempts to reach a server that does not answer."""
 
-CannotReach = (httpx2.HTTPError, httpx2.StreamError, ConfigError)
-"""All that a call may raise: the server does not answer, or answers no (`ApiError`)."""
+OddAnswer = (KeyError, ValueError, TypeError, AttributeError, NotReadyError)
+"""What lightkube raises over an answer that is not the API server's: of a proxy, or of a server that is starting up."""
+CannotReach = (httpx2.HTTPError, httpx2.StreamError, ConfigError, *OddAnswer)
+"""All that a call may raise: the server does not answer, answers no (`ApiError`), or makes no sense. Only the call
+itself belongs in such a `try`: a mistake of our own must not pass for one of the server's."""
 
 NOT_FOUND, CONFLICT, GONE, FORBIDDEN, INVALID, TOO_MANY = 404, 409, 410, 403, 422, 429
 
@@ -83,10 +87,22 @@ def code_of(error: BaseException) -> int:
     return error.response.status_code if isinstance(error, httpx2.HTTPStatusError) else 0
 
 
+def absent(error: BaseException) -> bool:
+    """Whether this very object is not there.
+
+    A server that is starting up gives the same code for kinds that it does not know yet, but names no object.
+    """
+    if not isinstance(error, ApiError) or error.status.code != NOT_FOUND:
+        return False
+    return error.status.details is not None and bool(error.status.details.name)
+
+
 def sentence(error: BaseException) -> str:
     """What went wrong, in one line."""
     if code_of(error):
         return " ".join(str(error).split())
+    if isinstance(error, OddAnswer):
+        return f"the API server's answer makes no sense ({type(error).__name__}: {' '.join(str(error).split())})"
     return f"the API server cannot be reached ({type(error).__name__}{f': {error}' if str(error) else ''})"
 
 
@@ -129,17 +145,22 @@ async def follow(
                 while True:
                     async with asyncio.timeout(IDLE_SECONDS):
                         change, thing = await anext(changes)
-                    failures = 0
                     version = thing["metadata"]["resourceVersion"]
+                    failures = 0
                     yield change, thing
-        except (TimeoutError, StopAsyncIteration):
+        except TimeoutError:
+            failures = 0  # it was well, and nothing happened
+            continue
+        except StopAsyncIteration:
+            failures += 1
+            await asyncio.sleep(pause(failures))
             continue
         except CannotReach as error:
             failures += 1
             if failures > 1:
                 log.warning("the watch of %s ended: %s", kind.__name__, sentence(error))
                 await asyncio.sleep(pause(failures))
-            if code_of(error) != GONE:
+            if code_of(error) != GONE and not isinstance(error, OddAnswer):
                 continue
         listed = await _try_list(client, kind, labels, fields)
         if listed is not None:
