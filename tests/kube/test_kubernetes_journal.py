@@ -20,7 +20,7 @@ from resile.core.engine import Engine
 from resile.core.events import AnyEvent, NodeSeen, ScaleWanted, Started
 from resile.core.state import new_state
 from resile.master import kubernetes_journal
-from resile.master.journal import JournalDamaged, JournalError, JournalTaken, Told
+from resile.master.journal import JournalDamaged, JournalError, JournalGone, JournalTaken, Told
 from resile.master.kubernetes_journal import KubernetesJournal, seal, unseal
 from resile.platform.kubernetes import client as kube
 
@@ -46,11 +46,14 @@ class Place:
         self.name = "elasticjob-j-dlrover-master"
         reference = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "owner", "uid": uid}
         metadata = {"name": self.name, "namespace": namespace, "ownerReferences": [reference]}
-        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-        kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        self._manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        self.make()
 
-    def journal(self, client: Client | None = None, spec: JobSpec | None = None) -> KubernetesJournal:
-        journal = KubernetesJournal(spec or self.spec, client or kube.sync_client(self.namespace))
+    def make(self) -> None:
+        kubectl("create", "-f", "-", stdin=json.dumps(self._manifest))
+
+    def journal(self, client: Client | None = None, spec: JobSpec | None = None, served: str = "") -> KubernetesJournal:
+        journal = KubernetesJournal(spec or self.spec, client or kube.sync_client(self.namespace), served=served)
         self.open.callback(journal.close)
         return journal
 
@@ -117,6 +120,31 @@ def test_somebody_who_labels_the_config_map_stops_nobody(place: Place) -> None:
     place.patch({"metadata": {"labels": {"team": "vision"}}})
     journal.append([(1.0, Started())], [])
     assert place.keys() == ["log-000001", "snapshot", "story"]
+
+
+def test_a_deleted_journal_is_written_again_by_the_master_that_lives(place: Place) -> None:
+    journal = begun(place)
+    journal.remember("wanted", "two")
+    journal.append([(1.0, Started())], [told(1)])
+    kubectl("-n", place.namespace, "delete", "configmap", place.name)
+    with pytest.raises(JournalGone, match=f"the journal {place.name} was deleted"):
+        journal.append([(2.0, seen(NodeStatus.RUNNING))], [told(2)])
+    place.make()
+    journal.append([(2.0, seen(NodeStatus.RUNNING))], [told(2)])
+    journal.append([(3.0, seen(NodeStatus.FAILED))], [])
+    reader = place.journal(served="the job has pods")
+    history = reader.load()
+    assert history is not None
+    assert history.events == [(1.0, Started()), (2.0, seen(NodeStatus.RUNNING)), (3.0, seen(NodeStatus.FAILED))]
+    assert (reader.story(), reader.recall("wanted")) == ([told(1), told(2)], "two")
+    with pytest.raises(JournalTaken):
+        journal.append([(4.0, Started())], [])
+
+
+def test_an_empty_journal_of_a_job_that_was_served_before_is_refused_and_left_as_it_is(place: Place) -> None:
+    with pytest.raises(JournalDamaged, match=f"the journal {place.name} is empty, but the job has pods"):
+        place.journal(served="the job has pods").load()
+    begun(place)
 
 
 class LosesAnswers(Client):

@@ -16,7 +16,7 @@ from resile.core.engine import Engine
 from resile.core.events import AgentCame, AnyEvent, ScaleWanted, Started, StopWanted
 from resile.core.state import JobState, new_state
 from resile.master import shell as shell_module
-from resile.master.journal import History, JournalError, Told
+from resile.master.journal import History, JournalDamaged, JournalError, JournalTaken, Told
 from resile.master.shell import Shell
 
 SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
@@ -27,6 +27,7 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.full = False
+        self.error: Exception | None = None
         self.attempts = 0
         self.tried: Callable[[], object] = lambda: None
         self.events: list[AnyEvent] = []
@@ -39,6 +40,8 @@ class MemoryJournal:
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
         self.attempts += 1
         self.tried()
+        if self.error is not None:
+            raise self.error
         if self.full:
             raise JournalError("the journal cannot be written: no room")
         self.events += [event for _, event in events]
@@ -64,7 +67,7 @@ class Watched:
         self.journal = MemoryJournal()
         self.executed: list[AnyDecision] = []
         self.known_when_executed: list[int] = []
-        self.died = False
+        self.died = asyncio.Event()
         engine = Engine(new_state(SPEC, 0.0))
         self.shell = Shell(engine, self.journal, clock or asyncio.get_running_loop().time, self._execute, die=self._die)
         self._turned = asyncio.Event()
@@ -75,7 +78,7 @@ class Watched:
         self.known_when_executed.append(len(self.journal.events))
 
     def _die(self) -> None:
-        self.died = True
+        self.died.set()
 
     def kinds(self) -> list[type]:
         return [type(decision) for decision in self.executed if not isinstance(decision, Note)]
@@ -125,6 +128,7 @@ async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_no
     await watched.attempt()
     assert watched.executed == []
     assert watched.shell.stalled
+    assert "no room" in str(watched.shell.trouble)
     watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
     await watched.attempt()
     assert watched.shell.engine.state.targets == {"worker": 2}, "what comes meanwhile waits unhandled"
@@ -135,6 +139,7 @@ async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_no
     assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode]
     assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted]
     assert not watched.shell.stalled
+    assert watched.shell.trouble is None
     watched.shell.close()
 
 
@@ -193,6 +198,48 @@ async def test_a_master_that_breaks_over_an_event_ends_without_writing_or_doing_
     with pytest.raises(SystemExit):
         watched.shell._turn()
     assert (watched.executed, watched.journal.events) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("a defect"), "the writing of the journal broke"),
+        (KeyError("Content-Type"), "the writing of the journal broke"),
+        (JournalDamaged("the journal j is damaged (x)"), "the journal j is damaged (x); this master ends"),
+        (JournalTaken("another master has taken over"), "another master has taken over; this master ends"),
+    ],
+)
+async def test_a_write_that_no_second_try_would_help_ends_the_master_at_once(
+    error: Exception, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched()
+    watched.journal.error = error
+    watched.shell.submit(Started())
+    async with asyncio.timeout(10):
+        await watched.died.wait()
+    assert (watched.executed, watched.journal.attempts) == ([], 1)
+    assert words in caplog.text
+    watched.journal.error = None
+    watched.shell.close()
+
+
+async def test_a_decision_that_cannot_be_carried_out_ends_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+    monkeypatch.setattr(watched.shell, "_execute", lambda _: 1 / 0)
+    watched.shell.submit(Started())
+    async with asyncio.timeout(10):
+        await watched.died.wait()
+    watched.shell.close()
+
+
+async def test_what_accompanies_a_master_takes_it_along_when_it_breaks_but_not_after_the_end() -> None:
+    watched = Watched()
+    watched.shell.broke("the watch of pods", RuntimeError("a defect"))
+    assert watched.died.is_set()
+    watched.died.clear()
+    watched.shell.close()
+    watched.shell.broke("the watch of pods", None)
+    assert not watched.died.is_set()
 
 
 async def test_notes_become_numbered_lines_of_the_story() -> None:

@@ -88,6 +88,12 @@ class Phase(enum.StrEnum):
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
+INVALID_SPEC = "InvalidSpec"
+"""The reason in the status of a job whose manifest cannot be run, or was changed into one that cannot."""
+JOURNAL_GONE = "JournalGone"
+"""The reason in the status of a job whose journal somebody deleted; its master asks the operator for a new one."""
+
+
 def _check_priority(value: str, path: str, mistakes: Mistakes) -> None:
     if not _PRIORITY.fullmatch(value):
         mistakes.add(path, f"must be high, low or a fraction from 0 to 1 such as '0.5', not {shown(value)}")

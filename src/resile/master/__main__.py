@@ -90,14 +90,15 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
-    from resile.master.on_kubernetes import ApiSilent, NoJob, Where, serve_on_kubernetes
+    from resile.master.on_kubernetes import NoJob, Where, serve_on_kubernetes
 
     where = Where(namespace=arguments.namespace, job=arguments.job, advertise=arguments.advertise)
     try:
         return asyncio.run(_until_told(serve_on_kubernetes(directory, options, where)))
     except NoJob as error:
         print(f"resile master: {error}", file=sys.stderr)
-        return supervisor.TRY_AGAIN if isinstance(error, ApiSilent) else supervisor.CANNOT_SERVE
+        # The server may answer, and a bad edit be put right; of a job that is gone, the operator starts no master.
+        return supervisor.TRY_AGAIN
 
 
 def _lock(directory: JobDirectory) -> int | None:

@@ -34,6 +34,10 @@ class JournalDamaged(JournalError):
     """The journal is not what was written; trying again will not help."""
 
 
+class JournalGone(JournalError):
+    """Somebody deleted it; it can be written again once there is a new one."""
+
+
 class JournalTaken(JournalDamaged):
     """Another master writes this journal now; whoever is told must end."""
 

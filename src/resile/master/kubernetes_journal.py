@@ -9,6 +9,10 @@ Every value is compressed and carries a checksum. A write is one merge patch tha
 two masters can never both write: the older one is told and ends. It costs one round trip and, inside the API server,
 a write of the whole ConfigMap; therefore the log is folded into the snapshot, by replaying it, long before the
 megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
+
+A ConfigMap that somebody deletes costs nothing as long as its master lives, which knows all of it and writes it again
+once the operator has made a new one. Without a master it is lost, and the job with it: an empty journal of a job that
+was served before is refused, or ids and shards would be handed out twice.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from resile.api.names import master_name
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
-from resile.master.journal import History, JournalDamaged, JournalError, JournalTaken, Told
+from resile.master.journal import History, JournalDamaged, JournalError, JournalGone, JournalTaken, Told
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.pods import owned, owner
 
@@ -86,15 +90,17 @@ def unseal(value: bytes) -> bytes:
 class KubernetesJournal:
     """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
 
-    def __init__(self, spec: JobSpec, client: Client) -> None:
+    def __init__(self, spec: JobSpec, client: Client, *, served: str = "") -> None:
         """Nothing is read before `load`.
 
         Args:
             spec: the job; its uid decides whether a ConfigMap found is this job's.
             client: speaks to the API server in the job's namespace; closed with the journal.
+            served: by what the job is known to have had a master before, as the rest of a sentence; empty if it is not.
         """
         self._spec = spec
         self._client = client
+        self._served = served
         self._name = master_name(spec.name)
         self._writer = secrets.token_hex(8)
         self._version = ""
@@ -128,6 +134,11 @@ class KubernetesJournal:
         with self._clear_words():
             values = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
             history = self._read(values)
+        if history is None and self._served:
+            raise JournalDamaged(
+                f"the journal {self._name} is empty, but {self._served}: somebody deleted what was in it; "
+                "restore it from a copy, or delete the job to start it anew"
+            )
         self._patch({}, first=True)
         return history
 
@@ -244,24 +255,33 @@ class KubernetesJournal:
                     written = self._client.patch(
                         kube.CONFIG_MAPS, self._name, patch, patch_type=PatchType.MERGE, namespace=self._spec.namespace
                     )
-                self._version = cast(dict[str, Any], written)["metadata"]["resourceVersion"]
+                    self._version = cast(dict[str, Any], written)["metadata"]["resourceVersion"]
                 return
             except _Conflict:
                 # Somebody labelled it, or an answer of ours was lost, or another master has come.
-                if self._look(binary, first=first):
+                if self._look(data, binary, first=first):
                     return
                 if not again:
                     raise JournalError(f"the journal {self._name} is changed by somebody all the time") from None
 
-    def _look(self, binary: dict[str, str | None], *, first: bool) -> bool:
-        """Whether what we meant to write is there already; takes up the newest version if it is still ours."""
+    def _look(self, data: dict[str, str], binary: dict[str, str | None], *, first: bool) -> bool:
+        """Whether what we meant to write is there already; takes up the newest version if it is still ours.
+
+        To what is to be written it adds all the rest if the ConfigMap is a new one that nobody has written to.
+        """
         found = self._get()
         if found is None:
-            raise JournalError(f"the journal {self._name} is gone")
-        if not first and (found.get("data") or {}).get("writer") != self._writer:
+            raise JournalGone(self._gone)
+        there = found.get("binaryData") or {}
+        writer = (found.get("data") or {}).get("writer")
+        if not first and not writer and not there and owned(self._spec, found):
+            memos = {f"memo.{key}": value for key, value in self._memos.items()}
+            data |= {"format": FORMAT, "writer": self._writer, **memos}
+            for key, value in self._values.items():
+                binary.setdefault(key, base64.b64encode(value).decode())
+        elif not first and writer != self._writer:
             raise JournalTaken(f"another master has taken over the journal {self._name}")
         self._version = found["metadata"]["resourceVersion"]
-        there = found.get("binaryData") or {}
         for key in there:
             if key.startswith(_LOG) and key not in self._values and key not in binary:
                 binary[key] = None  # written by us before an answer was lost; what is written now holds it, too
@@ -273,7 +293,7 @@ class KubernetesJournal:
                 found = self._client.get(kube.CONFIG_MAPS, self._name, namespace=self._spec.namespace)
                 return cast(dict[str, Any], found)
             except kube.CannotReach as error:
-                if kube.code_of(error) == kube.NOT_FOUND:
+                if kube.absent(error):
                     return None
                 raise
 
@@ -290,7 +310,13 @@ class KubernetesJournal:
         except kube.CannotReach as error:
             if kube.code_of(error) == kube.CONFLICT:
                 raise _Conflict from error
+            if kube.absent(error):
+                raise JournalGone(self._gone) from error
             raise JournalError(f"the journal {self._name} cannot be {verb}: {kube.sentence(error)}") from error
+
+    @property
+    def _gone(self) -> str:
+        return f"the journal {self._name} was deleted; it is written again once the operator has made a new one"
 
     @contextlib.contextmanager
     def _clear_words(self) -> Iterator[None]:

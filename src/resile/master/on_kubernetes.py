@@ -1,15 +1,21 @@
-"""A master in a cluster: the job comes from its ElasticJob, the journal is a ConfigMap, nodes are pods."""
+"""A master in a cluster: the job comes from its ElasticJob, the journal is a ConfigMap, nodes are pods.
+
+A job that was served before goes on whatever is done to its manifest: if that cannot be read, the journal knows how the
+job was. Whatever accompanies the master (the status, the watches) must not end before it does: a master that is blind
+in one eye ends, and the operator starts another.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from lightkube import AsyncClient
@@ -17,8 +23,10 @@ from lightkube import AsyncClient
 from resile.api.elasticjob import ElasticJob
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
+from resile.api.labels import PREFIXED_JOB_NAME
 from resile.api.manifest import read_manifest
 from resile.api.mistakes import BadManifest
+from resile.api.names import node_of_pod
 from resile.api.translate import to_job_spec
 from resile.master.app import Options, Serving, run_master
 from resile.master.kubernetes_journal import KubernetesJournal
@@ -26,9 +34,13 @@ from resile.master.reporter import Reporter
 from resile.master.wishes import JobWatch, PlanWatch, ask
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.platform import KubernetesPlatform
+from resile.platform.kubernetes.pods import owned
 from resile.wire.directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.master")
+
+Manifest = dict[str, Any]
+Answer = TypeVar("Answer")
 
 TOKEN_FILE = "RESILE_TOKEN_FILE"
 START_SECONDS = Seconds(60.0)
@@ -36,11 +48,7 @@ START_SECONDS = Seconds(60.0)
 
 
 class NoJob(Exception):
-    """There is no such job to serve; the text is one sentence."""
-
-
-class ApiSilent(NoJob):
-    """The API server could not be asked; trying again may help."""
+    """There is no such job to serve now, or it cannot be asked for; the text is one sentence."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +64,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
     """Serve a job of the cluster until it is over or deleted; whether it succeeded.
 
     Raises:
-        NoJob: there is no such ElasticJob, or it cannot be run.
-        ApiSilent: the API server could not be asked for it.
+        NoJob: there is no such ElasticJob, it cannot be run, or the API server could not be asked for it.
         DirectoryError: the token is missing.
         JournalError, JournalDamaged, CannotListen: as `run_master`.
     """
@@ -66,16 +73,19 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         try:
             client = kube.async_client(where.namespace)
         except (*kube.CannotReach, OSError) as error:
-            raise ApiSilent(f"there is no way to the cluster: {error}") from error
+            raise NoJob(f"there is no way to the cluster: {error}") from error
         cleanup.push_async_callback(client.close)
-        found = await _fetch(client, where)
-        spec = _spec_of(found)
+        found = await _ask("the ElasticJob", lambda: _fetch(client, where))
+        bare = JobSpec(name=where.job, namespace=where.namespace, uid=found["metadata"]["uid"])
+        served = _status_of_served(found) or await _ask("the job's pods", lambda: _pods_of_served(client, bare))
+        journal = KubernetesJournal(bare, kube.sync_client(where.namespace), served=served)
+        spec = _spec_of(found, journal)
         directory.create(spec, _token())
         platform = KubernetesPlatform(spec, client, address=where.advertise, tls=options.tls is not None)
-        journal = KubernetesJournal(spec, kube.sync_client(where.namespace))
 
         @contextlib.asynccontextmanager
         async def accompany(serving: Serving) -> AsyncIterator[None]:
+            platform.broke = functools.partial(serving.shell.broke, "the watch or the making of pods")
             reporter = Reporter(spec, client, serving, found, platform.hindrance)
             jobs = JobWatch(spec, client, serving, journal, seen=reporter.seen)
             plans = PlanWatch(spec, client, serving)
@@ -83,12 +93,12 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
                 asyncio.create_task(work, name=name)
                 for name, work in (
                     ("the status", reporter.run()),
-                    ("the watch of the job", _until_deleted(jobs, serving, found)),
+                    ("the watch of the job", _until_deleted(jobs, client, serving, found)),
                     ("the watch of plans", plans.run()),
                 )
             ]
             for task in tasks:
-                task.add_done_callback(_complain)
+                task.add_done_callback(functools.partial(_must_not_end, serving))
             try:
                 yield
             finally:
@@ -105,39 +115,83 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         )
 
 
-async def _until_deleted(jobs: JobWatch, serving: Serving, found: dict[str, Any]) -> None:
-    await jobs.run(found)
+async def _until_deleted(jobs: JobWatch, client: AsyncClient, serving: Serving, found: Manifest) -> None:
+    there: Manifest | None = found
+    while there is not None:
+        await jobs.run(there)
+        there = await _still_there(client, found)
     log.info("the job was deleted")
     await ask(serving, "stop", because="the job was deleted")
 
 
-def _complain(task: asyncio.Task[None]) -> None:
+async def _still_there(client: AsyncClient, job: Manifest) -> Manifest | None:
+    """The job, if it is there after all: its end is for ever, and a list may come from a server that starts up."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            found = cast(Manifest, await client.get(kube.JOBS, job["metadata"]["name"]))
+            same = found["metadata"]["uid"] == job["metadata"]["uid"]
+            return found if same and not found["metadata"].get("deletionTimestamp") else None
+        except kube.CannotReach as error:
+            if kube.absent(error):
+                return None
+            log.warning("whether the job was deleted cannot be asked now: %s", kube.sentence(error))
+        await asyncio.sleep(kube.pause(attempt))
+
+
+def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.critical("%s broke", task.get_name(), exc_info=task.exception())
+        serving.shell.broke(task.get_name(), task.exception())
 
 
-async def _fetch(client: AsyncClient, where: Where) -> dict[str, Any]:
+async def _ask(what: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask the API server until it answers, for `START_SECONDS`."""
     until = time.monotonic() + START_SECONDS
     attempt = 0
     while True:
         try:
-            found = await client.get(kube.JOBS, where.job, namespace=where.namespace)
-            return cast(dict[str, Any], found)
+            return await question()
         except kube.CannotReach as error:
-            if kube.code_of(error) == kube.NOT_FOUND:
-                raise NoJob(f"there is no ElasticJob {where.job} in namespace {where.namespace}") from error
             if time.monotonic() > until:
-                raise ApiSilent(f"the ElasticJob {where.job} cannot be read: {kube.sentence(error)}") from error
-            log.warning("the ElasticJob cannot be read now: %s", kube.sentence(error))
+                raise NoJob(f"{what} cannot be read: {kube.sentence(error)}") from error
+            log.warning("%s cannot be read now: %s", what, kube.sentence(error))
         attempt += 1
         await asyncio.sleep(kube.pause(attempt))
 
 
-def _spec_of(found: dict[str, Any]) -> JobSpec:
+async def _fetch(client: AsyncClient, where: Where) -> Manifest:
+    try:
+        return cast(Manifest, await client.get(kube.JOBS, where.job, namespace=where.namespace))
+    except kube.CannotReach as error:
+        if kube.absent(error):
+            raise NoJob(f"there is no ElasticJob {where.job} in namespace {where.namespace}") from error
+        raise
+
+
+def _status_of_served(found: Manifest) -> str:
+    """Whether the status was written by a master, in words for `KubernetesJournal`."""
+    written = (found.get("status") or {}).get("status") or {}
+    return "the job's status tells of its nodes" if written.get("replicaStatuses") else ""
+
+
+async def _pods_of_served(client: AsyncClient, spec: JobSpec) -> str:
+    """Whether a master has launched nodes, in words for `KubernetesJournal`."""
+    pods, _ = await kube.list_all(client, kube.PODS, labels={PREFIXED_JOB_NAME: spec.name})
+    nodes = [pod for pod in pods if owned(spec, pod) and node_of_pod(pod["metadata"]["name"], spec.name) is not None]
+    return f"the job has the pod {nodes[0]['metadata']['name']}" if nodes else ""
+
+
+def _spec_of(found: Manifest, journal: KubernetesJournal) -> JobSpec:
+    """The job as its manifest has it now, or as the journal knows it if that cannot be understood."""
     try:
         job = read_manifest(found)
     except BadManifest as bad:
-        raise NoJob(f"the job cannot be run: {bad}") from bad
+        history = journal.load()
+        if history is None:
+            raise NoJob(f"the job cannot be run: {bad}") from bad
+        log.warning("the job was changed into something that cannot be run, and goes on as it was: %s", bad)
+        return history.state.spec
     if not isinstance(job, ElasticJob):
         raise NoJob("this is not an ElasticJob")
     return to_job_spec(job)

@@ -15,11 +15,13 @@ from typing import Any
 from lightkube import AsyncClient
 from lightkube.types import PatchType
 
+from resile.api.elasticjob import INVALID_SPEC, JOURNAL_GONE
 from resile.api.ids import NodeKey, Seconds
 from resile.api.job import JobSpec
 from resile.core.decisions import Note
 from resile.master.app import Serving
 from resile.master.job_status import difference, stamp, status_of
+from resile.master.journal import JournalGone
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.pods import owner
 
@@ -69,12 +71,18 @@ class Reporter:
         self._notes: asyncio.Queue[tuple[float, Note]] = asyncio.Queue(EVENTS_WAITING)
         self._left_out = 0
         self._generation = 0
+        self._mistake = ""
         self.seen(job)
         self._listen()
 
-    def seen(self, job: dict[str, Any]) -> None:
-        """Take note of a version of the ElasticJob that has been acted upon; others write its status, too."""
-        self._generation = int(job["metadata"].get("generation") or 0)
+    def seen(self, job: dict[str, Any], mistake: str = "") -> None:
+        """Take note of a version of the ElasticJob; others write its status, too.
+
+        It has been acted upon, or cannot be: then `mistake` says what is wrong with it, and so does the status.
+        """
+        self._mistake = mistake
+        if not mistake:
+            self._generation = int(job["metadata"].get("generation") or 0)
         self._written = job.get("status") or {}
         self._changed.set()
 
@@ -125,6 +133,8 @@ class Reporter:
     async def _write_status(self, *, steps: bool) -> None:
         shell = self._serving.shell
         wanted = status_of(shell.engine.state, shell.now, self._written, self._generation, self._hindrance)
+        if not shell.engine.state.phase.over:
+            wanted |= self._complaint()
         patch = difference(self._written, wanted)
         if not patch or (not steps and _only_gauges(patch)):
             return
@@ -137,12 +147,22 @@ class Reporter:
                 namespace=self._spec.namespace,
             )
         except kube.CannotReach as error:
-            if kube.code_of(error) != kube.NOT_FOUND:
-                log.warning("the status of the job cannot be written now: %s", kube.sentence(error))
-                self._changed.set()
+            log.warning("the status of the job cannot be written now: %s", kube.sentence(error))
+            self._changed.set()
             return
         self._written = wanted
         self._steps_at = asyncio.get_running_loop().time()
+
+    def _complaint(self) -> dict[str, str]:
+        """What is wrong with the job besides its nodes, as a reason and a message; nothing if nothing is."""
+        trouble = self._serving.shell.trouble
+        if trouble is not None:
+            reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
+            return {"reason": reason, "message": f"{trouble}; the job trains on, but nothing is decided meanwhile"}
+        if self._mistake:
+            because = f"the change of the job cannot be run, and the job goes on as it was: {self._mistake}"
+            return {"reason": INVALID_SPEC, "message": because}
+        return {}
 
     async def _keep_events(self) -> None:
         allowance, since = float(EVENTS_AT_ONCE), asyncio.get_running_loop().time()

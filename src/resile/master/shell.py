@@ -7,7 +7,8 @@ join at once cost one commit. A thread does the writing: a disk that takes its t
 If the journal cannot be written (a full disk), the batch is held back, what comes meanwhile waits unhandled, and the
 write is tried again until there is room; agents train on, nothing is forgotten, and nobody is blamed for that time.
 If handling an event raises, the state may be half changed: the process ends at once, and the next one replays the
-journal, which never got that event.
+journal, which never got that event. So it does after any other error that nobody foresaw, and when the journal turns
+out to be damaged or another master's: a process that stands still, or goes on half blind, helps nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from resile.api.ids import NodeKey
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, Stepped
-from resile.master.journal import Journal, JournalError, JournalTaken, Told
+from resile.master.journal import Journal, JournalDamaged, JournalError, Told
 
 log = logging.getLogger("resile.master")
 
@@ -79,6 +80,8 @@ class Shell:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="resile-journal")
         self._writing_since: float | None = None
         self._failed_writes = 0
+        self.trouble: JournalError | None = None
+        """Why the journal cannot be written, while that is so."""
         self._wake: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -108,6 +111,12 @@ class Shell:
         """Whether decisions are held back because the journal cannot be written."""
         return self._failed_writes > 0
 
+    def broke(self, what: str, error: BaseException | None) -> None:
+        """End the process: something that the master cannot do without ended unforeseen."""
+        if not self._closed:
+            log.critical("%s broke, and the master ends; the next one goes on from the journal", what, exc_info=error)
+            self._die()
+
     def close(self) -> None:
         """Handle no more; what the journal has not got yet gets one last try."""
         self._closed = True
@@ -132,11 +141,9 @@ class Shell:
         try:
             for event in (*events, *self.engine.due(now)):
                 self._handle(event, now)
-        except Exception:  # a boundary: whatever it was, going on with half a state would be worse
-            log.critical(
-                "the master broke over an event and ends; the next one goes on from the journal", exc_info=True
-            )
-            self._die()
+        except Exception as error:  # a boundary: whatever it was, going on with half a state would be worse
+            self.broke("the handling of an event", error)
+            return
         if self._unwritten or self._untold:
             self._writing_since = now
             self._write()
@@ -168,24 +175,35 @@ class Shell:
             return
         try:
             work.result()
-        except JournalTaken as error:
-            log.critical("%s; this one ends", error)
+        except JournalDamaged as error:  # or another master's by now: what is damaged, the next one says again
+            log.critical("%s; this master ends", error)
             self._die()
             return
         except JournalError as error:
-            if not self._failed_writes:
-                log.error("%s; decisions are held back until it can be written", error)
+            first, self.trouble = not self._failed_writes, error
             self._failed_writes += 1
             self._retry = self._loop.call_later(RETRY_SECONDS, self._write)
+            if first:
+                log.error("%s; decisions are held back until it can be written", error)
+                self.after_turn()
+            return
+        except Exception as error:  # a boundary: a writer that stands still would hold back everything for ever
+            self.broke("the writing of the journal", error)
             return
         if self._failed_writes:
             log.info("the journal can be written again, after %d attempts", self._failed_writes)
-        self._failed_writes = 0
+        self._failed_writes, self.trouble = 0, None
         self._since_snapshot += len(self._unwritten)
         self._unwritten, self._untold = [], []
         self._finish_turn()
 
     def _finish_turn(self) -> None:
+        try:
+            self._carry_out()
+        except Exception as error:  # a boundary: a decision that was written must not be lost in silence
+            self.broke("the carrying out of a decision", error)
+
+    def _carry_out(self) -> None:
         now, since = self._clock(), self._writing_since
         self._writing_since = None
         if since is not None and now - since > self.engine.state.spec.timeouts.silence / 4:

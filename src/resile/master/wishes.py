@@ -82,7 +82,7 @@ class JobWatch:
         client: AsyncClient,
         serving: Serving,
         journal: KubernetesJournal,
-        seen: Callable[[Manifest], None],
+        seen: Callable[[Manifest, str], None],
     ) -> None:
         """Nothing is asked before `run`.
 
@@ -91,7 +91,7 @@ class JobWatch:
             client: speaks to the API server in the job's namespace.
             serving: the master.
             journal: keeps what was last seen.
-            seen: given every version of the ElasticJob, once it has been acted upon.
+            seen: given every version of the ElasticJob, once it has been acted upon, or with what is wrong with it.
         """
         self._spec = spec
         self._client = client
@@ -122,6 +122,7 @@ class JobWatch:
             now = wanted(job)
         except BadManifest as bad:
             log.warning("the job was changed into something that cannot be run, and goes on as it was: %s", bad)
+            self._seen(job, str(bad))
             return before
         if now != before:
             self._remember(now)
@@ -133,7 +134,7 @@ class JobWatch:
                     await self._wish("scale", role=role, replicas=replicas)
             if (before is None or before.suspend != now.suspend) and state.suspended != now.suspend:
                 await self._wish("suspend", on=now.suspend)
-        self._seen(job)
+        self._seen(job, "")
         return now
 
     def _remember(self, now: Wanted) -> None:

@@ -64,6 +64,8 @@ class KubernetesPlatform:
         self._services: set[tuple[str, Rank]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self.broke: Callable[[BaseException], None] = lambda error: log.critical("the platform broke", exc_info=error)
+        """Told of an error that nobody foresaw: from then on something may not be seen or done any more."""
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
         """Read every pod of the job, then watch. Waits until the API server answers."""
@@ -132,8 +134,6 @@ class KubernetesPlatform:
             try:
                 async with self._turns:
                     made = await self._client.create(kube.PODS.from_dict(pod))
-                self._answered(node, made)
-                return
             except kube.CannotReach as error:
                 code = kube.code_of(error)
                 if code == kube.CONFLICT and await self._exists(node):
@@ -145,6 +145,9 @@ class KubernetesPlatform:
                     why = f"its pod was refused: {kube.sentence(error)}"
                     self._tell(Observation(node=node, status=NodeStatus.PENDING, end=NodeEnd(message=why)))
                 log.warning("the pod of %s cannot be made now: %s", node, kube.sentence(error))
+            else:
+                self._answered(node, made)
+                return
             await asyncio.sleep(kube.pause(attempt))
 
     async def _exists(self, node: NodeKey) -> bool:
@@ -190,7 +193,7 @@ class KubernetesPlatform:
                     await self._client.delete(kube.PODS, name, grace_period=math.ceil(grace))
                 return
             except kube.CannotReach as error:
-                if kube.code_of(error) == kube.NOT_FOUND:
+                if kube.absent(error):
                     self._tell(gone(node, self._pods.pop(node, None)))
                     return
                 log.warning("the pod of %s cannot be deleted now: %s", node, kube.sentence(error))
@@ -266,8 +269,9 @@ class KubernetesPlatform:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("the platform broke", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.broke(error)
 
 
 def _failed(node: NodeKey, reason: str, message: str) -> Observation:
