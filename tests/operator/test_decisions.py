@@ -19,6 +19,7 @@ from resile.operator.decisions import (
     Seen,
     SetStatus,
     StartMaster,
+    StopNodes,
     Tell,
     decide,
 )
@@ -283,8 +284,27 @@ def test_a_manifest_that_was_put_right_is_run() -> None:
 
 
 def test_a_bad_edit_does_not_end_a_job_that_trains() -> None:
-    decision = decided(bad_job(phase="Running"), pod())
+    assert decided(bad_job(phase="Running"), pod(), prepared=True).actions == (), "its master says what is wrong"
+    assert only(StartMaster, decided(bad_job(phase="Running")).actions).lost
+    assert only(StartMaster, decided(bad_job(phase="Running"), pod("Failed", exit_code=75)).actions).lost
+
+
+def test_a_job_whose_first_master_found_a_bad_edit_runs_once_that_is_put_right() -> None:
+    ended = pod("Failed", exit_code=75, words="resile master: the job cannot be run: spec.x: must be y")
+    decision = decided(bad_job(phase="Pending"), ended, row=Row(7, NOW, 6))
+    assert "the job cannot be run: spec.x: must be y" in only(SetStatus, decision.actions).message
     assert only(SetStatus, decision.actions).phase is None
+    assert only(StartMaster, decided(job("Pending"), ended, row=Row(7, NOW - 60, 6)).actions)
+
+
+def test_a_deleted_journal_is_made_again_for_the_master_that_asks_for_it() -> None:
+    assert decided(job("Running", "JournalGone", "…"), pod(), prepared=True).actions == (Prepare(),)
+
+
+def test_nodes_whose_master_will_never_serve_again_are_stopped() -> None:
+    actions = decided(job("Running", "JobRunning"), pod("Failed", exit_code=2, words="the journal is damaged")).actions
+    assert [type(action) for action in actions] == [StopNodes, SetStatus, Tell]
+    assert StopNodes() not in decided(job("Running"), pod("Failed", exit_code=10)).actions
 
 
 def test_a_job_that_failed_by_itself_stays_failed_whatever_its_manifest() -> None:

@@ -237,3 +237,43 @@ async def test_a_refused_plan_says_why(stage: Stage) -> None:
     status = stage.cluster.objects["ScalePlan", "red", "up"]["status"]
     assert (status["phase"], status["reason"]) == ("Failed", "JobNotFound")
     assert stage.reasons() == ["JobNotFound"]
+
+
+def with_image(image: str, **given: Any) -> dict[str, Any]:
+    """A running job whose master has an image of its own."""
+    template = {"spec": {"containers": [{"name": "main", "image": image}]}}
+    return job("Running", "JobRunning", master={"template": template}, **given)
+
+
+@pytest.mark.parametrize("saw_it_well", [True, False], ids=["the same operator", "another operator"])
+async def test_a_master_lost_while_the_manifest_is_wrong_comes_back_as_it_was(stage: Stage, saw_it_well: bool) -> None:
+    if saw_it_well:
+        stage.submit(with_image("master:1"))
+        await stage.look()
+        stage.cluster.drop(POD, "red", MASTER)
+        stage.pods.shown.clear()
+    wrong = with_image("master:1", generation=2)
+    wrong["spec"]["replicaSpecs"]["worker"]["replicas"] = "two"
+    stage.submit(wrong)
+    await stage.look()
+    made = stage.cluster.objects["Pod", "red", MASTER]
+    assert made["spec"]["containers"][0]["image"] == "master:1"
+    assert stage.jobs.shown[KEY]["status"]["phase"] == "Running"
+
+
+async def test_a_master_comes_back_even_if_its_own_part_of_the_manifest_is_wrong(stage: Stage) -> None:
+    wrong = with_image("master:1")
+    wrong["spec"]["replicaSpecs"]["dlrover-master"] = {"template": "nonsense"}
+    stage.submit(wrong)
+    await stage.look()
+    assert stage.cluster.objects["Pod", "red", MASTER]["spec"]["containers"][0]["image"] == "resile:1"
+
+
+async def test_only_nodes_that_run_are_stopped_when_no_master_will_come(stage: Stage) -> None:
+    stage.submit(job("Running", "JobRunning"))
+    stage.pods.show(stage.cluster.put(POD, pod("Failed", exit_code=2, words="the journal is damaged")))
+    for name, phase, owner in (("runs", "Running", UID), ("ended", "Failed", UID), ("stranger", "Running", "another")):
+        stage.cluster.put(POD, pod(phase, uid=name, owner=owner, metadata={"name": name}))
+    await stage.look()
+    assert set(stage.names("Pod")) == {"ended", MASTER, "stranger"}
+    assert stage.jobs.shown[KEY]["status"]["message"].endswith("(the journal is damaged)")

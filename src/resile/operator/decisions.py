@@ -2,6 +2,7 @@
 
 The operator speaks only where no master does. A job that has ended is left as it is; a job whose master runs is the
 master's. In between (no master yet, a master that cannot start, one that ended without a word) the operator writes.
+A job that has begun gets its masters whatever is done to its manifest: they know from their journal how it was.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from resile.api.elasticjob import ElasticJob, Phase
+from resile.api.elasticjob import INVALID_SPEC, JOURNAL_GONE, ElasticJob, Phase
 from resile.api.ids import Seconds
 from resile.api.mistakes import BadManifest
 from resile.api.options import duration
@@ -40,7 +41,7 @@ class Reason(enum.StrEnum):
     MASTER_STARTING = "MasterStarting"
     MASTER_LOST = "MasterLost"
     MASTER_CANNOT_START = "MasterCannotStart"
-    INVALID_SPEC = "InvalidSpec"
+    INVALID_SPEC = INVALID_SPEC
     SUCCEEDED = "JobSucceeded"
     FAILED = "JobFailed"
     PODS_REMOVED = "PodsRemoved"
@@ -116,7 +117,11 @@ class RemovePods(msgspec.Struct, frozen=True):
     """Remove all pods of a job that ended long ago."""
 
 
-Action = SetStatus | Tell | Prepare | StartMaster | RemoveMaster | RemovePods
+class StopNodes(msgspec.Struct, frozen=True):
+    """Remove the nodes that still run: no master will ever tell them to end."""
+
+
+Action = SetStatus | Tell | Prepare | StartMaster | RemoveMaster | RemovePods | StopNodes
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -146,11 +151,12 @@ def decide(seen: Seen, spec: ElasticJob | BadManifest, now: float) -> Decision:
     if job["metadata"].get("deletionTimestamp"):
         return Decision()  # Kubernetes removes everything with it
     phase = phase_of(job)
-    if isinstance(spec, BadManifest):
-        return _invalid(seen, spec, phase)
+    pod = seen.pod
+    began = pod is not None or phase not in (None, Phase.CREATED, Phase.FAILED)
+    if isinstance(spec, BadManifest) and not began:
+        return _invalid(seen, spec)
     if phase is not None and phase.ended and not _was_invalid(job):
         return _ended(seen, now)
-    pod = seen.pod
     if pod is None:
         return _without_master(seen, phase, DELETED, now)
     if not owned_by(pod, job["metadata"]["uid"]):
@@ -179,17 +185,14 @@ def phase_of(job: Object) -> Phase | None:
         return None
 
 
-def _invalid(seen: Seen, bad: BadManifest, phase: Phase | None) -> Decision:
-    """A manifest that cannot be run: nothing is started for it. A job that runs is not ended by a bad edit."""
+def _invalid(seen: Seen, bad: BadManifest) -> Decision:
+    """A manifest that cannot be run: nothing is started for it, until it is put right."""
     message = short("; ".join(str(mistake) for mistake in bad.mistakes))
-    if phase is not None and phase.ended and not _was_invalid(seen.job):
-        return Decision()
-    began = seen.pod is not None or phase not in (None, Phase.CREATED, Phase.FAILED)
-    says = _says(seen.job)
-    if says == (Reason.INVALID_SPEC, message):
+    ended = phase_of(seen.job) is Phase.FAILED and not _was_invalid(seen.job)
+    if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
         return Decision()
     told = Tell(Reason.INVALID_SPEC, message, warning=True)
-    return Decision((SetStatus(None if began else Phase.FAILED, Reason.INVALID_SPEC, message), told))
+    return Decision((SetStatus(Phase.FAILED, Reason.INVALID_SPEC, message), told))
 
 
 def _without_master(seen: Seen, phase: Phase | None, lost: str, now: float) -> Decision:
@@ -211,9 +214,9 @@ def _without_master(seen: Seen, phase: Phase | None, lost: str, now: float) -> D
 
 def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
     """A pod that starts or runs."""
-    actions: list[Action] = [] if seen.prepared else [Prepare()]
+    reason, _ = _says(seen.job)
+    actions: list[Action] = [] if seen.prepared and reason != JOURNAL_GONE else [Prepare()]
     if (pod.get("status") or {}).get("phase") == "Running":
-        reason, _ = _says(seen.job)
         if phase in (None, Phase.CREATED) or (phase is Phase.PENDING and reason in PASSING):
             actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
         elif reason in PASSING:
@@ -225,7 +228,7 @@ def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
         said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
         actions.extend(said)
         actions.extend(Tell(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
-    elif _says(seen.job)[0] != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
+    elif reason != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
         actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
     return Decision(tuple(actions), settings.LOOK_AFTER)
 
@@ -259,7 +262,8 @@ def _finished(over: End) -> tuple[Action, ...]:
         return SetStatus(Phase.SUCCEEDED, Reason.SUCCEEDED, message), Tell(Reason.SUCCEEDED, message)
     what = "found that the job failed" if over.exit_code == JOB_FAILED else "cannot serve the job"
     message = short(f"the master {what}: {over.why}")
-    return SetStatus(Phase.FAILED, Reason.FAILED, message), Tell(Reason.FAILED, message, warning=True)
+    stop = (StopNodes(),) if over.exit_code == CANNOT_SERVE else ()
+    return *stop, SetStatus(Phase.FAILED, Reason.FAILED, message), Tell(Reason.FAILED, message, warning=True)
 
 
 def _ended(seen: Seen, now: float) -> Decision:

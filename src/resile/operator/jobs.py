@@ -38,6 +38,7 @@ from resile.operator.decisions import (
     Seen,
     SetStatus,
     StartMaster,
+    StopNodes,
     Tell,
     decide,
     phase_of,
@@ -47,7 +48,7 @@ from resile.operator.masterpod import master_pod
 from resile.operator.metrics import Metrics
 from resile.operator.mirror import Mirror
 from resile.operator.preparing import Prepared, Secrets, prepare, together
-from resile.operator.reading import read_job
+from resile.operator.reading import read_job, read_masters_part
 from resile.operator.status import job_patch
 from resile.operator.trouble import short
 from resile.operator.workqueue import Key, TryAgain
@@ -68,6 +69,8 @@ class _Memory(msgspec.Struct):
     read_from: object = None
     """What `spec` was read from: reading costs a millisecond, and a job's status changes all the time."""
     spec: ElasticJob | BadManifest | None = None
+    usable: ElasticJob | None = None
+    """The newest `spec` without a mistake."""
 
 
 class Jobs:
@@ -109,8 +112,9 @@ class Jobs:
             swept=memory.swept,
         )
         decision = decide(seen, spec, self._clock())
+        usable = memory.usable or read_masters_part(job)
         for action in decision.actions:
-            job = await self._act(action, job, spec, memory)
+            job = await self._act(action, job, usable, memory)
         return decision.again
 
     def _prepared(self, memory: _Memory) -> bool:
@@ -127,26 +131,30 @@ class Jobs:
         source = (metadata.get("generation"), metadata.get("annotations"), metadata.get("labels"))
         if memory.spec is None or memory.read_from != source:
             memory.read_from, memory.spec = source, read_job(job)
+            if isinstance(memory.spec, ElasticJob):
+                memory.usable = memory.spec
         return memory.spec
 
-    async def _act(self, action: Action, job: Object, spec: ElasticJob | BadManifest, memory: _Memory) -> Object:
+    async def _act(self, action: Action, job: Object, spec: ElasticJob, memory: _Memory) -> Object:
         """Do one thing; the job as it is then."""
         match action:
             case SetStatus():
                 return await self._set_status(job, action)
             case Tell(reason=reason, message=message, warning=warning):
                 await tell(self._cluster, job, reason, message, warning=warning, now=self._clock())
-            case Prepare() if isinstance(spec, ElasticJob):
+            case Prepare():
                 prepared = await prepare(self._cluster, spec, memory.secrets)
                 memory.prepared, memory.secrets = self._clock(), prepared.secrets
                 await self._tell_of_secrets(job, prepared)
-            case StartMaster() if isinstance(spec, ElasticJob):
+            case StartMaster():
                 await self._start(action, job, spec, memory)
             case RemoveMaster(uid=uid):
                 await self._remove_master(job, uid)
             case RemovePods():
                 await self._remove_pods(job)
                 memory.swept = True
+            case StopNodes():
+                await self._stop_nodes(job)
         return job
 
     async def _set_status(self, job: Object, action: SetStatus) -> Object:
@@ -211,11 +219,23 @@ class Jobs:
         if there is not None and there["metadata"]["uid"] == uid:
             await self._cluster.delete(POD, namespace, name, grace=0)
 
+    async def _pods_of(self, job: Object) -> list[Object]:
+        label, _, value = job_selector(job["metadata"]["name"]).partition("=")
+        pods, _ = await self._cluster.list(POD, job["metadata"]["namespace"], {label: value})
+        return [pod for pod in pods if objects.owned_by(pod, job["metadata"]["uid"])]
+
+    async def _stop_nodes(self, job: Object) -> None:
+        namespace, master = job["metadata"]["namespace"], master_name(job["metadata"]["name"])
+        running = [
+            pod["metadata"]["name"]
+            for pod in await self._pods_of(job)
+            if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        ]
+        await together(*(self._cluster.delete(POD, namespace, name) for name in running if name != master))
+
     async def _remove_pods(self, job: Object) -> None:
-        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        label, _, value = job_selector(name).partition("=")
-        pods, _ = await self._cluster.list(POD, namespace, {label: value})
-        own = [pod for pod in pods if objects.owned_by(pod, job["metadata"]["uid"])]
+        namespace = job["metadata"]["namespace"]
+        own = await self._pods_of(job)
         await together(*(self._cluster.delete(POD, namespace, pod["metadata"]["name"]) for pod in own))
         if own:
             sentence = f"removed {len(own)} pods: the job ended longer ago than its time to live"

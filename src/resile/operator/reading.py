@@ -5,6 +5,8 @@ from __future__ import annotations
 from resile.api.elasticjob import ElasticJob
 from resile.api.manifest import read_manifest
 from resile.api.mistakes import BadManifest
+from resile.api.names import MASTER_ROLE
+from resile.api.podtemplate import MAIN
 from resile.operator.cluster import Object
 
 _KEPT_METADATA = (
@@ -43,6 +45,21 @@ def read_job(item: Object) -> ElasticJob | BadManifest:
         return bad
     assert isinstance(job, ElasticJob)
     return job
+
+
+def read_masters_part(item: Object) -> ElasticJob:
+    """What the pod of a master needs of a job whose manifest cannot be read as a whole: less, rather than nothing."""
+    roles = ((item.get("spec") or {}).get("replicaSpecs") or {}) if isinstance(item.get("spec"), dict) else {}
+    given = roles.get(MASTER_ROLE) if isinstance(roles, dict) else None
+    metadata = {field: item["metadata"][field] for field in ("name", "namespace", "uid")}
+    template = {"spec": {"containers": [{"name": MAIN, "image": "none", "command": ["true"]}]}}
+    worker = {"replicas": 1, "template": template}
+    for part in ({MASTER_ROLE: given}, {}) if given is not None else ({},):
+        spec = {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {**part, "worker": worker}}
+        read = read_job({**item, "metadata": metadata, "spec": spec})
+        if isinstance(read, ElasticJob):
+            return read
+    raise AssertionError("a job without anything of its user's cannot be wrong")
 
 
 def resource_only(item: Object) -> Object:
