@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Kubernetes on this machine: `cluster.py check | build | up | down | status | image` (see the README)."""
+"""A real Kubernetes on this machine; see `cluster.py --help` and the README beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from build import build
 from console import ClusterError, complain, say
 from images import Image, import_images
-from lifecycle import down, one_at_a_time, require_up, status, up
+from lifecycle import down, freeze, one_at_a_time, require_up, restart, status, thaw, up
 from requirements import check
 
 
@@ -54,6 +54,11 @@ def _change(arguments: argparse.Namespace) -> None:
             up()
         case "down":
             down()
+        case "restart":
+            require_up()
+            restart(arguments.names)
+        case "freeze" | "thaw":
+            (freeze if arguments.command == "freeze" else thaw)(arguments.node)
         case "image":
             require_up()
             command = tuple(shlex.split(arguments.run)) or ("sh",)
@@ -71,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("up", help="bring the cluster up, or repair it; builds first what is missing")
     commands.add_parser("down", help="take the cluster down and leave nothing behind")
     commands.add_parser("status", help="say what runs; exit code 0 if everything does")
+    command = commands.add_parser("restart", help="kill parts of the cluster and start them again (see `status`)")
+    command.add_argument("names", nargs="+", metavar="NAME")
+    for name, what in (("freeze", "make a node's machine stand still, all it runs included"), ("thaw", "let it go on")):
+        commands.add_parser(name, help=what).add_argument("node", metavar="NODE")
     command = commands.add_parser("image", help="give the host's files as an image of any name to all nodes")
     command.add_argument("names", nargs="+", metavar="NAME[:TAG]")
     command.add_argument("--run", default="", metavar="COMMAND", help="what it runs unless the pod says (default: sh)")

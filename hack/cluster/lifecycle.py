@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,6 +109,40 @@ def up() -> None:
     say("" if changes else "everything was up already\n")
     say(_node_table())
     say(f"\nexport KUBECONFIG={KUBECONFIG}")
+
+
+def restart(names: Sequence[str]) -> None:
+    """End programs without a warning and start them again, whether they run or not; return when they do their work.
+
+    Raises:
+        ClusterError: there is no such program, or one did not come up.
+    """
+    known = {program.name: program for program in programs()}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ClusterError(f"there is no {', '.join(unknown)} here; there are {', '.join(known)}")
+    with step(f"restarting {', '.join(names)}"):
+        end_processes([process for name in names if (process := running(name)) is not None], polite=False)
+        _start(*(known[name] for name in names))
+        wait_healthy([known[name] for name in names])
+
+
+def freeze(name: str) -> None:
+    """Make a node's machine stand still: its containers, its kubelet and all the rest; nobody is told."""
+    _signal_machine(name, signal.SIGSTOP)
+
+
+def thaw(name: str) -> None:
+    """Let a frozen machine go on, as if no time had passed."""
+    _signal_machine(name, signal.SIGCONT)
+
+
+def _signal_machine(name: str, number: signal.Signals) -> None:
+    node = next((node for node in NODES if node.name == name), None)
+    if node is None:
+        raise ClusterError(f"there is no machine {name}; there are {', '.join(one.name for one in NODES)}")
+    for process in processes_of(node):
+        process.send(number)
 
 
 def down() -> None:
