@@ -84,6 +84,15 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     memory: Bytes | None = None
     cpu: float | None = None
+    gpu: int | None = None
+
+    def over(self, below: NodeResources) -> NodeResources:
+        """These, and where they say nothing, those below."""
+        return NodeResources(
+            memory=below.memory if self.memory is None else self.memory,
+            cpu=below.cpu if self.cpu is None else self.cpu,
+            gpu=below.gpu if self.gpu is None else self.gpu,
+        )
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

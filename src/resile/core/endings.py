@@ -6,6 +6,7 @@ import enum
 
 from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus, WorkerFailure
+from resile.core import changes
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Finish
 from resile.core.state import TRAINERS, JobState, Node, Phase
@@ -90,6 +91,7 @@ def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:
     state.phase, state.reason, state.message, state.ended_at = phase, reason, message, turn.now
     turn.deadlines.reset()
     turn.note(f"Job{phase}", message, warning=phase is Phase.FAILED)
+    changes.abandon(turn, changes.OVER, f"the job is over ({phase})")
     tell(turn)
     if not state.spec.managed:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus
-from resile.core import agents, endings, ledger, membership, progress, rounds
+from resile.core import agents, changes, endings, ledger, membership, progress, rounds, scaling
 from resile.core import events as ev
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
@@ -82,6 +82,7 @@ class Engine:
         turn = Turn(self.state, self._index, self._deadlines, now)
         _handle(turn, event)
         _serve_wishes(turn)
+        changes.settle(turn)
         if turn.note_steps:
             self._steps_due = now
         return turn.decisions
@@ -101,7 +102,11 @@ def _handle(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.AgentCame():
             agents.came(turn, event)
         case ev.ScaleWanted():
-            membership.scale(turn, event)
+            scaling.scale(turn, event)
+        case ev.PlanWanted():
+            scaling.plan(turn, event)
+        case ev.PlanDropped():
+            changes.dropped(turn, event.uid)
         case ev.SuspendWanted():
             membership.suspend(turn, event)
         case ev.StopWanted():
@@ -144,6 +149,7 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.AgentLeaving():
             agents.leaving(turn, node, event)
         case ev.AgentJoined():
+            membership.take_over(turn, node)
             rounds.join(turn, node, event)
         case ev.WorkerFailed():
             agents.worker_failed(turn, node, event)

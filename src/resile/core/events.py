@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NodeId, NodeKey, Rank, Round
-from resile.api.reports import Meeting, NodeEnd, NodeStatus, WorkerFailure
+from resile.api.reports import Meeting, NodeEnd, NodeResources, NodeStatus, WorkerFailure
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -146,6 +146,48 @@ class ScaleWanted(Event, frozen=True, kw_only=True):
     request: int = 0
 
 
+class RoleWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a plan wants of a role; None and nothing leave it as it is."""
+
+    replicas: int | None = None
+    resources: NodeResources = NodeResources()
+    """Of the nodes that are launched from now on."""
+
+
+class NodeWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that a plan wants."""
+
+    role: str
+    rank: Rank | None = None
+    """The lowest free one unless given."""
+    resources: NodeResources = NodeResources()
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that a plan wants to be replaced by one with other resources."""
+
+    node: NodeKey
+    resources: NodeResources = NodeResources()
+
+
+class PlanWanted(Event, frozen=True, kw_only=True):
+    """Somebody wants what a ScalePlan says. Repeating it is harmless: a plan is known by its uid."""
+
+    name: str
+    uid: str
+    roles: dict[str, RoleWish] = {}
+    create: tuple[NodeWish, ...] = ()
+    remove: tuple[NodeKey, ...] = ()
+    migrate: tuple[Move, ...] = ()
+    request: int = 0
+
+
+class PlanDropped(Event, frozen=True, kw_only=True):
+    """A ScalePlan was deleted."""
+
+    uid: str
+
+
 class SuspendWanted(Event, frozen=True, kw_only=True):
     """Somebody wants the job to let go of its nodes (`on`) or to take them back."""
 
@@ -224,6 +266,8 @@ AnyEvent = (
     | ShardAdvanced
     | WorkerWent
     | ScaleWanted
+    | PlanWanted
+    | PlanDropped
     | SuspendWanted
     | StopWanted
     | AgentSilent

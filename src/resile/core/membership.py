@@ -6,35 +6,39 @@ whether another one, with a new id and the same rank, takes over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from resile.api.ids import Bytes, NodeId, NodeKey, Rank
-from resile.api.job import CHIEF, EVALUATOR, MAX_REPLICAS, PS
+from resile.api.job import CHIEF, EVALUATOR, PS
 from resile.api.reports import NodeEnd, NodeResources, NodeStatus
-from resile.core import endings, ledger, relaunch, rounds
+from resile.core import changes, endings, ledger, limits, places, relaunch, rounds
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Drop, LaunchNode, Reply
 from resile.core.endings import Reason
-from resile.core.events import NodeSeen, NodesListed, ScaleWanted, SuspendWanted
+from resile.core.events import NodeSeen, NodesListed, SuspendWanted
 from resile.core.relaunch import Cause, GiveUp, Relaunch, Spent
-from resile.core.state import TRAINERS, Node, Phase, Underway
+from resile.core.state import TRAINERS, Forming, Node, Phase, Underway
 from resile.core.turn import Turn
 
+FIRST = NodeId(0)
 
-def fill(turn: Turn) -> None:
-    """Launch a node for every place that should be filled and is not."""
+
+def fill(turn: Turn, given: Mapping[tuple[str, Rank], NodeResources] | None = None) -> None:
+    """Launch a node for every place that should be filled and is not; `given` is what some places get."""
     state = turn.state
     if state.suspended or state.phase.over:
         return
     done = {(key.role, n.rank) for key, n in state.nodes.items() if n.status is NodeStatus.SUCCEEDED}
-    for role, target in state.targets.items():
-        for number in range(target):
-            place = (role, Rank(number))
+    for role in state.targets:
+        for rank in sorted(places.wanted(state, role)):
+            place = (role, rank)
             if place not in turn.index.places and place not in state.given_up and place not in done:
-                launch(turn, role, Rank(number))
+                launch(turn, role, rank, resources=(given or {}).get(place))
 
 
 def new_key(turn: Turn, role: str) -> NodeKey:
     """The next node of a role: ids only grow."""
-    node_id = turn.state.next_id.get(role, NodeId(0))
+    node_id = turn.state.next_id.get(role, FIRST)
     turn.state.next_id[role] = NodeId(node_id + 1)
     return NodeKey(role, node_id)
 
@@ -46,16 +50,28 @@ def launch(
     relaunch_count: int = 0,
     resources: NodeResources | None = None,
     delay: float = 0.0,
-) -> None:
-    """Fill a place with a new node, which may be held back for a while; nobody waits for it meanwhile."""
+    relieves: NodeKey | None = None,
+) -> Node:
+    """Fill a place with a new node, which may be held back for a while; nobody waits for it meanwhile.
+
+    Args:
+        turn: the event being handled.
+        role: of the place.
+        rank: of the place.
+        relaunch_count: how many nodes were lost there before.
+        resources: what it gets; what the role gets unless given.
+        delay: in seconds.
+        relieves: who fills the place until the new node is ready.
+    """
     node = Node(
         key=new_key(turn, role),
         rank=rank,
         status=NodeStatus.PENDING if delay else NodeStatus.LAUNCHING,
         launched_at=turn.now,
         relaunch_count=relaunch_count,
-        resources=resources or NodeResources(),
+        resources=limits.for_role(turn.state, role) if resources is None else resources,
         held_until=turn.now + delay if delay else None,
+        relieves=relieves,
     )
     turn.state.nodes[node.key] = node
     turn.touch(node)
@@ -63,6 +79,7 @@ def launch(
         _launch_again(turn, node)
     else:
         turn.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
+    return node
 
 
 def launch_due(turn: Turn, node: Node) -> None:
@@ -117,8 +134,25 @@ def seen(turn: Turn, event: NodeSeen) -> None:
         expect_agent(turn, node)
         if turn.state.phase in (Phase.CREATED, Phase.PENDING):
             turn.state.phase = Phase.RUNNING
+        if node.key.role not in TRAINERS or turn.state.meeting is None:  # no round will show that it is ready
+            take_over(turn, node)
+            changes.arrived(turn, (node.key,))
     turn.touch(node)
     rounds.form(turn)
+
+
+def take_over(turn: Turn, node: Node) -> None:
+    """A node that was in reserve is ready, or needed at once: it fills its place from now on. Others are left alone."""
+    if node.relieves is None or not node.alive:
+        return
+    old = turn.state.nodes[node.relieves]
+    node.relieves = None
+    if old.alive:
+        send_off(turn, old, f"was relieved by {node.key}")
+    changes.replaced(turn, old.key, node.key)
+    changes.moved(turn, old.key)
+    turn.touch(node)
+    turn.note("NodeMigrated", f"{node.key} takes the place of {old.key}", node.key)
 
 
 def watch_pending(turn: Turn, node: Node) -> None:
@@ -182,11 +216,28 @@ def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     gathering = state.gathering
     if isinstance(gathering, Underway) and node.key in gathering.places and node.key not in gathering.done:
         rounds.stop(turn, f"{node.key} {node.leaving or how}", node.key)
+    if isinstance(state.gathering, Forming) and unwanted and node.key.role in TRAINERS and not node.relieves:
+        state.gathering.lost = True
     if status is NodeStatus.SUCCEEDED:
+        _dismiss_reserve(turn, node)
         endings.succeed_if_done(turn)
-    elif not node.leaving and not state.suspended:
+    elif node.leaving or state.suspended:
+        pass
+    elif node.relieves is not None:
+        because = f"{node.key}, which was to take over from {node.relieves}, {how}; {node.relieves} stays"
+        changes.hopeless(turn, node.key, changes.MIGRATION_FAILED, because)
+    else:
         _replace(turn, node)
+    changes.gone(turn, node.key)
     rounds.form(turn)
+
+
+def _dismiss_reserve(turn: Turn, node: Node) -> None:
+    """A node has done its work: nobody need take over."""
+    reserve = changes.reserve_of(turn, node.key)
+    if reserve is not None:
+        changes.hopeless(turn, reserve, changes.MIGRATION_FAILED, f"{node.key} finished before {reserve} was ready")
+        send_off(turn, turn.state.nodes[reserve], f"is not needed: {node.key} has finished")
 
 
 def lose(turn: Turn, node: Node, because: str) -> None:
@@ -202,51 +253,17 @@ def pend_over(turn: Turn, node: Node) -> None:
     state, meeting = turn.state, turn.state.meeting
     if not node.alive or node.status is not NodeStatus.PENDING:
         return
+    because = f"{node.key} could not start for too long"
+    if node.relieves is not None:
+        changes.hopeless(turn, node.key, changes.PENDING, f"{because}; {node.relieves} stays")
+        send_off(turn, node, "could not start for too long")
+        return
     startable = sum(1 for key in turn.index.trainers if state.nodes[key].status is not NodeStatus.PENDING)
     enough = startable >= meeting.min_nodes if meeting is not None else False
     if node.key.role in TRAINERS and enough:
+        changes.hopeless(turn, node.key, changes.PENDING, f"{because}; it will join when there is room")
         return
-    endings.fail(turn, Reason.PENDING_TIMEOUT, f"{node.key} could not start for too long and the job needs it")
-
-
-def scale(turn: Turn, event: ScaleWanted) -> None:
-    """Somebody wants another number of nodes."""
-    error = _scale_error(turn, event.role, event.replicas)
-    turn.decide(Reply(request=event.request, error=error))
-    if error:
-        return
-    state = turn.state
-    before = state.targets[event.role]
-    state.targets[event.role] = event.replicas
-    state.given_up = {place for place in state.given_up if place[0] != event.role}
-    if state.meeting is not None and event.role in TRAINERS:
-        wanted = sum(state.targets.get(role, 0) for role in TRAINERS)
-        rounds.raise_max(state, wanted)
-    turn.note("Scaled", f"{event.role} goes from {before} to {event.replicas} nodes")
-    surplus = [n for n in state.nodes.values() if n.key.role == event.role and n.alive and n.rank >= event.replicas]
-    for node in surplus:
-        send_off(turn, node, "was scaled down")
-    fill(turn)
-    rounds.form(turn)
-
-
-def _scale_error(turn: Turn, role: str, replicas: int) -> str:
-    state, meeting = turn.state, turn.state.meeting
-    if state.phase.over:
-        return f"the job is over ({state.phase})"
-    if not state.spec.managed:
-        return "this job runs on bare machines: start or stop `resile run` on them instead"
-    if role not in state.targets:
-        return f"the job has no role '{role}'; it has {', '.join(sorted(state.targets))}"
-    if replicas < 0:
-        return f"replicas must be 0 or more, not {replicas}"
-    if replicas > MAX_REPLICAS:
-        return f"replicas must be {MAX_REPLICAS} or fewer, not {replicas}"
-    wanted = sum(replicas if r == role else n for r, n in state.targets.items() if r in TRAINERS)
-    needed = meeting.min_nodes if meeting is not None else 1
-    if role in TRAINERS and wanted < needed:
-        return f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)"
-    return ""
+    endings.fail(turn, Reason.PENDING_TIMEOUT, f"{because} and the job needs it")
 
 
 def send_off(turn: Turn, node: Node, because: str) -> None:
@@ -271,6 +288,7 @@ def suspend(turn: Turn, event: SuspendWanted) -> None:
     state.suspended = event.on
     if event.on:
         state.phase = Phase.SUSPENDED
+        changes.abandon(turn, changes.SUSPENDED, "the job was suspended before it was done")
         turn.note("JobSuspended", "the job was suspended: its nodes are let go")
         for node in [n for n in state.nodes.values() if n.alive]:
             send_off(turn, node, "was suspended")
@@ -305,7 +323,11 @@ def _replace(turn: Turn, node: Node) -> None:
         else:
             deserted(turn, node)
         return
-    if node.rank >= state.targets.get(role, 0):
+    reserve = changes.reserve_of(turn, node.key)
+    if reserve is not None:
+        take_over(turn, state.nodes[reserve])
+        return
+    if not places.is_wanted(state, role, node.rank):
         return
     cause = relaunch.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, turn.timeouts.forgive)
@@ -325,21 +347,24 @@ def _verdict(turn: Turn, node: Node, cause: Cause) -> Relaunch | GiveUp:
     if relaunch.hopeless(node.end):
         return GiveUp("it cannot be started")
     lived = (node.ended_at or turn.now) - node.launched_at
-    return relaunch.decide(cause, used, declared.crash_budget, memory, lived)
+    most = limits.memory_for(turn, node.key.role, node.rank) if cause is Cause.OOM else None
+    return relaunch.decide(cause, used, declared.crash_budget, memory, lived, most)
 
 
-def _succeed(turn: Turn, node: Node, more: Bytes | None, delay: float = 0.0) -> None:
-    resources = NodeResources(memory=more or node.resources.memory, cpu=node.resources.cpu)
-    launch(turn, node.key.role, node.rank, node.relaunch_count + 1, resources, delay)
-    successor = turn.index.places[node.key.role, node.rank]
+def _succeed(turn: Turn, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
+    resources = NodeResources(memory=more).over(limits.inherited(turn.state, node.key, node.resources))
+    successor = launch(turn, node.key.role, node.rank, node.relaunch_count + 1, resources, delay).key
+    changes.replaced(turn, node.key, successor)
     also = f" with {_size(more)} of memory" if more else ""
     also += f" in {delay:g} s, as it crashed so soon" if delay else ""
     turn.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
+    return successor
 
 
 def _give_up(turn: Turn, node: Node, cause: Cause, why: str) -> None:
     turn.state.given_up.add((node.key.role, node.rank))
     turn.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
+    changes.hopeless(turn, node.key, changes.GIVEN_UP, f"{node.key} is not replaced: {why}")
     _fail_if_too_few(turn, node, cause, why)
 
 
@@ -366,7 +391,7 @@ def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:
         return
     node.end = end
     turn.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
-    if node.rank >= state.targets.get(node.key.role, 0):
+    if not places.is_wanted(state, node.key.role, node.rank):
         return
     key = turn.index.places.get(place)
     successor = state.nodes[key] if key is not None else None
@@ -374,10 +399,11 @@ def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:
         case GiveUp(because=why):
             if successor is not None:
                 send_off(turn, successor, "is not needed: its place is given up")
+                changes.hopeless(turn, successor.key, changes.GIVEN_UP, f"{node.key} is not replaced: {why}")
             _give_up(turn, node, cause, why)
         case Relaunch(memory=more) if more and successor is not None and successor.agent is None:
             send_off(turn, successor, "has too little memory")
-            _succeed(turn, node, more)
+            changes.replaced(turn, successor.key, _succeed(turn, node, more))
     rounds.form(turn)
 
 

@@ -102,7 +102,12 @@ def hopeless(end: NodeEnd) -> bool:
 
 
 def decide(
-    cause: Cause, used: int, crash_budget: int, memory: Bytes | None, lived: float = QUICK_SECONDS
+    cause: Cause,
+    used: int,
+    crash_budget: int,
+    memory: Bytes | None,
+    lived: float = QUICK_SECONDS,
+    most: Bytes | None = None,
 ) -> Relaunch | GiveUp:
     """Whether a place that was lost `used` times before (for this cause) is filled again.
 
@@ -112,6 +117,8 @@ def decide(
         crash_budget: the role's `restartCount`.
         memory: what the lost node was given, if that is known.
         lived: seconds from its launch to its end.
+        most: the memory that the job's resourceLimits leave this place, if there are any. A node that ran out of memory
+            gets no more than that, and never less than it had.
     """
     match cause:
         case Cause.CRASH:
@@ -126,7 +133,10 @@ def decide(
                 return Relaunch()
             if memory >= LARGEST_MEMORY:
                 return GiveUp(f"it ran out of {memory // GiB} GiB of memory, the most a node is given")
-            return Relaunch(Bytes(min(memory * 2, memory + LARGEST_MEMORY_STEP, LARGEST_MEMORY)))
+            grown = min(memory * 2, memory + LARGEST_MEMORY_STEP, LARGEST_MEMORY)
+            if most is not None:
+                grown = min(grown, most)
+            return Relaunch(Bytes(grown) if grown > memory else None)
         case Cause.INFRASTRUCTURE:
             if used >= INFRASTRUCTURE_BUDGET:
                 return GiveUp(f"its machine or network failed {used + 1} times")

@@ -11,7 +11,7 @@ import msgspec
 
 from resile.api.ids import NodeKey, Rank, Round
 from resile.api.reports import Meeting, NodeStatus, Place
-from resile.core import endings, progress
+from resile.core import changes, endings, progress
 from resile.core.deadlines import Alarm
 from resile.core.decisions import EndRound, FormRound
 from resile.core.endings import Reason
@@ -54,6 +54,8 @@ def join(turn: Turn, node: Node, event: AgentJoined) -> None:
         _grow(turn, gathering, node.key)
     else:
         form(turn, newcomer=True)
+    if isinstance(state.gathering, Underway):
+        changes.arrived(turn, (node.key,))
 
 
 def _grow(turn: Turn, gathering: Underway, newcomer: NodeKey) -> None:
@@ -127,7 +129,7 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
     if not isinstance(gathering, Underway):
         return
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
-    state.gathering = Forming(since=turn.now)
+    state.gathering = Forming(since=turn.now, lost=culprit is not None)
     progress.stopped(state.progress, because, str(culprit) if culprit else "", turn.now)
     turn.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
     turn.decide(EndRound(round=gathering.round, because=because, nodes=members))
@@ -173,6 +175,7 @@ def _close(turn: Turn, size: int) -> None:
         turn.touch(node)
     turn.deadlines.clear(Alarm.SETTLE)
     turn.deadlines.clear(Alarm.JOIN)
+    changes.arrived(turn, {*places, *turn.index.waiting})
     left = f"; {len(turn.index.waiting)} more wait" if turn.index.waiting else ""
     turn.note("RoundFormed", f"round {number} runs with {_count(size, 'node')}{left}")
     turn.decide(FormRound(round=number, places=places))

@@ -88,6 +88,8 @@ class Node(msgspec.Struct, kw_only=True):
     """It is not launched before this moment; None once it was."""
     leaving: str = ""
     """Why the core asked it to go; empty unless it did."""
+    relieves: NodeKey | None = None
+    """The node whose place it takes once it is ready; None once it has, and for all who filled theirs at once."""
     end: NodeEnd = NodeEnd()
     ended_at: float | None = None
     restarts: int = 0
@@ -97,8 +99,13 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def alive(self) -> bool:
-        """Whether it fills its place: not ended and not asked to go."""
+        """Whether it is part of the job: not ended and not asked to go."""
         return not self.status.ended and not self.leaving
+
+    @property
+    def fills(self) -> bool:
+        """Whether it fills its place: part of the job, and not in reserve for a node that still does."""
+        return self.alive and self.relieves is None
 
     @property
     def connected(self) -> bool:
@@ -115,6 +122,8 @@ class Forming(msgspec.Struct, kw_only=True, tag=True):
     since: float
     first: bool = False
     """No round ever ran in this job."""
+    lost: bool = False
+    """A node or process was lost: this is a recovery."""
 
 
 class Underway(msgspec.Struct, kw_only=True, tag=True):
@@ -133,6 +142,48 @@ class Blame(msgspec.Struct, kw_only=True):
     failures: list[tuple[NodeKey, WorkerFailure]] = []
 
 
+# changes that people asked for --------------------------------------------------------------------------------------
+
+MAX_PLAN_ENDS = 100
+"""How many ends of plans are kept: more than could be waiting to be told."""
+
+
+class Change(msgspec.Struct, kw_only=True):
+    """A change of the job's nodes that is not complete yet."""
+
+    name: str = ""
+    """Of its ScalePlan; empty for a plain wish, and for a plan that has had its end told."""
+    uid: str = ""
+    """Of its ScalePlan."""
+    about: str = ""
+    """What it wants, as half a sentence."""
+    numbers: dict[str, int] = {}
+    """How many nodes it wants roles to have."""
+    coming: set[NodeKey] = set()
+    """Nodes that shall take part and do not yet."""
+    going: set[NodeKey] = set()
+    """Nodes that shall be gone and are not yet."""
+    moves: dict[NodeKey, NodeKey] = {}
+    """Who takes over from whom, once ready: the old node, and the new one."""
+
+
+class PlanEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a ScalePlan."""
+
+    name: str
+    succeeded: bool
+    reason: str
+    message: str = ""
+
+
+class RoleResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan wants the nodes of a role to have that are launched from now on."""
+
+    resources: NodeResources
+    since: NodeId
+    """Nodes with smaller ids were launched before."""
+
+
 class JobState(msgspec.Struct, kw_only=True):
     """The whole state of one job."""
 
@@ -148,6 +199,14 @@ class JobState(msgspec.Struct, kw_only=True):
     next_id: dict[str, NodeId] = {}
     targets: dict[str, int] = {}
     """How many nodes each role should have."""
+    vacated: set[tuple[str, Rank]] = set()
+    """Gaps among the ranks: places below a role's highest that nobody should fill."""
+    resources: dict[str, RoleResources] = {}
+    """What plans want roles to have; their templates decide where nothing is said."""
+    changes: list[Change] = []
+    """What people asked for and is not complete yet, oldest first."""
+    plan_ends: dict[str, PlanEnd] = {}
+    """How the newest plans ended, by uid."""
     given_up: set[tuple[str, Rank]] = set()
     """Places whose budget is spent."""
     spent: dict[tuple[str, Rank], Spent] = {}

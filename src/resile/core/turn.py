@@ -38,7 +38,7 @@ class Index:
         if node.agent is not None:
             self.incarnations[node.agent.incarnation] = key
         place = (key.role, node.rank)
-        if not node.alive:
+        if not node.fills:
             if self.places.get(place) == key:
                 del self.places[place]
                 self.lowest_free[key.role] = min(self.lowest_free.get(key.role, 0), node.rank)

@@ -37,6 +37,7 @@ class Checks:
         self._crashes = 0
         self._step = -1
         self._scaled = False
+        self._plans: set[str] = set()
         self.shadow = ShadowLedger()
         self.events = 0
         self.rounds = 0
@@ -48,6 +49,7 @@ class Checks:
         require(engine.consistent(), "the indexes agree with the state")
         self._nodes(state)
         self._budgets(state, event)
+        self._changes(state)
         for decision in made:
             if isinstance(decision, de.FormRound):
                 self._formed(state, decision)
@@ -68,11 +70,26 @@ class Checks:
                 self._ended.add(key)
             else:
                 require(key not in self._ended, f"{key} ended and is not back")
-            if node.alive:
+            if node.fills:
                 place = (key.role, node.rank)
                 require(place not in filled, f"only one node fills place {place}")
                 filled.add(place)
         require(self._rank_of.keys() == state.nodes.keys(), "no node is forgotten")
+
+    def _changes(self, state: JobState) -> None:
+        open_ = {change.uid for change in state.changes if change.uid}
+        for uid in self._plans - open_:
+            require(uid in state.plan_ends, f"the end of plan {uid} is told")
+        self._plans = open_
+        for change in state.changes:
+            awaited = [state.nodes[key] for key in change.coming]
+            require(
+                all(node.alive for node in awaited), f"nobody waits for {[str(n.key) for n in awaited if not n.alive]}"
+            )
+            require(all(not state.nodes[key].status.ended for key in change.going), "those who go have not ended")
+            reserves = {key for key, node in state.nodes.items() if node.relieves is not None and node.alive}
+            require(set(change.moves.values()) <= reserves, "only reserves take over")
+        require(not (state.changes and state.phase.over), "nothing changes after the end")
 
     def _budgets(self, state: JobState, event: ev.AnyEvent) -> None:
         crashes = sum(len(s.losses.get(c, ())) for s in state.spent.values() for c in (Cause.CRASH, Cause.OOM))
@@ -84,7 +101,7 @@ class Checks:
             )
             require(blamed, f"only a crash costs a crash, and this was {event}")
         self._crashes = crashes
-        self._scaled |= isinstance(event, ev.ScaleWanted)  # which gives up nothing any more
+        self._scaled |= isinstance(event, ev.ScaleWanted | ev.PlanWanted)  # which gives up nothing any more
         for (role, rank), spent in state.spent.items():
             used = spent.count(Cause.CRASH, state.trained, state.spec.timeouts.forgive)
             within = used <= state.spec.roles[role].crash_budget or (role, rank) in state.given_up

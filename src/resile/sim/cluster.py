@@ -28,6 +28,8 @@ from resile.sim.training import Training
 ASK_AGAIN = 1.0
 """Seconds after which a person whose wish was not answered repeats it."""
 
+Wish = ev.ScaleWanted | ev.SuspendWanted | ev.PlanWanted
+
 Line = tuple[float, str, object]
 """(when, who, what): formatted only when somebody reads it."""
 
@@ -52,7 +54,7 @@ class Cluster:
         self.master_crashes = 0
         self._pids = count(100)
         self._requests = count(1)
-        self._wishes: deque[ev.ScaleWanted | ev.SuspendWanted] = deque()
+        self._wishes: deque[Wish] = deque()
         state = new_state(self.plan.spec, 0.0)
         self.master = SimMaster(self, Engine(state), MemoryJournal(state), self.checks)
 
@@ -129,11 +131,16 @@ class Cluster:
             self._wishes.popleft()
             self._ask()
 
-    def wish(self, wish: ev.ScaleWanted | ev.SuspendWanted) -> None:
+    def wish(self, wish: Wish) -> None:
         """Somebody wants something, and asks until there is an answer; wishes are made one after the other."""
         self._wishes.append(msgspec.structs.replace(wish, request=next(self._requests)))
         if len(self._wishes) == 1:
             self._ask()
+
+    def forget(self, uid: str) -> None:
+        """Somebody deletes a plan; a master that is away does not hear of it."""
+        if not self.master.dead:
+            self.master.submit(ev.PlanDropped(uid=uid))
 
     def _ask(self) -> None:
         if not self._wishes:
@@ -143,7 +150,7 @@ class Cluster:
             self.master.submit(wish)
         self.clock.after(ASK_AGAIN, lambda: self._ask_again(wish))
 
-    def _ask_again(self, wish: ev.ScaleWanted | ev.SuspendWanted) -> None:
+    def _ask_again(self, wish: Wish) -> None:
         if self._wishes and self._wishes[0] is wish:
             self._ask()
 

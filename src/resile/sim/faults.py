@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from resile.api.ids import NodeKey
+from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.job import WORKER
-from resile.api.reports import NodeEnd, NodeStatus
+from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.core import events as ev
 from resile.sim.agent import SimAgent
 from resile.sim.cluster import Cluster
@@ -36,6 +36,12 @@ def inject(cluster: Cluster, fault: Fault) -> None:
             wish = ev.ScaleWanted(role=WORKER, replicas=rng.randint(0, 8))
             cluster.tell("person", wish)
             cluster.wish(wish)
+        case Fault.PLAN:
+            plan = draw_plan(cluster)
+            cluster.tell("person", plan)
+            cluster.wish(plan)
+            if rng.random() < 0.1:
+                cluster.clock.after(rng.uniform(0.0, 5.0), lambda: cluster.forget(plan.uid))
         case Fault.SUSPEND:
             cluster.tell("person", "suspends")
             cluster.wish(ev.SuspendWanted(on=True))
@@ -44,6 +50,30 @@ def inject(cluster: Cluster, fault: Fault) -> None:
             agent = rng.choice(cluster.alive)
             cluster.tell("fault", f"{fault} hits {agent.incarnation} ({agent.key})")
             _hit(cluster, agent, fault)
+
+
+def draw_plan(cluster: Cluster) -> ev.PlanWanted:
+    """A plan that names nodes which may or may not be there, and may ask for too much."""
+    rng = cluster.rng
+    nodes = [key for key, node in cluster.state.nodes.items() if node.alive and key.role == WORKER]
+    nodes.append(NodeKey(WORKER, NodeId(rng.randint(0, 9))))
+    named = rng.sample(nodes, min(len(nodes), rng.randint(1, 3)))
+    kind = rng.choice(("roles", "create", "remove", "migrate", "all"))
+    memory = NodeResources(memory=rng.choice((None, Bytes(2 * GiB))))
+    number = rng.randint(1, 10**9)
+    moved = named if kind == "migrate" else named[1:]
+    roles = {WORKER: ev.RoleWish(replicas=rng.choice((None, rng.randint(0, 8))), resources=memory)}
+    added = [
+        ev.NodeWish(role=WORKER, rank=rng.choice((None, Rank(rng.randint(0, 9))))) for _ in range(rng.randint(0, 2))
+    ]
+    return ev.PlanWanted(
+        name=f"plan{number}",
+        uid=f"uid{number}",
+        roles=roles if kind == "roles" else {},
+        create=tuple(added) if kind in ("create", "all") else (),
+        remove=tuple(named[:1]) if kind in ("remove", "all") else (),
+        migrate=tuple(ev.Move(node=node, resources=memory) for node in moved) if kind in ("migrate", "all") else (),
+    )
 
 
 def _hit(cluster: Cluster, agent: SimAgent, fault: Fault) -> None:

@@ -37,9 +37,10 @@ class Fault(enum.StrEnum):
     ARRIVE = "arrive"
     SCALE = "scale"
     SUSPEND = "suspend"
+    PLAN = "plan"
 
 
-MANAGED_ONLY = frozenset({Fault.OOM, Fault.PREEMPT, Fault.RESTART_IN_PLACE, Fault.SCALE, Fault.SUSPEND})
+MANAGED_ONLY = frozenset({Fault.OOM, Fault.PREEMPT, Fault.RESTART_IN_PLACE, Fault.SCALE, Fault.SUSPEND, Fault.PLAN})
 BARE_ONLY = frozenset({Fault.ARRIVE, Fault.LEAVE})
 
 
