@@ -86,7 +86,7 @@ def test_scaling_by_kubectl_and_by_plan(cluster: Space, long: str) -> None:
 @pytest.mark.parametrize(
     ("name", "spec", "sentence"),
     [
-        ("move", {"migratePods": [{"name": "long-edljob-worker-0"}]}, "later version"),
+        ("hosts", {"psHosts": ["somewhere:3333"]}, "later version"),
         ("unknown", {"replicaResourceSpecs": {"ps": {"replicas": 1}}}, "has no role"),
     ],
 )

@@ -136,7 +136,7 @@ async def test_asks_are_answered_or_refused_with_a_sentence(tmp_path: Path) -> N
         assert "bad arguments for 'scale'" in (await peer.ask("scale", role="worker")).error
         assert "bare machines" in (await peer.ask("scale", role="worker", replicas=3)).error
         story = (await peer.ask("events")).result
-        assert [line["reason"] for line in story] == ["JobStarted", "NodeCame"]
+        assert [line["reason"] for line in story] == ["JobStarted", "NodeCame", "ScaleRefused"]
         assert not (await peer.ask("stop", because="enough")).error
         over = await peer.hear(ms.JobOver)
         assert (over.succeeded, over.reason, over.message) == (False, "Stopped", "enough")

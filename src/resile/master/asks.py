@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from resile.core.decisions import Reply
-from resile.core.events import ScaleWanted, StopWanted, SuspendWanted
+from resile.core.events import PlanWanted, ScaleWanted, StopWanted, SuspendWanted
 from resile.master.journal import Journal, JournalError
 from resile.master.shell import Shell
 from resile.master.view import view
@@ -72,6 +73,17 @@ class Asks:
                 self._shell.submit(StopWanted(because=stop.because, request=self._wait(answer)))
             case unknown:
                 answer(f"no such question: '{unknown}'", None)
+
+    async def wish(self, event: PlanWanted) -> str:
+        """Bring a plan to the core; what it has against it, or nothing."""
+        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def answer(error: str, _: Any) -> None:
+            if not answered.done():
+                answered.set_result(error)
+
+        self._shell.submit(msgspec.structs.replace(event, request=self._wait(answer)))
+        return await answered
 
     def reply(self, decision: Reply) -> None:
         """The core has decided on a wish."""

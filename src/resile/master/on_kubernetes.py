@@ -30,8 +30,9 @@ from resile.api.names import node_of_pod
 from resile.api.translate import to_job_spec
 from resile.master.app import Options, Serving, run_master
 from resile.master.kubernetes_journal import KubernetesJournal
+from resile.master.plans import PlanWatch
 from resile.master.reporter import Reporter
-from resile.master.wishes import JobWatch, PlanWatch, ask
+from resile.master.wishes import JobWatch, ask
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.platform import KubernetesPlatform
 from resile.platform.kubernetes.pods import owned

@@ -9,6 +9,7 @@ place is filled by a new pod.
 from __future__ import annotations
 
 import copy
+from fractions import Fraction
 from typing import Any
 
 from resile.api.elasticjob import KIND
@@ -18,7 +19,7 @@ from resile.api.job import MASTER_PORT, PS, ROLES, JobSpec, Strategy, node_name
 from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
 from resile.api.metadata import API_VERSION
 from resile.api.names import master_host, token_secret
-from resile.api.podtemplate import main_container
+from resile.api.podtemplate import is_gpu, main_container
 from resile.api.quantity import amount, write_cores, write_size
 from resile.api.reports import NodeResources
 from resile.platform.port import Launch
@@ -36,6 +37,9 @@ SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "resile-shm"
 READABLE_BY_ALL = 0o444
 """Of the token's file: the container may run as any user, and nobody else is in it."""
+
+GPU = "nvidia.com/gpu"
+"""The resource that a number of GPUs means where the template names none."""
 
 AWAY_SECONDS = 10
 """How long a pod is kept on a machine without contact; the job has replaced it long before."""
@@ -141,7 +145,9 @@ def _prioritise(pod: Manifest, priority: str, launch: Launch) -> None:
     if priority in ("high", "low"):
         pod["priorityClassName"] = priority
     else:
-        pod["priorityClassName"] = "high" if launch.rank < round(launch.replicas * float(priority)) else "low"
+        # By place, so that whoever replaces a node inherits it.
+        first = launch.rank < launch.replicas * Fraction(priority)
+        pod["priorityClassName"] = "high" if first else "low"
 
 
 def _tolerations(given: list[Manifest]) -> list[Manifest]:
@@ -193,7 +199,7 @@ def _addresses(spec: JobSpec, launch: Launch) -> dict[str, list[str]]:
 
 
 def _resources(given: Manifest, wanted: NodeResources) -> Manifest:
-    """Memory is both asked for and allowed; of CPU the limit follows only where it would be below the request."""
+    """Memory and GPUs are both asked for and allowed; the limit of CPU follows only where it is below the request."""
     requests, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
     if wanted.memory is not None:
         requests["memory"] = limits["memory"] = write_size(wanted.memory)
@@ -201,6 +207,9 @@ def _resources(given: Manifest, wanted: NodeResources) -> Manifest:
         requests["cpu"] = write_cores(wanted.cpu)
         if "cpu" in limits and amount(limits["cpu"]) < amount(requests["cpu"]):
             limits["cpu"] = requests["cpu"]
+    if wanted.gpu is not None:
+        for name in [name for name in {**requests, **limits} if is_gpu(name)] or [GPU]:
+            requests[name] = limits[name] = str(wanted.gpu)
     return {**given, "requests": requests, "limits": limits}
 
 
