@@ -8,9 +8,10 @@ from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.core.engine import Engine
-from resile.core.events import NodeSeen, ScaleWanted, Started
+from resile.core.events import NodeSeen, PlanWanted, RoleWish, ScaleWanted, Started
 from resile.core.state import new_state
 from resile.master.job_status import difference, status_of
+from tests.core.given import joins_again, managed, running
 
 W0, W1 = NodeKey("worker", NodeId(0)), NodeKey("worker", NodeId(1))
 
@@ -78,3 +79,76 @@ def test_a_patch_holds_what_changed_and_removes_what_went() -> None:
     before = {"a": 1, "deep": {"x": 1, "y": 2}, "gone": True}
     assert difference(before, {"a": 1, "deep": {"x": 1, "y": 3}}) == {"deep": {"y": 3}, "gone": None}
     assert difference(before, before) == {}
+
+
+# phases -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_lost_a_node_is_restarting_until_it_trains_again() -> None:
+    job = running(2)
+    job.steps(1)
+    assert status(job.engine)["phase"] == "Running"
+    job.seen(1, NodeStatus.DELETED)
+    told = status(job.engine)
+    assert (told["phase"], told["reason"]) == ("Restarting", "JobRestarting")
+    assert told["message"] == "worker-1 was deleted"
+    job.comes(2)
+    job.joins(2)
+    joins_again(job, 0)
+    assert status(job.engine)["phase"] == "Restarting"
+    job.steps(2)
+    assert status(job.engine)["phase"] == "Running"
+
+
+def test_a_job_of_plain_commands_restarts_until_they_run_again() -> None:
+    engine = started()
+    for key in (W0, W1):
+        engine.handle(NodeSeen(node=key, status=NodeStatus.RUNNING), 2.0)
+    engine.handle(NodeSeen(node=W1, status=NodeStatus.DELETED), 3.0)
+    assert status(engine)["phase"] == "Restarting"
+    engine.handle(NodeSeen(node=NodeKey("worker", NodeId(2)), status=NodeStatus.RUNNING), 4.0)
+    assert status(engine)["phase"] == "Running"
+
+
+def test_a_job_is_scaling_until_its_nodes_are_those_that_were_asked_for() -> None:
+    job = running(2)
+    job.does(PlanWanted(name="more", uid="u", roles={"worker": RoleWish(replicas=3)}))
+    told = status(job.engine)
+    assert (told["phase"], told["scalePlan"], told["message"]) == ("Scaling", "more", "to come: worker-2")
+    job.comes(2)
+    job.joins(2)
+    assert status(job.engine)["phase"] == "Scaling"
+    joins_again(job, 0, 1)
+    after = status(job.engine, before=told)
+    assert (after["phase"], after.get("scalePlan")) == ("Running", None)
+    job.does(ScaleWanted(role="worker", replicas=2))
+    told = status(job.engine, before=after)
+    assert (told["phase"], told["message"]) == ("Scaling", "to leave: worker-2")
+    assert "scalePlan" not in told
+
+
+def test_the_conditions_tell_of_every_phase() -> None:
+    job = running(2)
+    seen = status(job.engine)
+    job.seen(1, NodeStatus.DELETED)
+    seen = status(job.engine, before=seen)
+    job.does(ScaleWanted(role="worker", replicas=1))
+    joins_again(job, 0)
+    seen = status(job.engine, before=seen)
+    history = {entry["type"]: (entry["status"], entry["reason"]) for entry in seen["status"]["conditions"]}
+    assert history == {
+        "Running": ("False", "JobRunning"),
+        "Restarting": ("False", "JobRestarting"),
+        "Scaling": ("True", "JobScaling"),
+    }
+
+
+def test_a_job_that_grows_by_itself_is_neither_restarting_nor_scaling() -> None:
+    job = managed(2)
+    job.comes(0)
+    job.seen(1, NodeStatus.PENDING)
+    job.joins(0)
+    assert job.members == [0]
+    job.comes(1)
+    job.joins(1)
+    assert (job.members, status(job.engine)["phase"]) == ([], "Running")

@@ -24,6 +24,8 @@ COLOURS = {
     "Completed": "green",
     "Pending": "yellow",
     "ContainerCreating": "yellow",
+    "Scaling": "yellow",
+    "Restarting": "yellow",
     "Suspended": "yellow",
     "Terminating": "yellow",
     "Deleted": "bright_black",

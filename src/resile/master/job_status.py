@@ -16,10 +16,12 @@ from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE
 from resile.api.reports import NodeStatus
 from resile.core import membership
 from resile.core.state import JobState, Node, Phase
-from resile.master.view import view
+from resile.master.view import shown_phase, view
 
 Plain = dict[str, Any]
 
+MAX_NAMED = 3
+"""Nodes that a sentence names."""
 _NOT_A_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -29,7 +31,11 @@ def stamp(at: float) -> str:
 
 
 def status_of(
-    state: JobState, now: float, before: Plain, generation: int, hindrance: Callable[[NodeKey], str] = lambda _: ""
+    state: JobState,
+    now: float,
+    before: Plain,
+    generation: int,
+    hindrance: Callable[[NodeKey], str] = lambda _: "",
 ) -> Plain:
     """The whole status.
 
@@ -41,8 +47,8 @@ def status_of(
         hindrance: what keeps a pending node from starting.
     """
     seen = view(state, now)
-    phase = ej.Phase(state.phase.value)
-    message = state.message or _trouble(state, hindrance)
+    phase = shown_phase(state)
+    message = state.message or _trouble(state, hindrance) or _recovery(state, phase)
     known = msgspec.convert((before.get("status") or {}).get("conditions") or [], list[ej.Condition], strict=False)
     status = ej.ElasticJobStatus(
         phase=phase,
@@ -55,7 +61,7 @@ def status_of(
             completion_time=stamp(state.ended_at) if state.ended_at is not None else "",
             last_reconcile_time=(before.get("status") or {}).get("lastReconcileTime") or "",
         ),
-        scale_plan=before.get("scalePlan") or "",
+        scale_plan=next((change.name for change in state.changes if change.uid), ""),
         progress=ej.StepProgress(
             step=seen.step if seen.step >= 0 else None,
             total=seen.total,
@@ -138,6 +144,24 @@ def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     why = hindrance(first.key)
     return f"{first.key}{others} cannot start now" + (f": {why}" if why else "")
+
+
+def _recovery(state: JobState, phase: ej.Phase) -> str:
+    """What a job that does not train as it should is waiting for."""
+    if phase is ej.Phase.RESTARTING and state.progress.outages:
+        return state.progress.outages[-1].because
+    if phase is ej.Phase.SCALING:
+        coming = sorted(str(key) for change in state.changes for key in change.coming)
+        going = sorted(str(key) for change in state.changes for key in change.going)
+        return "; ".join([*_some("to come", coming), *_some("to leave", going)])
+    return ""
+
+
+def _some(what: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return [f"{what}: {', '.join(names[:MAX_NAMED])}{more}"]
 
 
 def _last_failure(state: JobState) -> ej.LastFailure | None:

@@ -15,7 +15,7 @@ from typing import Any
 from lightkube import AsyncClient
 from lightkube.types import PatchType
 
-from resile.api.elasticjob import INVALID_SPEC, JOURNAL_GONE
+from resile.api.elasticjob import JOURNAL_GONE
 from resile.api.ids import NodeKey, Seconds
 from resile.api.job import JobSpec
 from resile.core.decisions import Note
@@ -71,16 +71,16 @@ class Reporter:
         self._notes: asyncio.Queue[tuple[float, Note]] = asyncio.Queue(EVENTS_WAITING)
         self._left_out = 0
         self._generation = 0
-        self._mistake = ""
+        self._mistake = self._reason = ""
         self.seen(job)
         self._listen()
 
-    def seen(self, job: dict[str, Any], mistake: str = "") -> None:
+    def seen(self, job: dict[str, Any], mistake: str = "", reason: str = "") -> None:
         """Take note of a version of the ElasticJob; others write its status, too.
 
         It has been acted upon, or cannot be: then `mistake` says what is wrong with it, and so does the status.
         """
-        self._mistake = mistake
+        self._mistake, self._reason = mistake, reason
         if not mistake:
             self._generation = int(job["metadata"].get("generation") or 0)
         self._written = job.get("status") or {}
@@ -161,7 +161,7 @@ class Reporter:
             return {"reason": reason, "message": f"{trouble}; the job trains on, but nothing is decided meanwhile"}
         if self._mistake:
             because = f"the change of the job cannot be run, and the job goes on as it was: {self._mistake}"
-            return {"reason": INVALID_SPEC, "message": because}
+            return {"reason": self._reason, "message": because}
         return {}
 
     async def _keep_events(self) -> None:

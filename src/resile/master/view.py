@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from resile.api.elasticjob import Phase
 from resile.api.ids import NO_ROUND
 from resile.api.job import ROLES, node_name
 from resile.api.reports import NodeStatus
 from resile.core import progress
-from resile.core.state import JobState, Node, Phase, Underway
+from resile.core import state as core
+from resile.core.state import Forming, JobState, Node, Underway
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,28 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     datasets: list[DatasetView]
 
 
+def shown_phase(state: JobState) -> Phase:
+    """The phase as people see it: while a job runs, they want to know what keeps it from training as it should.
+
+    Restarting is a job that lost a node or a process, until it trains again; Scaling is one whose nodes are not yet
+    those that somebody asked for.
+    """
+    if state.phase is not core.Phase.RUNNING:
+        return Phase(state.phase.value)
+    if _recovers(state):
+        return Phase.RESTARTING
+    return Phase.SCALING if state.changes else Phase.RUNNING
+
+
+def _recovers(state: JobState) -> bool:
+    if state.meeting is None:  # no rounds: a job of plain commands recovers until each has been started again
+        return any(n.alive and n.relaunch_count and n.status is not NodeStatus.RUNNING for n in state.nodes.values())
+    if isinstance(state.gathering, Forming):
+        return state.gathering.lost
+    last = state.progress.outages[-1] if state.progress.outages else None
+    return last is not None and bool(last.node) and last.next_step_at is None
+
+
 def view(state: JobState, now: float) -> JobView:
     """The job as it is now."""
     gathering, meeting = state.gathering, state.meeting
@@ -84,7 +108,7 @@ def view(state: JobState, now: float) -> JobView:
     return JobView(
         name=state.spec.name,
         namespace=state.spec.namespace,
-        phase=state.phase,
+        phase=shown_phase(state),
         reason=state.reason,
         message=state.message,
         created_at=state.created_at,
@@ -147,6 +171,6 @@ def _status(state: JobState, node: Node) -> str:
             return "ContainerCreating"
         case NodeStatus.PENDING if node.held_until is not None:
             return "CrashLoopBackOff"
-    if node.leaving and state.phase is not Phase.SUCCEEDED:
+    if node.leaving and state.phase is not core.Phase.SUCCEEDED:
         return "Terminating"
     return str(node.status)
