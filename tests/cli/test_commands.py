@@ -109,7 +109,8 @@ def test_describe_tells_everything_in_sections(steady):
 def test_logs_of_a_job_name_the_pod_and_logs_of_a_pod_do_not(steady):
     lines = steady.out("logs", "torch-mnist", "--tail", "2").splitlines()
     assert sorted(lines) == [f"[torch-mnist-edljob-worker-{n}] line {i}" for n in (0, 1) for i in (2, 3)]
-    assert steady.out("logs", "torch-mnist-edljob-worker-1") == "line 1\nline 2\nline 3\n"
+    for words in (["torch-mnist-edljob-worker-1"], ["torch-mnist", "worker-1"]):
+        assert steady.out("logs", *words) == "line 1\nline 2\nline 3\n"
     assert steady.out("logs", "torch-mnist-edljob-worker-1", "--tail", "0") == ""
     data = steady.json("logs", "torch-mnist-edljob-worker-1", "--tail", "1")
     assert data == {"pod": "torch-mnist-edljob-worker-1", "line": "line 3"}
@@ -135,7 +136,7 @@ def test_an_unknown_job_is_named_with_the_nearest_known_one(steady):
 
 
 def test_bad_usage_costs_one_sentence_and_exit_code_2(steady):
-    assert "known are jobs, nodes and events" in steady.refused("get", "bananas", code=2)
+    assert "known are jobs, nodes, events and plans" in steady.refused("get", "bananas", code=2)
     for words in (["get"], ["scale", "torch-mnist"], ["logs", "torch-mnist", "--tail", "x"]):
         first, second = steady.run(*words, code=2).stderr.splitlines()
         assert first.startswith(f"resile {words[0]}: ")

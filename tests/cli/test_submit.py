@@ -93,7 +93,7 @@ def test_every_mistake_of_a_manifest_is_told(bench):
     for field in ("metadata.name", "spec.replicaSpecs.worker.replicas", "spec.replicaSpecs.worker.colour"):
         assert any(f": {field}: " in line for line in sentences), field
     assert "cannot read nothing.yaml: No such file" in bench.refused("submit", "--local", "nothing.yaml", code=2)
-    assert "comes with the operator" in bench.refused("submit", bench.manifest("true"), code=2)
+    assert "no cluster is configured" in bench.refused("submit", bench.manifest("true"))
     assert not (bench.state / "jobs").exists()
 
 

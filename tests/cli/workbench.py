@@ -54,7 +54,12 @@ class Workbench:
         self.place = place
         self.state = place / "state"
         self._started: list[subprocess.Popen[str]] = []
-        self.environment = {**os.environ, "RESILE_STATE_DIR": str(self.state), "COLUMNS": "120"}
+        self.environment = {
+            **os.environ,
+            "RESILE_STATE_DIR": str(self.state),
+            "COLUMNS": "120",
+            "KUBECONFIG": str(place / "no-kubeconfig"),  # whatever cluster is near is not asked
+        }
 
     def run(self, *words: str, code: int | None = 0, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """Run a command; its exit code must be `code` (None: any), and it never ends with a traceback."""

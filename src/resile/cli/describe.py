@@ -14,7 +14,8 @@ from resile.cli.attach import clock, outage_table
 from resile.cli.jobs import find
 from resile.cli.logs import Log
 from resile.cli.look import Look
-from resile.cli.options import namespace_option, output_option, print_json
+from resile.cli.options import output_option, print_json
+from resile.cli.place import Place, place_options
 from resile.cli.tables import age, table, took
 from resile.core import endings
 from resile.core.state import JobState
@@ -38,11 +39,20 @@ class Failure(msgspec.Struct):
 
 @click.command()
 @click.argument("job")
-@namespace_option
+@place_options
 @output_option("table", "json")
-def describe(job: str, namespace: str | None, output: str) -> None:
-    """Tell everything about JOB: phase, progress, nodes, rounds, interruptions, last failure, last events."""
-    with Look(find(job, namespace)) as look:
+def describe(job: str, place: Place, output: str) -> None:
+    """Tell everything about JOB: phase, progress, nodes, rounds, interruptions, last failure, last events.
+
+    A JOB of this machine comes before one of the cluster; --local and --cluster choose. Of a cluster's job the
+    conditions and the places of its pods are told, too, and its Events, which a cluster keeps for an hour.
+    """
+    if not place.here(job):
+        from resile.cli.cluster.describe import describe_there
+
+        describe_there(place, job, output)
+        return
+    with Look(find(job, place.namespace)) as look:
         view = look.status()
         story = look.events()
         lives = look.master_lives
@@ -59,11 +69,11 @@ def describe(job: str, namespace: str | None, output: str) -> None:
         return
     sections = [
         _facts(view, state, str(look.directory.path)),
-        _section("Nodes", table(rows.NODE_WIDE_HEADER, [rows.node_row(n, wide=True) for n in [master, *view.nodes]])),
-        _section("Rounds", _rounds(story)),
-        _section("Interruptions", outage_table(view) if view.outages else ""),
+        section("Nodes", table(rows.NODE_WIDE_HEADER, [rows.node_row(n, wide=True) for n in [master, *view.nodes]])),
+        section("Rounds", _rounds(story)),
+        section("Interruptions", outage_table(view) if view.outages else ""),
         _last_failure(first, look, view),
-        _section("Events", _events(story[-LAST_EVENTS:], state)),
+        section("Events", _events(story[-LAST_EVENTS:], state)),
     ]
     click.echo("\n".join(sections))
 
@@ -88,35 +98,43 @@ def failed_node_text(look: Look, job: JobView) -> str:
 
 def _last_failure(first: Failure | None, look: Look, job: JobView) -> str:
     if first is not None:
-        return _section(f"Last failure (first of round {first.round})", failure_text(first))
-    return _section("Last failure", failed_node_text(look, job) if job.phase == "Failed" else "")
+        return section(f"Last failure (first of round {first.round})", failure_text(first))
+    return section("Last failure", failed_node_text(look, job) if job.phase == "Failed" else "")
 
 
-def _facts(job: JobView, state: JobState, directory: str) -> str:
+def facts(job: JobView, more: dict[str, str]) -> str:
+    """What is known of a job wherever it runs, and `more`, as names with values."""
     speed, goodput = rows.speeds(job)
     life = (job.ended_at or job.at) - (job.started_at or job.created_at)
-    facts = {
+    whole = {
         "Name": job.name,
         "Namespace": job.namespace,
         "Phase": job.phase,
         "Reason": job.reason or rows.NONE,
         "Message": job.message or rows.NONE,
         "Age": age(time.time() - job.created_at),
-        "Ran for": took(life),
-        "Strategy": state.spec.strategy.value,
-        "Replicas": ", ".join(f"{role}={number}" for role, number in state.targets.items()) or rows.NONE,
+        "Ran for": took(life) if job.started_at else "not at all yet",
         "Round": f"{job.round} with {rows.count(job.members, 'node')}" if job.round else "none runs",
-        "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
         "Progress": f"{rows.steps(job)} steps" if job.step >= 0 else "no step yet",
         "Speed": speed,
         "Goodput": goodput,
+        **more,
+    }
+    width = max(map(len, whole)) + 3
+    return "\n".join(f"{name + ':':<{width}}{value}" for name, value in whole.items())
+
+
+def _facts(job: JobView, state: JobState, directory: str) -> str:
+    more = {
+        "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
+        "Strategy": state.spec.strategy.value,
+        "Replicas": ", ".join(f"{role}={number}" for role, number in state.targets.items()) or rows.NONE,
         "Recovery budget": f"{state.spec.timeouts.recovery_budget:g} s",
         "Directory": directory,
     }
     for dataset in job.datasets:
-        facts[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
-    width = max(map(len, facts)) + 3
-    return "\n".join(f"{name + ':':<{width}}{value}" for name, value in facts.items())
+        more[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
+    return facts(job, more)
 
 
 def _rounds(story: Sequence[Told]) -> str:
@@ -135,7 +153,8 @@ def _events(story: Sequence[Told], state: JobState) -> str:
     return table(rows.EVENT_HEADER, [rows.event_row(told, state.spec) for told in story]) if story else ""
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """A part of the description; `<none>` where there is nothing to say."""
     if not body:
         return f"{title}:  {rows.NONE}"
     return f"{title}:\n" + "\n".join(f"  {line}" for line in body.splitlines())

@@ -1,4 +1,8 @@
-"""`resile get`: jobs, nodes and events in kubectl's layout, from the master or, when it is away, from the journal."""
+"""`resile get`: jobs, nodes, events and plans in kubectl's layout.
+
+Jobs of this machine are read from their master or, when it is away, from the journal; those of a cluster from the API
+server.
+"""
 
 from __future__ import annotations
 
@@ -8,91 +12,85 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import click
-import msgspec
 
 from resile.cli import rows
 from resile.cli.errors import FAILED, CommandError, NotUsableError
 from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find
+from resile.cli.listing import FORMATS, Entry, Listing, kind_of
 from resile.cli.look import Look
-from resile.cli.options import namespace_option, output_option, print_json
-from resile.cli.tables import line, table, widths
+from resile.cli.options import output_option
+from resile.cli.place import Place, configured, place_options
 
-KINDS = {
-    "jobs": ("jobs", "job", "elasticjobs", "elasticjob", "ej"),
-    "nodes": ("nodes", "node", "pods", "pod", "po"),
-    "events": ("events", "event", "ev"),
-}
 WATCH_SECONDS = 0.25
 """Between two looks of `-w`."""
-AGE_COLUMN = {"jobs": rows.JOB_HEADER.index("AGE"), "nodes": rows.NODE_HEADER.index("AGE"), "events": 0}
-
-
-class Entry(msgspec.Struct):
-    """One row, and the same as data."""
-
-    namespace: str
-    row: list[str]
-    data: object
-    key: str
 
 
 @click.command()
 @click.argument("kind")
 @click.argument("name", required=False)
-@namespace_option
+@place_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="jobs of every namespace")
-@output_option("table", "wide", "json")
+@output_option(*FORMATS)
 @click.option("-w", "--watch", is_flag=True, help="go on and print what changes, until the jobs are over")
-@click.option("--deleted", is_flag=True, help="list nodes that were deleted, too")
+@click.option("--deleted", is_flag=True, help="list nodes that were deleted, too (on this machine)")
 def get(
-    kind: str, name: str | None, namespace: str | None, all_namespaces: bool, output: str, watch: bool, deleted: bool
+    kind: str, name: str | None, place: Place, all_namespaces: bool, output: str, watch: bool, deleted: bool
 ) -> None:
-    """List jobs, or the nodes or events of a job (KIND: jobs, nodes, events).
+    """List jobs, or the nodes, events or scale plans of a job (KIND: jobs, nodes, events, plans).
 
-    NAME is a job's. Without it, everything in the namespace is listed.
-    """
-    asked, kind = kind, next((known for known, words in KINDS.items() if kind in words), "")
-    if not kind:
-        raise NotUsableError(f"there is no kind {asked!r}; known are jobs, nodes and events")
-    jobs = [find(name, namespace)] if name else all_jobs(None if all_namespaces else namespace or DEFAULT_NAMESPACE)
-    if not jobs and output != "json":
-        click.echo(_nothing(None if all_namespaces else namespace or DEFAULT_NAMESPACE), err=True)
+    NAME is a job's. Without it, everything in the namespace is listed: of this machine if it has jobs there, else of
+    the cluster that KUBECONFIG names; --local and --cluster choose. In a name's place, too, a job of this machine comes
+    before one of the cluster.
+
+    \b
+    resile get jobs -A                 every job
+    resile get nodes torch-mnist -w    the pods of one, and whatever happens to them
+    resile get events torch-mnist      its story
+    resile get jobs -o json            as data, for programs
+    """  # noqa: D301
+    listing = Listing(kind_of(kind), output, spaces=all_namespaces)
+    if not place.here(name or "", everywhere=all_namespaces):
+        from resile.cli.cluster.get import get_there
+
+        get_there(place, listing, name, everywhere=all_namespaces, watch=watch)
         return
+    if listing.kind == "plans":
+        raise NotUsableError("scale plans are kept on a cluster only; `resile get events JOB` tells of changes here")
+    _get_here(place, listing, name, everywhere=all_namespaces, watch=watch, deleted=deleted)
+
+
+def _get_here(
+    place: Place, listing: Listing, name: str | None, *, everywhere: bool, watch: bool, deleted: bool
+) -> None:
+    space = None if everywhere else place.namespace or DEFAULT_NAMESPACE
+    jobs = [find(name, place.namespace)] if name else all_jobs(space)
+    if not jobs and listing.for_people:
+        click.echo(_nothing(space), err=True)
+        return
+    if not name and not place.local and listing.for_people and configured():
+        click.echo("(on this machine; --cluster lists those of the cluster)", err=True)
     with ExitStack() as stack:
-        looks = [stack.enter_context(Look(job)) for job in jobs]
-        listing = Listing(kind, looks, wide=output == "wide", spaces=all_namespaces, deleted=deleted)
-        entries = listing.entries()
-        if output == "json":
-            data = [entry.data for entry in entries]
-            print_json(data[0] if name and kind == "jobs" and data else data)
-        else:
-            listing.print(entries)
-        if watch:
-            _watch(listing, entries, as_json=output == "json")
-    if listing.failed:
+        looking = Looking(listing, [stack.enter_context(Look(job)) for job in jobs], deleted=deleted)
+        listing.show(looking.entries(), one=bool(name) and listing.kind == "jobs")
+        while watch and not looking.over:
+            time.sleep(WATCH_SECONDS)
+            listing.show_changed(looking.entries())
+    if looking.failed:
         sys.exit(FAILED)
 
 
-class Listing:
-    """Makes the rows of one kind for some jobs, again and again."""
+class Looking:
+    """Makes the rows of one kind for some jobs of this machine, again and again."""
 
-    def __init__(self, kind: str, looks: Sequence[Look], *, wide: bool, spaces: bool, deleted: bool) -> None:
-        self.kind = kind
+    def __init__(self, listing: Listing, looks: Sequence[Look], *, deleted: bool) -> None:
         self.failed = False
+        self._kind = listing.kind
+        self._wide = listing.wide
         self._looks = looks
-        self._wide = wide
-        self._spaces = spaces
         self._deleted = deleted
         self._told: dict[LocalJob, int] = {}
         self._masters: dict[LocalJob, int] = {}
         self._over: dict[LocalJob, bool] = {}
-        headers = {
-            "jobs": rows.JOB_WIDE_HEADER if wide else rows.JOB_HEADER,
-            "nodes": rows.NODE_WIDE_HEADER if wide else rows.NODE_HEADER,
-            "events": rows.EVENT_HEADER,
-        }
-        self.header = [*(["NAMESPACE"] if spaces else []), *headers[kind]]
-        self.columns: list[int] = []
 
     @property
     def over(self) -> bool:
@@ -112,62 +110,34 @@ class Listing:
                 click.echo(f"resile: {look.job}: {error.format_message()}", err=True)
         return found
 
-    def print(self, entries: list[Entry]) -> None:
-        """The table, or kubectl's words where there is nothing."""
-        shown = [self.cells(entry) for entry in entries]
-        self.columns = widths([self.header, *shown])
-        click.echo(table(self.header, shown))
-
-    def print_more(self, entries: list[Entry]) -> None:
-        """More rows of the same table."""
-        for entry in entries:
-            click.echo(line(self.cells(entry), self.columns))
-
-    def cells(self, entry: Entry) -> list[str]:
-        """A row with its namespace, where that is asked for."""
-        return [entry.namespace, *entry.row] if self._spaces else entry.row
-
     def _of(self, look: Look) -> list[Entry]:
         space = look.job.namespace
         job = look.status()  # before the story, so that the last line of one that is over is not missed
         self._over[look.job] = job.ended_at is not None
-        if self.kind == "jobs":
-            return [Entry(space, rows.job_row(job, self._wide), job, str(look.job))]
+        if self._kind == "jobs":
+            return [Entry(space, rows.job_row(job, self._wide), job, str(look.job), f"elasticjob/{job.name}")]
         story = look.events(self._told.get(look.job, 0))
         if story:
             self._told[look.job] = story[-1].number
-        if self.kind == "events":
+        if self._kind == "events":
             spec = look.directory.spec()
             return [
-                Entry(space, rows.event_row(told, spec), rows.event_data(told, spec), f"{look.job}#{told.number}")
+                Entry(
+                    space,
+                    rows.event_row(told, spec),
+                    rows.event_data(told, spec),
+                    f"{look.job}#{told.number}",
+                    f"event/{look.job.name}.{told.number}",
+                )
                 for told in story
             ]
         self._masters[look.job] = self._masters.get(look.job, 0) + rows.restarts_of_master(story)
         master = rows.master_node(job, look.master_lives, self._masters[look.job])
         nodes = [node for node in job.nodes if self._deleted or node.status != rows.DELETED]
         return [
-            Entry(space, rows.node_row(node, self._wide), node, f"{look.job}/{node.name}")
+            Entry(space, rows.node_row(node, self._wide), node, f"{look.job}/{node.name}", f"pod/{node.name}")
             for node in sorted([master, *nodes], key=lambda node: node.name)
         ]
-
-
-def _watch(listing: Listing, before: list[Entry], *, as_json: bool) -> None:
-    """Print rows that change, until every job is over; an age alone is no change."""
-    age_at = AGE_COLUMN[listing.kind]
-
-    def rest(entry: Entry) -> list[str]:
-        return [cell for at, cell in enumerate(entry.row) if at != age_at]
-
-    known = {entry.key: rest(entry) for entry in before}
-    while not listing.over:
-        time.sleep(WATCH_SECONDS)
-        fresh = [entry for entry in listing.entries() if known.get(entry.key) != rest(entry)]
-        known.update({entry.key: rest(entry) for entry in fresh})
-        if as_json:
-            for entry in fresh:
-                click.echo(msgspec.json.encode(entry.data))
-        else:
-            listing.print_more(fresh)
 
 
 def _nothing(namespace: str | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -102,15 +103,21 @@ def is_master(pod: str) -> bool:
     return pod.endswith(f"-{MASTER_ROLE}")
 
 
+def meant(name: str, known: Sequence[str]) -> str:
+    """What somebody who wrote a name that does not exist may have meant; empty if there are none."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known are {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else ""
+
+
 def _unknown(name: str, namespace: str | None, jobs: list[LocalJob]) -> CommandError:
     where = f" in namespace {namespace}" if namespace else ""
     near = difflib.get_close_matches(name, [job.name for job in jobs], n=1, cutoff=0.5)
-    if near:
-        hint = f"did you mean {near[0]}?"
-    elif jobs:
-        hint = f"known are {', '.join(map(str, jobs[:8]))}{', …' if len(jobs) > 8 else ''}"
-    else:
-        hint = "there are no jobs; start one with `resile submit --local job.yaml`"
+    hint = (
+        meant(name, near or list(map(str, jobs)))
+        or "there are no jobs; start one with `resile submit --local job.yaml`"
+    )
     return CommandError(f"there is no job {name!r}{where}; {hint}")
 
 

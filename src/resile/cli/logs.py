@@ -13,9 +13,10 @@ import msgspec
 
 from resile.api.names import master_name
 from resile.cli.errors import CommandError
-from resile.cli.jobs import LocalJob, find_pod, is_master
+from resile.cli.jobs import LocalJob, find_pod, is_master, pod_name
 from resile.cli.look import Look
-from resile.cli.options import namespace_option, output_option
+from resile.cli.options import output_option
+from resile.cli.place import Place, place_options
 from resile.platform.local import files
 
 POLL_SECONDS = 0.15
@@ -26,17 +27,31 @@ CHUNK = 1 << 20
 
 @click.command()
 @click.argument("name", metavar="JOB|POD")
-@namespace_option
+@click.argument("node", required=False)
+@place_options
 @click.option("-f", "--follow", is_flag=True, help="go on until the job (or the pod) has ended")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="begin with the last N lines of each log")
 @click.option("--master", is_flag=True, help="the master's log instead of the nodes'")
 @output_option("text", "json")
-def logs(name: str, namespace: str | None, follow: bool, tail: int | None, master: bool, output: str) -> None:
-    """Print the log of a pod, or the logs of all nodes of a job.
+def logs(name: str, node: str | None, place: Place, follow: bool, tail: int | None, master: bool, output: str) -> None:
+    """Print the log of a pod, or of a NODE of a job such as worker-1, or the logs of all nodes of a job.
 
-    With several nodes each line begins with its pod's name. With `-o json` each line is an object of its own.
-    """
-    job, pod = find_pod(name, namespace)
+    With several nodes each line begins with its pod's name. With `-o json` each line is an object of its own. On a
+    cluster the logs of finished pods stay until the job is deleted; those of deleted pods are gone.
+
+    \b
+    resile logs torch-mnist -f                          all nodes, those that come later, too
+    resile logs torch-mnist worker-1 --tail 20          one of them
+    resile logs torch-mnist --master                    why the job did what it did
+    """  # noqa: D301
+    if node:
+        name = pod_name(name, node) or node
+    if not place.here(name):
+        from resile.cli.cluster.logs import logs_there
+
+        logs_there(place, name, follow=follow, tail=tail, master=master, as_json=output == "json")
+        return
+    job, pod = find_pod(name, place.namespace)
     if master:
         pod = master_name(job.name)
     reader = Logs(job, pod, tail, as_json=output == "json")

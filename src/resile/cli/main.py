@@ -15,7 +15,7 @@ from resile import __version__
 COMMANDS: dict[str, str] = {
     "run": "run a training script on this machine, alone or together with others",
     "submit": "run an ElasticJob manifest, here (--local) or on a cluster",
-    "get": "list jobs, nodes or events, as kubectl does",
+    "get": "list jobs, nodes, events or scale plans, as kubectl does",
     "describe": "tell everything about a job",
     "logs": "print what nodes wrote, or follow it",
     "scale": "change how many nodes a running job has",

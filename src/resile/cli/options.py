@@ -17,9 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def namespace_option(command: F) -> F:
     """`-n NAMESPACE`."""
-    return click.option(
-        "-n", "--namespace", metavar="NAMESPACE", callback=_namespace, help="where the job is (default: default)"
-    )(command)
+    words = "where the job is (default: default, or that of the kubeconfig's context)"
+    return click.option("-n", "--namespace", metavar="NAMESPACE", callback=_namespace, help=words)(command)
 
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:

@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 import msgspec
 
+from resile.api.documents import load_documents
 from resile.api.elasticjob import ElasticJob
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec, Strategy
@@ -28,7 +30,8 @@ from resile.cli.describe import failed_node_text, failure_text, first_failure
 from resile.cli.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
 from resile.cli.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.cli.look import Look
-from resile.cli.options import namespace_option, output_option, print_json
+from resile.cli.options import output_option, print_json
+from resile.cli.place import Place, place_options
 from resile.cli.supervision import end_by_force, end_nodes, served, start_master
 from resile.master.view import JobView
 from resile.wire.directory import DirectoryError
@@ -39,16 +42,14 @@ ENDING_SECONDS = 10.0
 
 @click.command()
 @click.argument("manifest", metavar="FILE")
-@click.option("--local", is_flag=True, help="run the job's nodes as processes on this machine")
-@namespace_option
+@place_options
 @click.option("--detach", is_flag=True, help="return as soon as the job runs, and leave it running")
 @click.option("--enforce-memory", is_flag=True, help="hold every node to its memory limit (needs a memory cgroup)")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="serve Prometheus metrics here")
 @output_option("table", "json")
 def submit(
     manifest: str,
-    local: bool,
-    namespace: str | None,
+    place: Place,
     detach: bool,
     enforce_memory: bool,
     metrics_port: int | None,
@@ -56,16 +57,30 @@ def submit(
 ) -> None:
     """Run the ElasticJob in FILE (- reads standard input), or apply its ScalePlan to a running job.
 
-    Stays with the job until it is over: exit code 0 if it succeeded, 1 if it failed. Ctrl-C stops the job: exit code
-    130. SIGTERM or SIGHUP (a closed terminal) end this command alone, with 128 and the signal's number, and the job
-    goes on; `resile delete JOB` ends it.
-    """
-    resources = read_manifest_file(manifest)
-    if not local:
-        raise NotUsableError("submitting to a cluster comes with the operator in a later version; use --local")
+    With --local its nodes are processes on this machine. Without it the manifest is applied to the cluster that
+    KUBECONFIG (or --kubeconfig, --context) names: a job that runs there already is changed by it.
+
+    Stays with the job until it is over: exit code 0 if it succeeded, 1 if it failed. Ctrl-C stops a job of this
+    machine and leaves one of a cluster running: exit code 130. SIGTERM or SIGHUP (a closed terminal) end this command
+    alone, with 128 and the signal's number, and the job goes on; `resile delete JOB` ends it.
+
+    \b
+    resile submit --local job.yaml            here, with a live view
+    resile submit -n dlrover job.yaml         on the cluster, followed to its end
+    resile submit -n dlrover --detach job.yaml    only apply it
+    """  # noqa: D301
+    documents = read_manifest_file(manifest)
+    resources = [resource for _, resource in documents]
     jobs = [resource for resource in resources if isinstance(resource, ElasticJob)]
     if len(jobs) > 1 and not detach:
         raise NotUsableError(f"{manifest} holds {len(jobs)} jobs: only one can be followed, so add --detach")
+    if not place.local:
+        if enforce_memory or metrics_port:
+            raise NotUsableError("--enforce-memory and --metrics-port are for this machine; add --local")
+        from resile.cli.cluster.submit import submit_there
+
+        sys.exit(submit_there(place, documents, detach=detach, output=output))
+    namespace = place.namespace
     options = ["--enforce-memory"] if enforce_memory else []
     options += ["--metrics-port", str(metrics_port)] if metrics_port else []
     started: list[LocalJob] = []
@@ -80,8 +95,8 @@ def submit(
         sys.exit(follow(started[0], quiet=output == "json"))
 
 
-def read_manifest_file(path: str) -> list[Resource]:
-    """Everything in a manifest file.
+def read_manifest_file(path: str) -> list[tuple[dict[str, Any], Resource]]:
+    """Everything in a manifest file: each document as it is written, and what it means.
 
     Raises:
         CommandError: it cannot be read, or is wrong; one sentence per mistake.
@@ -91,9 +106,10 @@ def read_manifest_file(path: str) -> list[Resource]:
     except OSError as error:
         raise NotUsableError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
     try:
-        return load_manifests(text)
+        resources = load_manifests(text)
     except BadManifest as bad:
         raise NotUsableError("\n".join(f"{path}: {mistake}" for mistake in bad.mistakes)) from bad
+    return list(zip(load_documents(text), resources, strict=True))
 
 
 def start_job(spec: JobSpec, options: list[str]) -> LocalJob:

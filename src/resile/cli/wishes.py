@@ -1,4 +1,7 @@
-"""What people want of a running job: another size, a pause, an end. Each wish is answered by the job's master."""
+"""What people want of a running job: another size, a pause, an end.
+
+Each wish for a job of this machine is answered by the job's master; `resile.cli.cluster.wishes` has the cluster's part.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import Any
 import click
 
 from resile.api.ids import Seconds
-from resile.api.job import MAX_REPLICAS
+from resile.api.job import MAX_REPLICAS, WORKER
 from resile.cli.attach import FAREWELL_SECONDS
 from resile.cli.client import Client, MasterAway, wait_until
 from resile.cli.errors import CommandError, NotUsableError
 from resile.cli.jobs import LocalJob, find
 from resile.cli.look import Look
-from resile.cli.options import namespace_option, output_option, tell
+from resile.cli.options import output_option, tell
+from resile.cli.place import Place, place_options
 from resile.cli.supervision import end_by_force, restart_master, served
 from resile.core.state import Phase
 from resile.platform.local import files
@@ -28,20 +32,28 @@ DEFAULT_GRACE = Seconds(30.0)
 
 @click.command()
 @click.argument("job")
-@click.argument("sizes", nargs=-1, required=True, metavar="ROLE=N...")
-@namespace_option
+@click.argument("sizes", nargs=-1, required=True, metavar="N|ROLE=N...")
+@place_options
 @output_option("table", "json")
-def scale(job: str, sizes: tuple[str, ...], namespace: str | None, output: str) -> None:
-    """Change how many nodes JOB has, as in `resile scale demo worker=3`."""
+def scale(job: str, sizes: tuple[str, ...], place: Place, output: str) -> None:
+    """Change how many nodes JOB has, as in `resile scale demo worker=3`; a number alone is one of workers.
+
+    On a cluster this is what `kubectl scale elasticjob/JOB --replicas=N` does.
+    """
     wanted: dict[str, int] = {}
     for size in sizes:
-        role, _, number = size.partition("=")
+        role, _, number = (size if "=" in size or not size.isdigit() else f"{WORKER}={size}").partition("=")
         if not role or not number.isascii() or not number.isdigit():
             raise NotUsableError(f"{size!r} is not ROLE=NUMBER, as in worker=3")
         if len(number.lstrip("0")) > len(str(MAX_REPLICAS)) or int(number) > MAX_REPLICAS:
             raise NotUsableError(f"{size!r} is too many: a role has at most {MAX_REPLICAS} nodes")
         wanted[role] = int(number)
-    found = find(job, namespace)
+    if not place.here(job):
+        from resile.cli.cluster.wishes import scale_there
+
+        scale_there(place, job, wanted, output)
+        return
+    found = find(job, place.namespace)
     for role, replicas in wanted.items():
         _wish(found, "scale", {"role": role, "replicas": replicas})
     words = " ".join(f"{role}={replicas}" for role, replicas in wanted.items())
@@ -50,11 +62,14 @@ def scale(job: str, sizes: tuple[str, ...], namespace: str | None, output: str) 
 
 @click.command()
 @click.argument("job")
-@namespace_option
+@place_options
 @output_option("table", "json")
-def suspend(job: str, namespace: str | None, output: str) -> None:
+def suspend(job: str, place: Place, output: str) -> None:
     """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
-    found = find(job, namespace)
+    if not place.here(job):
+        _suspend_there(place, job, output, on_hold=True)
+        return
+    found = find(job, place.namespace)
     before = _phase(found)
     _wish(found, "suspend", {"on": True})
     how = "is suspended already" if before == SUSPENDED else "suspended"
@@ -63,11 +78,17 @@ def suspend(job: str, namespace: str | None, output: str) -> None:
 
 @click.command()
 @click.argument("job")
-@namespace_option
+@place_options
 @output_option("table", "json")
-def resume(job: str, namespace: str | None, output: str) -> None:
-    """Take the nodes of a suspended JOB back; a JOB that lost its master (a restart of the machine) gets one again."""
-    found = find(job, namespace)
+def resume(job: str, place: Place, output: str) -> None:
+    """Take the nodes of a suspended JOB back.
+
+    A JOB of this machine that lost its master (a restart of the machine) gets one again.
+    """
+    if not place.here(job):
+        _suspend_there(place, job, output, on_hold=False)
+        return
+    found = find(job, place.namespace)
     interrupted = _interrupted(found)
     if interrupted:
         restart_master(found.directory)
@@ -80,14 +101,33 @@ def resume(job: str, namespace: str | None, output: str) -> None:
 
 @click.command()
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
-@namespace_option
-@click.option("--keep", is_flag=True, help="keep the logs")
+@place_options
+@click.option("--keep", is_flag=True, help="keep the logs (on this machine)")
 @click.option("--now", is_flag=True, help="kill everything at once instead of asking")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="return when it is gone (on a cluster)")
 @output_option("table", "json")
-def delete(jobs: tuple[str, ...], namespace: str | None, keep: bool, now: bool, output: str) -> None:
-    """End every JOB and remove it from this machine, its logs included."""
-    for found in [find(job, namespace) for job in dict.fromkeys(jobs)]:  # all names are good before the first one goes
-        _delete(found, keep=keep, now=now, output=output)
+def delete(jobs: tuple[str, ...], place: Place, keep: bool, now: bool, wait: bool, output: str) -> None:
+    """End every JOB and remove it, its logs included.
+
+    Jobs of this machine are removed from it, all others from the cluster, with everything that belongs to them.
+    """
+    here = [job for job in dict.fromkeys(jobs) if place.here(job)]
+    there = [job for job in dict.fromkeys(jobs) if job not in here]
+    if there and keep:
+        raise NotUsableError(f"--keep is for jobs of this machine; {there[0]} is none, and nothing was deleted")
+    found = [find(job, place.namespace) for job in here]  # all names are good before the first one goes
+    if there:
+        from resile.cli.cluster.wishes import delete_there
+
+        delete_there(place, there, output, now=now, wait=wait)
+    for job in found:
+        _delete(job, keep=keep, now=now, output=output)
+
+
+def _suspend_there(place: Place, job: str, output: str, *, on_hold: bool) -> None:
+    from resile.cli.cluster.wishes import suspend_there
+
+    suspend_there(place, job, output, on_hold=on_hold)
 
 
 def _delete(found: LocalJob, *, keep: bool, now: bool, output: str) -> None:

@@ -33,7 +33,7 @@ Selector = dict[str, Any]
 
 def _kind(group: str, version: str, kind: str, plural: str) -> Kind:
     """A kind of object as plain data; lightkube's own registry of kinds is for its typed models."""
-    verbs = ["delete", "get", "list", "patch", "post", "put", "watch"]
+    verbs = ["delete", "get", "global_list", "global_watch", "list", "patch", "post", "put", "watch"]
     what = ResourceDef(group, version, kind)
     status = ApiInfo(resource=what, parent=what, plural=plural, verbs=["get", "patch", "put"], action="status")
     own = {
