@@ -101,8 +101,8 @@ class Job:
         number_of_round = self.state.last_round if round_ is None else Round(round_)
         return self.does(ev.WorkerFailed(node=key(number), round=number_of_round, failure=why or failure()))
 
-    def seen(self, number: int, status: NodeStatus, end: NodeEnd | None = None, role: str = WORKER):
-        return self.does(ev.NodeSeen(node=key(number, role), status=status, end=end or NodeEnd()))
+    def seen(self, number: int, status: NodeStatus, end: NodeEnd | None = None, role: str = WORKER, host: str = ""):
+        return self.does(ev.NodeSeen(node=key(number, role), status=status, end=end or NodeEnd(), host=host))
 
     def steps(self, step: int, number: int = 0, total: int = 0) -> list[de.AnyDecision]:
         return self.does(ev.Stepped(node=key(number), round=self.state.last_round, step=step, total=total))

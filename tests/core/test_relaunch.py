@@ -7,8 +7,18 @@ from resile.api.job import Resources, RoleSpec
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
-from resile.core.relaunch import PREEMPTION_BUDGET, Cause, GiveUp, Relaunch, Spent, cause_of, decide
-from tests.core.given import failure, joins_again, managed, place_of, running
+from resile.core.relaunch import (
+    MOST_SUSPECTS,
+    PREEMPTION_BUDGET,
+    SUSPECT_SECONDS,
+    Cause,
+    GiveUp,
+    Relaunch,
+    Spent,
+    cause_of,
+    decide,
+)
+from tests.core.given import Job, failure, joins_again, key, managed, place_of, running
 
 CRASH = NodeEnd(exit_code=1)
 PREEMPTED = NodeEnd(reason="Preempted")
@@ -214,3 +224,61 @@ def test_a_program_that_is_not_there_is_not_tried_again():
     job.seen(0, NodeStatus.FAILED, NodeEnd(exit_code=127, reason="StartError", message="no such program"))
     (finish,) = job.said(de.Finish)
     assert finish.message == "worker-0 failed (StartError): no such program; it is not replaced: it cannot be started"
+
+
+def avoided(job: Job) -> list[tuple[str, ...]]:
+    return [d.avoid for d in job.said(de.LaunchNode)]
+
+
+def on_machines(nodes: int) -> Job:
+    """A job in its first round, each node on a machine of its own."""
+    job = running(nodes)
+    for number in range(nodes):
+        job.seen(number, NodeStatus.RUNNING, host=f"m{number}")
+    return job
+
+
+def test_a_machine_that_fell_silent_gets_no_new_node_for_a_while():
+    job = on_machines(3)
+    job.does(ev.AgentSilent(node=key(1), seconds=2.0))
+    assert avoided(job) == [("m1",)]
+    job.seen(2, NodeStatus.DELETED)
+    assert avoided(job) == [("m1",)], "nor do the replacements of others go there"
+    assert job.replayed().state.suspects == job.state.suspects
+    job.now += SUSPECT_SECONDS
+    job.seen(0, NodeStatus.DELETED)
+    assert avoided(job) == [()]
+
+
+def test_a_machine_is_trusted_again_when_an_agent_speaks_from_it():
+    job = on_machines(2)
+    job.does(ev.AgentSilent(node=key(1), seconds=2.0))
+    job.seen(2, NodeStatus.STARTING, host="m1")
+    job.comes(2)
+    job.seen(0, NodeStatus.DELETED)
+    assert avoided(job) == [()]
+
+
+def test_a_machine_is_not_blamed_for_a_crash_a_preemption_or_a_closed_connection():
+    for end in (CRASH, PREEMPTED):
+        job = on_machines(2)
+        job.seen(1, NodeStatus.FAILED, end, host="m1")
+        assert avoided(job) == [()]
+    job = on_machines(2)
+    job.does(ev.AgentWent(node=key(1), session=2))
+    job.wait(job.timeouts.blink)
+    assert avoided(job) == [()]
+
+
+def test_a_machine_whose_hardware_failed_is_avoided():
+    job = on_machines(2)
+    job.seen(1, NodeStatus.FAILED, NodeEnd(exit_code=201))
+    assert avoided(job) == [("m1",)]
+
+
+def test_no_more_machines_are_avoided_than_fit_into_a_launch():
+    job = on_machines(MOST_SUSPECTS + 2)
+    for number in range(MOST_SUSPECTS + 1):
+        job.does(ev.AgentSilent(node=key(number), seconds=2.0))
+    assert len(avoided(job)[0]) == MOST_SUSPECTS
+    assert "m0" not in avoided(job)[0]

@@ -13,6 +13,7 @@ from resile.api.job import JobSpec
 from resile.api.manifest import read_manifest
 from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.api.translate import to_job_spec
+from resile.platform.kubernetes.placement import held_back, released
 from resile.platform.kubernetes.pods import master_address, owned, pod_manifest, service_manifest
 from resile.platform.kubernetes.sight import gone, observation
 from resile.platform.port import Launch
@@ -167,6 +168,42 @@ def test_the_places_of_a_parameter_server_job_have_names_that_stay() -> None:
     assert service["spec"]["ports"] == [{"port": 3333, "targetPort": 3333}]
     cluster = json.loads(env(pod_of(spec))["TF_CONFIG"])["cluster"]
     assert cluster["chief"] == ["j-edljob-chief-0.ns.svc:3333"]
+
+
+def required(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    nodes = pod["spec"]["affinity"]["nodeAffinity"]
+    return list(nodes["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"])
+
+
+def test_a_pod_keeps_off_the_machines_that_fell_silent() -> None:
+    pod = pod_of(job(), avoid=("n2", "n1"))
+    rules = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2")]
+    assert required(pod) == [{"matchFields": rules}]
+    assert held_back(pod)
+    assert not held_back({**pod, "spec": {**pod["spec"], "nodeName": "n3"}})
+    assert "affinity" not in pod_of(job())["spec"]
+    assert not held_back(pod_of(job()))
+
+
+def test_what_the_user_asks_of_machines_holds_beside_it() -> None:
+    picky = json.loads(json.dumps(TEMPLATE))
+    asked = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["a100"]}]}
+    affinity = {
+        "podAntiAffinity": {"kept": True},
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [asked, asked]}},
+    }
+    picky["spec"]["affinity"] = affinity
+    pod = pod_of(job(picky), avoid=("n1",))
+    rule = {"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}
+    assert required(pod) == [{**asked, "matchFields": [rule]}] * 2
+    assert released(pod)["spec"]["affinity"] == affinity
+    assert released(pod)["metadata"]["annotations"] == {"note": "kept"}
+
+
+def test_a_pod_that_was_let_go_is_what_it_would_have_been() -> None:
+    plain, freed = pod_of(job()), released(pod_of(job(), avoid=("n1", "n2")))
+    assert freed["spec"].pop("affinity") == {"nodeAffinity": {}}
+    assert freed == plain
 
 
 # what is read from pods ---------------------------------------------------------------------------------------------

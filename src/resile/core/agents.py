@@ -50,6 +50,7 @@ def came(turn: Turn, event: AgentCame) -> None:
     )
     node.host = event.host
     node.status = NodeStatus.RUNNING
+    state.suspects.pop(node.machine, None)
     if state.phase in (Phase.CREATED, Phase.PENDING):
         state.phase = Phase.RUNNING
     turn.deadlines.clear(Alarm.AWAY, node.key)

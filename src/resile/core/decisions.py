@@ -20,6 +20,8 @@ class LaunchNode(Decision, frozen=True, kw_only=True):
     replicas: int
     relaunch_count: int = 0
     resources: NodeResources = NodeResources()
+    avoid: tuple[str, ...] = ()
+    """Machines that fell silent a moment ago; not to be used as long as there is room on others."""
 
 
 class DeleteNode(Decision, frozen=True, kw_only=True):

@@ -161,6 +161,7 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             _want_shard(turn, event)
         case ev.AgentSilent():
             if node.connected:
+                membership.suspect(turn, node)
                 membership.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
             if node.agent is None:

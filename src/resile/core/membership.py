@@ -101,6 +101,7 @@ def _launch_again(turn: Turn, node: Node) -> None:
             replicas=turn.state.targets.get(node.key.role, 0),
             relaunch_count=node.relaunch_count,
             resources=node.resources,
+            avoid=tuple(sorted(name for name, until in turn.state.suspects.items() if until > turn.now)),
         )
     )
 
@@ -112,6 +113,7 @@ def seen(turn: Turn, event: NodeSeen) -> None:
         if not event.status.ended:  # nothing in the journal asked for it, so nothing here would ever end it
             turn.decide(DeleteNode(node=event.node, grace=turn.timeouts.regroup_grace, because="no job knows it"))
         return
+    node.machine = event.host or node.machine
     if node.status.ended:
         if event.status is NodeStatus.FAILED:
             _explain(turn, node, event.end)
@@ -240,6 +242,16 @@ def _dismiss_reserve(turn: Turn, node: Node) -> None:
         send_off(turn, turn.state.nodes[reserve], f"is not needed: {node.key} has finished")
 
 
+def suspect(turn: Turn, node: Node) -> None:
+    """A node's machine may be the one that fell silent: for a while nothing new is put there."""
+    suspects = turn.state.suspects
+    if node.machine:
+        suspects.pop(node.machine, None)
+        suspects[node.machine] = turn.now + relaunch.SUSPECT_SECONDS
+    while len(suspects) > relaunch.MOST_SUSPECTS:
+        del suspects[next(iter(suspects))]
+
+
 def lose(turn: Turn, node: Node, because: str) -> None:
     """A node is out of reach: it counts as failed, and what may be left of it is removed."""
     turn.decide(Drop(node=node.key))
@@ -331,6 +343,8 @@ def _replace(turn: Turn, node: Node) -> None:
         return
     cause = relaunch.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, turn.timeouts.forgive)
+    if node.end.exit_code in relaunch.HARDWARE_EXIT_CODES:
+        suspect(turn, node)
     match _verdict(turn, node, cause):
         case Relaunch(memory=more, delay=delay):
             _succeed(turn, node, more, delay)

@@ -41,6 +41,12 @@ PREEMPTION_BUDGET = 100
 """Per place and per `forgive` seconds of training. Neither is the script's fault, so both are generous; both are
 bounded, so a place that is lost again and again does not spin for ever."""
 
+SUSPECT_SECONDS = 120.0
+"""How long a machine that fell silent is avoided. A cluster needs about 40 s to see for itself that it is gone, and
+takes it out of use until it is back."""
+MOST_SUSPECTS = 50
+"""Machines that are avoided at a time: more than fail by themselves, few enough to be written into every launch."""
+
 QUICK_SECONDS = 10.0
 """A node that crashes sooner than this may only need the world to settle: after the first one the next is held back."""
 FIRST_DELAY = 1.0

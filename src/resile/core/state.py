@@ -84,6 +84,8 @@ class Node(msgspec.Struct, kw_only=True):
     resources: NodeResources = NodeResources()
     agent: Agent | None = None
     host: str = ""
+    machine: str = ""
+    """Where it was put, in the platform's own words; empty where it did not say."""
     held_until: float | None = None
     """It is not launched before this moment; None once it was."""
     leaving: str = ""
@@ -210,6 +212,8 @@ class JobState(msgspec.Struct, kw_only=True):
     given_up: set[tuple[str, Rank]] = set()
     """Places whose budget is spent."""
     spent: dict[tuple[str, Rank], Spent] = {}
+    suspects: dict[str, float] = {}
+    """Machines that fell silent, the newest last, with the moment until which they are avoided."""
     meeting: Meeting | None = None
     """The agents' rules of rendezvous; None before the first came."""
     last_round: Round = NO_ROUND

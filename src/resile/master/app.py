@@ -167,6 +167,7 @@ def _connect(platform: Platform, executor: Executor) -> None:
                 replicas=decision.replicas,
                 relaunch_count=decision.relaunch_count,
                 resources=decision.resources,
+                avoid=decision.avoid,
             )
         )
 

@@ -26,6 +26,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """How many nodes the role has now: `NODE_NUM` and `WORKER_NUM`."""
     relaunch_count: int = 0
     resources: NodeResources = NodeResources()
+    avoid: tuple[str, ...] = ()
+    """Machines, by the names that observations give them, not to be used as long as there is room on others."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     status: NodeStatus
     end: NodeEnd = NodeEnd()
     host: str = ""
+    """The machine it is on, by the platform's own name for it."""
     address: str = ""
 
 

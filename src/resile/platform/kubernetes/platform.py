@@ -21,6 +21,7 @@ from resile.api.labels import PREFIXED_JOB_NAME
 from resile.api.names import node_of_pod
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.platform.kubernetes import client as kube
+from resile.platform.kubernetes.placement import NO_ROOM, held_back, released
 from resile.platform.kubernetes.pods import (
     Manifest,
     master_address,
@@ -61,6 +62,10 @@ class KubernetesPlatform:
         self._told: dict[NodeKey, Observation] = {}
         self._ended: dict[NodeKey, asyncio.Event] = {}
         self._launching: dict[NodeKey, asyncio.Task[None]] = {}
+        self._held_back: dict[NodeKey, str] = {}
+        """The pods that avoid machines and have none yet, by uid."""
+        self._released: dict[NodeKey, str] = {}
+        """Pods, by uid, whose end is not that of their node."""
         self._services: set[tuple[str, Rank]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -127,7 +132,9 @@ class KubernetesPlatform:
             return
         if needs_services(self._spec):
             await self._ensure_service(node.role, launch.rank)
-        pod = pod_manifest(self._spec, launch, self._address, tls=self._tls)
+        await self._make(node, pod_manifest(self._spec, launch, self._address, tls=self._tls))
+
+    async def _make(self, node: NodeKey, pod: Manifest) -> None:
         attempt = 0
         while True:
             attempt += 1
@@ -150,13 +157,33 @@ class KubernetesPlatform:
                 return
             await asyncio.sleep(kube.pause(attempt))
 
+    async def _release(self, node: NodeKey, uid: str) -> None:
+        """Let a pod that finds no room elsewhere have the machines that it avoids: it is made again under its name."""
+        await asyncio.sleep(NO_ROOM)
+        pod = self._pods.get(node)
+        if pod is None or pod["metadata"]["uid"] != uid or not held_back(pod) or node in self._launching:
+            return
+        log.info("there is no room for %s elsewhere: it may go to any machine now", node)
+        task = asyncio.current_task()
+        assert task is not None
+        self._launching[node] = task
+        self._released[node] = uid
+        try:
+            await self._remove(node, 0)
+            await self._make(node, released(pod))
+        except asyncio.CancelledError:  # the node is to go, and what is seen of it is its end
+            self._released.pop(node, None)
+            raise
+        finally:
+            self._launching.pop(node, None)
+
     async def _exists(self, node: NodeKey) -> bool:
         """Whether the pod is there and this job's; one that an earlier job of this name left behind is on its way."""
         try:
             pod = await self._client.get(kube.PODS, node_name(self._spec, node.role, node.id))
         except kube.CannotReach:
             return False
-        if not owned(self._spec, pod):
+        if not owned(self._spec, pod) or self._released.get(node) == pod["metadata"]["uid"]:
             return False
         self._answered(node, pod)
         if node in self._pods:
@@ -184,18 +211,22 @@ class KubernetesPlatform:
     async def _delete(self, node: NodeKey, grace: Seconds) -> None:
         if grace <= self._spec.timeouts.regroup_grace and await self._last_words(node):
             return
+        if not await self._remove(node, math.ceil(grace)):
+            self._tell(gone(node, self._pods.pop(node, None)))
+
+    async def _remove(self, node: NodeKey, grace: int) -> bool:
+        """Delete a node's pod; False if there is none."""
         name = node_name(self._spec, node.role, node.id)
         attempt = 0
         while True:
             attempt += 1
             try:
                 async with self._turns:
-                    await self._client.delete(kube.PODS, name, grace_period=math.ceil(grace))
-                return
+                    await self._client.delete(kube.PODS, name, grace_period=grace)
+                return True
             except kube.CannotReach as error:
                 if kube.absent(error):
-                    self._tell(gone(node, self._pods.pop(node, None)))
-                    return
+                    return False
                 log.warning("the pod of %s cannot be deleted now: %s", node, kube.sentence(error))
             await asyncio.sleep(kube.pause(attempt))
 
@@ -224,6 +255,8 @@ class KubernetesPlatform:
             node = self._node_of(thing)
             if node is None:
                 continue
+            if self._released.get(node) == thing["metadata"]["uid"]:
+                continue  # the next of its name is on its way
             if change == "DELETED":
                 self._pods.pop(node, None)
                 self._tell(gone(node, thing))
@@ -232,7 +265,7 @@ class KubernetesPlatform:
 
     def _listed(self, pods: list[Manifest]) -> None:
         there = {node: pod for pod in pods if (node := self._node_of(pod)) is not None}
-        for node in [node for node in self._pods if node not in there]:
+        for node in [node for node in self._pods if node not in there and node not in self._launching]:
             self._tell(gone(node, self._pods.pop(node)))
         for node, pod in there.items():
             self._see(node, pod)
@@ -249,6 +282,10 @@ class KubernetesPlatform:
     def _see(self, node: NodeKey, pod: Manifest) -> None:
         self._pods[node] = pod
         self._tell(observation(node, pod))
+        uid = pod["metadata"].get("uid", "")
+        if held_back(pod) and self._held_back.get(node) != uid:
+            self._held_back[node] = uid
+            self._spawn(self._release(node, uid))
 
     def _tell(self, seen: Observation, *, again: bool = False) -> None:
         """Pass on what is new: each word ends in the journal, and a status that only changes its wording is not."""

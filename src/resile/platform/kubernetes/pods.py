@@ -22,6 +22,7 @@ from resile.api.names import master_host, token_secret
 from resile.api.podtemplate import is_gpu, main_container
 from resile.api.quantity import amount, write_cores, write_size
 from resile.api.reports import NodeResources
+from resile.platform.kubernetes.placement import avoid
 from resile.platform.port import Launch
 
 Manifest = dict[str, Any]
@@ -95,7 +96,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         main["resources"] = _resources(main.get("resources") or {}, launch.resources)
     _mount_token(spec, pod, main)
     _mount_shared_memory(pod, main)
-    return {
+    made: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -107,6 +108,8 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         },
         "spec": pod,
     }
+    avoid(made, launch.avoid)
+    return made
 
 
 def needs_services(spec: JobSpec) -> bool:
