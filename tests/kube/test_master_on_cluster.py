@@ -27,6 +27,10 @@ def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: Space) -> None:
     )
 
 
+def _runs(pod: dict[str, Any]) -> bool:
+    return bool(pod["status"].get("phase") == "Running")
+
+
 def _lost(cluster: Space, name: str) -> str:
     last = cluster.get("elasticjob", name)["status"].get("lastFailure") or {}
     return str(last.get("node"))
@@ -132,7 +136,8 @@ def test_a_command_that_fails_again_and_again_fails_the_job(cluster: Space) -> N
 
 
 def test_a_training_pod_can_do_nothing_at_the_api(cluster: Space, long: str) -> None:
-    pod = next(iter(cluster.pods(long)))
+    pods = cluster.until("a worker", lambda: [n for n, p in cluster.pods(long).items() if _runs(p)])
+    pod = pods[0]
     look = "ls /var/run/secrets/kubernetes.io/serviceaccount 2>&1; ls -l /var/run/secrets/resile/"
     seen = cluster.kubectl("exec", pod, "--", "/bin/bash", "-c", look)
     assert "No such file" in seen

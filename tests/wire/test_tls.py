@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from tests.authority import Authority
 from tests.wire.peers import Serve
 
-from resile.wire.connection import CannotConnect, NotWelcome
-from resile.wire.messages import Finished
+from resile.wire.connection import CannotConnect, NotWelcome, connect
+from resile.wire.messages import Finished, MasterMessage
 from resile.wire.tls import BadTLS, client_context, server_context
 
 
@@ -76,6 +77,25 @@ async def test_a_tls_client_learns_that_the_server_is_plain(serving: Serve, auth
         await place.call(tls=client_context(authority.file))
     assert place.ear.refused[0].endswith("does not speak resile's protocol")
     await place.check_still_serves()
+
+
+async def test_a_server_that_ends_in_the_middle_of_tls_may_be_called_again(authority: Authority) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(CannotConnect):
+            await connect(
+                "127.0.0.1",
+                port,
+                token=b"token",
+                decode=MasterMessage,
+                on_message=lambda *_: None,
+                tls=client_context(authority.file),
+            )
 
 
 async def test_with_mutual_tls_a_client_needs_a_certificate(serving: Serve, authority: Authority) -> None:
