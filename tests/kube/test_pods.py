@@ -112,6 +112,7 @@ def test_the_environment_comes_before_the_users_own_which_may_refer_to_it() -> N
 def test_a_training_pod_has_the_jobs_token_and_none_for_the_api() -> None:
     pod = pod_of(job())
     assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["spec"]["enableServiceLinks"] is False
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["resile-token"]["secret"] == {"secretName": "elasticjob-j-token", "defaultMode": 0o444}
     assert {"name": "resile-token", "mountPath": "/var/run/secrets/resile", "readOnly": True} in main(pod)[

@@ -85,6 +85,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
     pod = template.get("spec") or {}
     pod["restartPolicy"] = "Never"
     pod.setdefault("automountServiceAccountToken", False)
+    pod.setdefault("enableServiceLinks", False)  # variables of every Service around: hundreds, in a large job
     _prioritise(pod, role.priority, launch)
     if role.batch_scheduler and role.batch_scheduler != "default":
         pod.setdefault("schedulerName", role.batch_scheduler)
