@@ -20,7 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from console import ClusterError, run
-from settings import BUSYBOX_IMAGE, CHECKOUT, NODES, PAUSE_IMAGE, RESILE_IMAGE, RESILE_USER, STATE, VENV, Node
+from settings import (
+    BUSYBOX_IMAGE,
+    CHECKOUT,
+    EXAMPLE_IMAGES,
+    NODES,
+    PAUSE_IMAGE,
+    RESILE_IMAGE,
+    RESILE_USER,
+    STATE,
+    VENV,
+    Node,
+)
 
 FOLDER = STATE / "images"
 NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z\d]+([._/-]+[a-z\d]+)*(:\w[\w.-]{0,127})?", re.ASCII)
@@ -45,6 +56,7 @@ DEFAULTS = (
     Image(PAUSE_IMAGE, (f"{BUSYBOX}/busybox", "sleep", "infinity")),
     Image(BUSYBOX_IMAGE),
     Image(RESILE_IMAGE, ("resile", "--help"), f"{RESILE_USER}:{RESILE_USER}"),
+    *(Image(name) for name in EXAMPLE_IMAGES),
 )
 
 

@@ -52,6 +52,8 @@ PODS_PER_NODE = 200
 PAUSE_IMAGE = "resile-pause:1"
 BUSYBOX_IMAGE = "busybox:latest"
 RESILE_IMAGE = "resile:dev"
+EXAMPLE_IMAGES = ("resile/hello:0.1.0", "resile/mnist:0.1.0")
+"""Of the examples that run on a cluster, so that their manifests work as they are."""
 RESILE_USER = 65532
 
 # Deadlines in seconds. A loaded 2-core machine needs a tenth of them.
