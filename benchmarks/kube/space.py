@@ -6,6 +6,7 @@ stay for ever.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import json
 import os
@@ -197,5 +198,6 @@ def _ready() -> None:
     deployed = kubectl("get", "deployments", "-A", "--field-selector=metadata.name=resile-operator", "-o", "name")
     if deployed.strip():
         raise GaveUp("an operator is deployed and would serve the same jobs; remove it first (make undeploy)")
+    compileall.compile_dir(ROOT / "src", quiet=2)  # as in an image: pods that run this checkout cannot write to it
     kubectl("apply", "-k", str(ROOT / "config/crd"))
     kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elastic.iml.github.io", "--timeout=30s")
