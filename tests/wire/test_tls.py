@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import sslproto
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,8 @@ def test_each_wrong_file_gets_its_sentence(authority: Authority, tmp_path: Path)
             build()
         assert str(refused.value).startswith(sentence)
         assert "\n" not in str(refused.value)
+
+
+def test_a_connection_costs_a_server_little_memory(authority: Authority) -> None:
+    server_context(*authority.issue("server"))
+    assert sslproto.SSLProtocol.max_size <= 16 * 1024, "what asyncio sets aside for each"
