@@ -374,7 +374,7 @@ def test_a_plan_beyond_what_the_job_may_use_is_refused_and_one_within_is_not():
 
 
 def test_cpus_and_gpus_count_too():
-    assert "3 cpu together, and resourceLimits allows the job 2.5" in plan(limited(2, cpu=2.5), roles=replicas(3))
+    assert "3 cpu together, and resourceLimits allows the job 2500m" in plan(limited(2, cpu=2.5), roles=replicas(3))
     assert "3 gpu together, and resourceLimits allows the job 2" in plan(limited(2, gpu=2), roles=replicas(3))
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from resile.api.ids import Bytes, GiB, NodeKey, Rank
+from resile.api.ids import Bytes, NodeKey, Rank
 from resile.api.job import Resources
+from resile.api.quantity import write_cores, write_size
 from resile.api.reports import NodeResources
 from resile.core import places
 from resile.core.state import JobState
@@ -78,15 +79,21 @@ def refusal(turn: Turn, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, No
     if most == Resources():
         return ""
     wanted, before = total(turn, ranks, given), now(turn)
-    for name, is_, was, limit, shown in (
-        ("cpu", wanted.cpu, before.cpu, most.cpu, "{:g}"),
-        ("memory", wanted.memory / GiB, before.memory / GiB, most.memory and most.memory / GiB, "{:g}Gi"),
-        ("gpu", wanted.gpu, before.gpu, most.gpu or None, "{:g}"),
+    for name, is_, was, limit in (
+        ("cpu", wanted.cpu, before.cpu, most.cpu),
+        ("memory", wanted.memory, before.memory, most.memory),
+        ("gpu", wanted.gpu, before.gpu, most.gpu or None),
     ):
         if limit is not None and is_ > limit and is_ > was:
-            there = f"{shown.format(is_)} {name}", shown.format(limit)
-            return f"the nodes would take {there[0]} together, and resourceLimits allows the job {there[1]}"
+            asked, allowed = _shown(name, is_), _shown(name, limit)
+            return f"the nodes would take {asked} {name} together, and resourceLimits allows the job {allowed}"
     return ""
+
+
+def _shown(name: str, amount: float) -> str:
+    if name == "cpu":
+        return write_cores(amount)
+    return write_size(int(amount)) if name == "memory" else str(int(amount))
 
 
 def memory_for(turn: Turn, role: str, rank: Rank) -> Bytes | None:
