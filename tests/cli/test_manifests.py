@@ -80,6 +80,12 @@ def test_the_samples_render_to_the_job_alone():
     assert [one["kind"] for one in rendered("samples")] == ["ElasticJob"]
 
 
+@needs_kubectl
+def test_the_classes_of_priorities_are_installed_only_on_demand():
+    assert [one["metadata"]["name"] for one in rendered("priority")] == ["high", "low"]
+    assert "PriorityClass" not in resile("manifests").stdout
+
+
 def test_no_manifest_uses_an_anchor():
     for text in kustomize.files().values():
         assert "&id" not in text
@@ -147,7 +153,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("one", [*installation.everything(), *installation.default_role()], ids=lambda one: one["kind"])
+@pytest.mark.parametrize(
+    "one",
+    [*installation.everything(), *installation.default_role(), *installation.priority_classes()],
+    ids=lambda one: one["kind"],
+)
 def test_every_object_is_valid_on_old_and_current_releases(one, release):
     kubernetes_validate.validate(one, release, strict=True)
 

@@ -146,6 +146,14 @@ def test_more_memory_after_an_oom_is_asked_for_and_allowed() -> None:
     }
 
 
+def test_a_number_of_gpus_is_asked_for_under_the_name_that_the_template_has() -> None:
+    pod = pod_of(job(), resources=NodeResources(gpu=2))
+    assert main(pod)["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    other = {"containers": [{"name": "main", "image": "i", "resources": {"limits": {"amd.com/gpu": 1}}}]}
+    pod = pod_of(job({"spec": other}), resources=NodeResources(gpu=2))
+    assert main(pod)["resources"] == {"requests": {"amd.com/gpu": "2"}, "limits": {"amd.com/gpu": "2"}}
+
+
 def test_a_machine_without_contact_is_let_go_of_in_seconds_unless_the_user_says_otherwise() -> None:
     given = pod_of(job())["spec"]["tolerations"]
     assert {entry["key"]: entry["tolerationSeconds"] for entry in given} == {
@@ -157,7 +165,19 @@ def test_a_machine_without_contact_is_let_go_of_in_seconds_unless_the_user_says_
     assert pod_of(job(patient))["spec"]["tolerations"] == [{"operator": "Exists"}]
 
 
-@pytest.mark.parametrize(("priority", "rank", "expected"), [("high", 2, "high"), ("0.5", 1, "high"), ("0.5", 2, "low")])
+PRIORITIES = [
+    ("high", 2, "high"),
+    ("low", 0, "low"),
+    ("0.5", 1, "high"),
+    ("0.5", 2, "low"),
+    ("0", 0, "low"),
+    ("1", 2, "high"),
+    (".34", 1, "high"),
+    ("0.33", 1, "low"),
+]
+
+
+@pytest.mark.parametrize(("priority", "rank", "expected"), PRIORITIES)
 def test_priority_is_a_class_or_the_share_of_the_first_places(priority: str, rank: int, expected: str) -> None:
     assert pod_of(job(priority=priority), rank)["spec"]["priorityClassName"] == expected
 

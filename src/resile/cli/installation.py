@@ -89,6 +89,27 @@ def user_roles() -> list[Object]:
     ]
 
 
+def priority_classes() -> list[Object]:
+    """The classes that `priority` of a role names: high before all that says nothing, low after it."""
+    about = {
+        "high": (
+            1000,
+            "PreemptLowerPriority",
+            "nodes that a job wants to keep: pods of less priority make room for them",
+        ),
+        "low": (-1000, "Never", "nodes that a job can do without: they make room for everybody and push nobody out"),
+    }
+    return [
+        {
+            **_object("scheduling.k8s.io/v1", "PriorityClass", name),
+            "value": value,
+            "preemptionPolicy": policy,
+            "description": description,
+        }
+        for name, (value, policy, description) in about.items()
+    ]
+
+
 def default_role() -> list[Object]:
     """What DLRover's tutorials apply to let masters work, here without any right: see the comment of its file."""
     name = "default-role"

@@ -31,6 +31,10 @@ back."""
 _CEL = """\
 What `config/default` installs, with rules in CEL, for Kubernetes 1.25 and later. Older clusters do not know them."""
 
+_PRIORITY = """\
+The PriorityClasses that `priority: high`, `low` and fractions of an ElasticJob name: kubectl apply -k config/priority.
+Not part of the installation, because their names are the cluster's: it may have classes of its own under them."""
+
 _SAMPLE_JOB = """\
 Two workers that step together for a minute: kubectl apply -f config/samples/elasticjob.yaml"""
 
@@ -71,6 +75,8 @@ def files() -> dict[str, str]:
         "default/namespaces.yaml": installation.namespaces(),
         "cel/kustomization.yaml": [_kustomization(["../default"], patches=[*map(_cel, DEFINITIONS)])],
         **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in DEFINITIONS},
+        "priority/kustomization.yaml": [_kustomization(["priority_classes.yaml"])],
+        "priority/priority_classes.yaml": installation.priority_classes(),
         "samples/kustomization.yaml": [_kustomization(["elasticjob.yaml"])],
         "samples/elasticjob.yaml": [_sample_job()],
         "samples/scaleplan.yaml": [_sample_plan()],
@@ -78,6 +84,7 @@ def files() -> dict[str, str]:
     }
     comments = {
         "cel/kustomization.yaml": _CEL,
+        "priority/priority_classes.yaml": _PRIORITY,
         "rbac/default_role.yaml": _DEFAULT_ROLE,
         "samples/elasticjob.yaml": _SAMPLE_JOB,
         "samples/scaleplan.yaml": _SAMPLE_PLAN,
