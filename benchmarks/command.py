@@ -58,7 +58,10 @@ def main(suite: Suite, argv: Sequence[str] | None = None) -> int:
 def run(suite: Suite) -> None:
     """Be the program; SIGTERM ends it as Ctrl-C does, so that nothing is left running."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main(suite))
+    try:
+        sys.exit(main(suite))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def _text(facts: dict[str, str], rows: list[Row], troubles: dict[str, str], peer: str) -> str:

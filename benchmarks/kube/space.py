@@ -10,6 +10,7 @@ import compileall
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -42,7 +43,10 @@ class Space:
 
     def __init__(self, purpose: str) -> None:
         self.name = f"bench-{purpose}-{uuid.uuid4().hex[:6]}"
-        self.client = kube.sync_client(self.name)
+        try:
+            self.client = kube.sync_client(self.name)
+        except kube.CannotReach as error:
+            raise GaveUp(f"there is no cluster: {error}; run `make cluster` or set KUBECONFIG") from None
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -60,7 +64,8 @@ class Space:
         return self
 
     def __exit__(self, *trouble: Any) -> None:
-        self._cleanup.__exit__(*trouble)
+        with _undisturbed():
+            self._cleanup.__exit__(*trouble)
 
     def kubectl(self, *words: str, stdin: str = "") -> str:
         """Run kubectl in this namespace."""
@@ -85,8 +90,10 @@ class Space:
         def remove() -> None:
             over.set()
             beat.join()
-            self.remove_jobs()
-            kubectl("delete", "node", "--ignore-not-found", "--wait=false", *names)
+            try:
+                self.remove_jobs()
+            finally:
+                kubectl("delete", "node", "--ignore-not-found", "--wait=false", *names)
 
         self._cleanup.callback(remove)
         for name in names:
@@ -126,7 +133,8 @@ class Space:
             made.offer(each)
             yield made
         finally:
-            made.offer(None)
+            with _undisturbed():
+                made.offer(None)
 
     def remove_jobs(self) -> None:
         """All jobs and pods of this space, by force: nobody else removes what is on a Node object without kubelet."""
@@ -191,6 +199,21 @@ def kubectl(*words: str, stdin: str = "") -> str:
     if done.returncode != 0:
         raise GaveUp(f"kubectl {' '.join(words[:6])}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait meanwhile: what is being removed would stay for ever."""
+    asked: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if asked:
+            signal.raise_signal(asked[0])
 
 
 def _ready() -> None:
