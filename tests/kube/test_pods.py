@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from lightkube import AsyncClient
 
 from resile.api.elasticjob import ElasticJob
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
@@ -14,6 +15,7 @@ from resile.api.manifest import read_manifest
 from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.api.translate import to_job_spec
 from resile.platform.kubernetes.placement import held_back, released
+from resile.platform.kubernetes.platform import KubernetesPlatform
 from resile.platform.kubernetes.pods import master_address, owned, pod_manifest, service_manifest
 from resile.platform.kubernetes.sight import gone, observation
 from resile.platform.port import Launch
@@ -340,3 +342,17 @@ def test_a_pod_that_is_not_there_any_more_was_deleted_unless_it_had_ended() -> N
     assert gone(NODE, pod("Running")).status is NodeStatus.DELETED
     assert gone(NODE, None).status is NodeStatus.DELETED
     assert gone(NODE, pod("Failed", container=ended(3))).status is NodeStatus.FAILED
+
+
+async def test_a_list_says_nothing_about_pods_that_are_younger() -> None:
+    """It was asked for before the pod was made, and answered after: the pod is not gone, the watch will show it."""
+    told: list[NodeStatus] = []
+    platform = KubernetesPlatform(job(), cast(AsyncClient, None))
+    platform._observe = lambda seen: told.append(seen.status)
+    made = pod("Running", container={"running": {}})
+    made["metadata"]["resourceVersion"] = "20"
+    platform._answered(NODE, made)
+    platform._listed([], "19")
+    assert told == [NodeStatus.RUNNING]
+    platform._listed([], "20")
+    assert told == [NodeStatus.RUNNING, NodeStatus.DELETED]

@@ -133,7 +133,7 @@ async def follow(
 ) -> AsyncIterator[tuple[str, Manifest]]:
     """Every change after `version`, for ever, as (`ADDED`, `MODIFIED` or `DELETED`, object).
 
-    Where changes were missed, the whole list comes as one (`LISTED`, {"items": [...]}).
+    Where changes were missed, the whole list comes as one (`LISTED`, {"items": [...], "version": "..."}).
     """
     failures = 0
     while True:
@@ -165,7 +165,7 @@ async def follow(
         listed = await _try_list(client, kind, labels, fields)
         if listed is not None:
             items, version = listed
-            yield "LISTED", {"items": items}
+            yield "LISTED", {"items": items, "version": version}
 
 
 async def _try_list(

@@ -84,7 +84,7 @@ class KubernetesPlatform:
                 log.warning("the job's pods cannot be listed: %s", kube.sentence(error))
                 await asyncio.sleep(kube.pause(attempt))
         self._observe = observe
-        self._listed(pods)
+        self._listed(pods, version)
         self._spawn(self._watch(version))
 
     async def adopt(self) -> list[Observation]:
@@ -250,7 +250,7 @@ class KubernetesPlatform:
     async def _watch(self, version: str) -> None:
         async for change, thing in kube.follow(self._client, kube.PODS, version, labels=self._labels):
             if change == "LISTED":
-                self._listed(thing["items"])
+                self._listed(thing["items"], thing["version"])
                 continue
             node = self._node_of(thing)
             if node is None:
@@ -263,10 +263,13 @@ class KubernetesPlatform:
             else:
                 self._see(node, thing)
 
-    def _listed(self, pods: list[Manifest]) -> None:
+    def _listed(self, pods: list[Manifest], version: str) -> None:
+        """Everything there was at a version; of a pod that is younger than that, the list says nothing."""
         there = {node: pod for pod in pods if (node := self._node_of(pod)) is not None}
-        for node in [node for node in self._pods if node not in there and node not in self._launching]:
-            self._tell(gone(node, self._pods.pop(node)))
+        missing = {node: pod for node, pod in self._pods.items() if node not in there and node not in self._launching}
+        for node, pod in missing.items():
+            if not _younger(pod, version):
+                self._tell(gone(node, self._pods.pop(node)))
         for node, pod in there.items():
             self._see(node, pod)
 
@@ -309,6 +312,14 @@ class KubernetesPlatform:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.broke(error)
+
+
+def _younger(pod: Manifest, version: str) -> bool:
+    """Whether a pod was seen in a state that came after a version."""
+    try:
+        return int(pod["metadata"]["resourceVersion"]) > int(version)
+    except (KeyError, ValueError):
+        return False
 
 
 def _failed(node: NodeKey, reason: str, message: str) -> Observation:
