@@ -170,8 +170,9 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection after what was sent before, waiting at most LINGER for that. `on_close` follows."""
         if self._because is None and self._transport is not None:
             self._because = because
+            unsent = self._transport.get_write_buffer_size()  # asked first: a TLS connection that ended forgets it
             self._transport.close()
-            if self._transport.get_write_buffer_size():
+            if unsent:
                 self._endpoint.loop.call_later(LINGER, self._transport.abort)
 
     def abort(self, because: str = "closed here") -> None:
