@@ -57,7 +57,7 @@ bench-kube: $(READY)  ## every figure for jobs on a cluster (after `make cluster
 soak: $(READY)  ## the long proofs: 10,000 random fault schedules
 	@$(BIN)/python -m pytest tests -m soak --timeout 7200
 
-cluster: $(READY)  ## bring up a real Kubernetes on this machine (Debian, root; builds it the first time, 7 minutes)
+cluster: $(READY) data  ## bring up a real Kubernetes on this machine (Debian, root; builds it the first time, 7 minutes)
 	@hack/cluster/cluster.py up
 
 cluster-down:  ## take it down and leave nothing behind
@@ -70,7 +70,9 @@ deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECON
 test-kube: $(READY) data  ## the tests that need a cluster (after `make cluster`)
 	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600
 
-undeploy:  ## remove the operator; jobs, CRDs and the dlrover namespace stay
+undeploy:  ## remove the operator and its rights; jobs, CRDs and the dlrover namespace stay
+	@kubectl delete --ignore-not-found -k config/operator
+	@kubectl delete --ignore-not-found -k config/rbac
 	@kubectl delete namespace resile-system --ignore-not-found
 
 clean:  ## remove what the targets made
