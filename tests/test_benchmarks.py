@@ -53,9 +53,15 @@ def test_the_table_names_the_peer_and_shows_medians_where_there_are_any() -> Non
 
 
 def test_the_parts_of_a_start_are_the_times_between_moments_and_never_negative() -> None:
-    parts = parts_between([100.0, 100.5, 101.0, 102.0, 101.5, 103.0, 105.0, 105.25])
-    assert (parts.operator, parts.master_pod, parts.master, parts.worker_pods) == (0.5, 0.5, 1.0, 0.0)
-    assert (parts.total, parts.ours) == (5.25, 2.75)
+    parts = parts_between([99.75, 100.0, 100.5, 101.0, 102.0, 101.5, 103.0, 105.0, 105.25])
+    assert (parts.kubectl, parts.operator, parts.master_pod, parts.master, parts.worker_pods) == (
+        0.25,
+        0.5,
+        0.5,
+        1.0,
+        0.0,
+    )
+    assert (parts.total, parts.ours) == (5.5, 3.0)
 
 
 def test_waiting_in_vain_ends_with_a_sentence() -> None:

@@ -19,6 +19,26 @@ AGAIN_SECONDS = 0.1
 """Between two attempts to open a stream that ended."""
 
 
+def watch(
+    space: Space, kind: kube.Kind, over: threading.Event, take: Callable[[float, str, dict[str, Any]], None]
+) -> None:
+    """Have `take` called, on a thread, with every change of a kind and its moment, until `over` is set."""
+
+    def follow() -> None:
+        version = None
+        with contextlib.closing(kube.sync_client(space.name)) as client:
+            while not over.is_set():
+                with contextlib.suppress(*kube.CannotReach):
+                    for change, item in client.watch(kind, namespace=space.name, resource_version=version):
+                        if over.is_set():
+                            return
+                        version = item["metadata"]["resourceVersion"]
+                        take(time.time(), change, item)
+                time.sleep(AGAIN_SECONDS)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 class Pods:
     """Every pod of a space since this was entered, by name."""
 
@@ -26,7 +46,6 @@ class Pods:
         """Nothing is seen before it is entered; `on_running` is called once for every pod that runs."""
         self._space = space
         self._on_running = on_running
-        self._thread = threading.Thread(target=self._follow, daemon=True)
         self._over = threading.Event()
         self._running: set[str] = set()
         self.created: dict[str, float] = {}
@@ -35,7 +54,7 @@ class Pods:
         """Each as it was seen last; not those that are gone."""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        watch(self._space, kube.PODS, self._over, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,18 +75,6 @@ class Pods:
             for name, pod in list(self.newest.items())
             if any("running" in each["state"] for each in pod["status"].get("containerStatuses") or ())
         ]
-
-    def _follow(self) -> None:
-        version = None
-        with contextlib.closing(kube.sync_client(self._space.name)) as client:
-            while not self._over.is_set():
-                with contextlib.suppress(*kube.CannotReach):
-                    for change, pod in client.watch(kube.PODS, namespace=self._space.name, resource_version=version):
-                        if self._over.is_set():
-                            return
-                        version = pod["metadata"]["resourceVersion"]
-                        self._take(time.time(), change, pod)
-                time.sleep(AGAIN_SECONDS)
 
     def _take(self, at: float, change: str, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]

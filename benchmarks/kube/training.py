@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from benchmarks.harness import wait_for
-from benchmarks.kube.sight import AGAIN_SECONDS, Pods
+from benchmarks.kube.sight import AGAIN_SECONDS, Pods, watch
 from benchmarks.kube.space import IMAGE, Space, elastic_job
 from resile.platform.kubernetes import client as kube
 
@@ -79,12 +79,15 @@ class Training:
         self._space = space
         self._over = threading.Event()
         self.pods = Pods(space, on_running=self._listen)
+        self.appeared = 0.0
+        """When the job was first seen."""
         self.started: dict[str, float] = {}
         """When each worker's container began, by its own first line."""
         self.steps: list[Step] = []
 
     def __enter__(self) -> Self:
         self.pods.__enter__()
+        watch(self._space, kube.JOBS, self._over, self._see)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,6 +122,10 @@ class Training:
             return [firsts[rank] for rank in range(world)] if steady else None
 
         return wait_for(f"training by {world}", found, START_SECONDS, 0.05)
+
+    def _see(self, at: float, change: str, job: dict[str, Any]) -> None:
+        if job["metadata"]["name"] == self.name and not self.appeared:
+            self.appeared = at
 
     def _listen(self, pod: str) -> None:
         if pod.startswith(f"{self.name}-edljob-"):
