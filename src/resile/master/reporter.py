@@ -68,7 +68,9 @@ class Reporter:
         self._steps_at = 0.0
         self._changed = asyncio.Event()
         self._changed.set()
-        self._notes: asyncio.Queue[tuple[float, Note]] = asyncio.Queue(EVENTS_WAITING)
+        self._notes: asyncio.Queue[tuple[str, float, Note]] = asyncio.Queue(EVENTS_WAITING)
+        self._in_hand: tuple[str, float, Note] | None = None
+        """What is being written: a master that ends must write it again, since it cannot know whether it arrived."""
         self._left_out = 0
         self._generation = 0
         self._mistake = self._reason = ""
@@ -93,7 +95,7 @@ class Reporter:
         def noted(note: Note) -> None:
             say(note)
             try:
-                self._notes.put_nowait((shell.now, note))
+                self._notes.put_nowait((f"{self._spec.name}.{secrets.token_hex(8)}", shell.now, note))
             except asyncio.QueueFull:
                 self._left_out += 1
 
@@ -113,6 +115,8 @@ class Reporter:
             try:
                 async with asyncio.timeout(LAST_SECONDS):
                     await self._write_status(steps=True)
+                    if self._in_hand is not None:
+                        await self._write_event(*self._in_hand)
                     while not self._notes.empty():
                         await self._write_event(*self._notes.get_nowait())
             except TimeoutError:
@@ -167,25 +171,23 @@ class Reporter:
     async def _keep_events(self) -> None:
         allowance, since = float(EVENTS_AT_ONCE), asyncio.get_running_loop().time()
         while True:
-            at, note = await self._notes.get()
+            self._in_hand = await self._notes.get()
             now = asyncio.get_running_loop().time()
             allowance, since = min(EVENTS_AT_ONCE, allowance + (now - since) * EVENTS_PER_SECOND), now
             if allowance < 1:
                 await asyncio.sleep(1 / EVENTS_PER_SECOND)
             allowance -= 1
-            await self._write_event(at, note)
+            await self._write_event(*self._in_hand)
+            self._in_hand = None
             if self._left_out:
                 log.warning("%d Events were left out; `resile describe` has the whole story", self._left_out)
                 self._left_out = 0
 
-    async def _write_event(self, at: float, note: Note) -> None:
+    async def _write_event(self, name: str, at: float, note: Note) -> None:
         time = stamp(at)
         involved = {key: value for key, value in owner(self._spec).items() if key != "controller"}
         event = {
-            "metadata": {
-                "name": f"{self._spec.name}.{secrets.token_hex(8)}",
-                "namespace": self._spec.namespace,
-            },
+            "metadata": {"name": name, "namespace": self._spec.namespace},
             "involvedObject": {**involved, "namespace": self._spec.namespace},
             "reason": note.reason,
             "message": note.message[:1024],
@@ -198,7 +200,8 @@ class Reporter:
         try:
             await self._client.create(kube.EVENTS.from_dict(event))
         except kube.CannotReach as error:
-            log.warning("an Event cannot be written: %s", kube.sentence(error))
+            if kube.code_of(error) != kube.CONFLICT:  # else it arrived before
+                log.warning("an Event cannot be written: %s", kube.sentence(error))
 
 
 def _only_gauges(patch: dict[str, Any]) -> bool:
