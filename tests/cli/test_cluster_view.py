@@ -9,7 +9,7 @@ import pytest
 from resile.cli import rows
 from resile.cli.cluster import view
 from resile.cli.cluster.get import node_entry
-from resile.cli.cluster.logs import main_container
+from resile.cli.cluster.logs import main_container, sortable
 
 CREATED = "2026-11-16T02:00:00Z"
 AT = 1794794400.0
@@ -163,3 +163,8 @@ def test_the_log_is_that_of_the_container_that_trains() -> None:
     assert main_container(many) == "main"
     many["spec"]["containers"] = [{"name": "only"}]
     assert main_container(many) == "only"
+
+
+def test_time_stamps_of_logs_are_ordered_although_zeros_are_left_out() -> None:
+    stamps = ["2026-11-16T02:00:05Z", "2026-11-16T02:00:05.1Z", "2026-11-16T02:00:05.12Z", "2026-11-16T02:00:06.01Z"]
+    assert sorted(stamps, key=sortable) == stamps

@@ -129,6 +129,8 @@ def test_a_job_is_submitted_and_followed_to_its_good_end(terminal: Terminal) -> 
         "submit", terminal.manifest(job("short", ""))
     )
     assert "is over (Succeeded); nothing was changed" in terminal.refused("scale", "short", "3")
+    for words in (["get", "nodes", "short", "-w"], ["logs", "short", "-f"]):  # nothing is left to wait for
+        assert "short-edljob-worker-1" in terminal.out(*words)
 
 
 def test_a_job_that_fails_ends_with_exit_code_1_and_says_why(terminal: Terminal) -> None:
@@ -216,6 +218,27 @@ def test_a_job_is_scaled_suspended_and_resumed(terminal: Terminal, steady: str) 
     assert terminal.out("resume", steady) == "elasticjob/steady resumed\n"
     assert terminal.out("resume", steady) == "elasticjob/steady was not suspended\n"
     until("two workers", lambda: running(terminal, steady) == 2)
+
+
+def test_a_pod_is_killed_and_the_interruption_told(terminal: Terminal) -> None:
+    following = terminal.start("submit", terminal.manifest(job("hurt", training(100_000))))
+    until("training", lambda: terminal.space.progress("hurt").get("members") == 2)
+    struck, created, ran = terminal.out("chaos", "kill-node", "hurt", "worker-1").splitlines()
+    assert struck.endswith(" killed hurt-edljob-worker-1")
+    assert re.fullmatch(r"hurt-edljob-worker-2 was created after .* m?s", created)
+    assert re.fullmatch(r"hurt-edljob-worker-2 ran after .* s", ran)
+    assert f"{master('hurt')} ran after " in terminal.out("chaos", "kill-master", "hurt")
+    assert "has no pod hurt-edljob-worker-99 that runs" in terminal.refused("chaos", "kill-node", "hurt", "worker-99")
+    told = r"^  BECAUSE +NOTICED +NEXT STEP +AFTER\n  worker-1 .* \d+\.\d+ s$"
+    until("the interruption", lambda: re.search(told, terminal.out("describe", "hurt"), re.M))
+    terminal.run("delete", "hurt")
+    out, err = following.communicate(timeout=DEADLINE)
+    assert "NodeRelaunched" in out
+    assert (following.returncode, err) == (1, "resile: somebody deleted the job\n")
+
+
+def test_the_ladder_of_a_job_is_that_of_its_manifest(terminal: Terminal, steady: str) -> None:
+    assert terminal.json("explain", "timeouts", steady)["recovery_budget"]["seconds"] == 10
 
 
 def test_a_manifest_changes_a_job_that_runs_and_says_whether_it_did(terminal: Terminal, steady: str) -> None:

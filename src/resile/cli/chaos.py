@@ -1,4 +1,4 @@
-"""`resile chaos`: break something of a local job on purpose; what it does is in `resile.chaos.local`."""
+"""`resile chaos`: break something of a job on purpose; what it does to local ones is in `resile.chaos.local`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from resile.cli.errors import CommandError
 from resile.cli.jobs import find
 from resile.cli.look import Look
 from resile.cli.options import F, namespace_option, output_option, print_json
+from resile.cli.place import Place, place_options
 from resile.cli.rows import MASTER_CAME_BACK
 from resile.cli.tables import took
 from resile.wire.directory import JobDirectory
@@ -47,15 +48,18 @@ def kill_process(job: str, node: str | None, rank: int | None, namespace: str | 
     _strike(job, namespace, output, lambda directory: local.kill_process(directory, node, rank), wait)
 
 
-@chaos.command("kill-node")
+@chaos.command("kill-node", short_help="SIGKILL every process of NODE.")
 @click.argument("job")
 @click.argument("node")
-@namespace_option
+@place_options
 @wait_option
 @output_option("table", "json")
-def kill_node(job: str, node: str, namespace: str | None, wait: bool, output: str) -> None:
-    """SIGKILL every process of NODE, as in worker-1."""
-    _strike(job, namespace, output, lambda directory: local.kill_node(directory, node), wait)
+def kill_node(job: str, node: str, place: Place, wait: bool, output: str) -> None:
+    """SIGKILL every process of NODE, as in worker-1; on a cluster, delete its pod without grace."""
+    if not place.here(job):
+        _kill_there(place, job, node, output, wait=wait)
+        return
+    _strike(job, place.namespace, output, lambda directory: local.kill_node(directory, node), wait)
 
 
 @chaos.command("freeze-node", short_help="SIGSTOP every process of NODE.")
@@ -78,17 +82,26 @@ def thaw_node(job: str, node: str, namespace: str | None, output: str) -> None:
     _strike(job, namespace, output, lambda directory: local.thaw_node(directory, node))
 
 
-@chaos.command("kill-master")
+@chaos.command("kill-master", short_help="SIGKILL the master of JOB.")
 @click.argument("job")
-@namespace_option
+@place_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="wait until the master is back")
 @output_option("table", "json")
-def kill_master(job: str, namespace: str | None, wait: bool, output: str) -> None:
-    """SIGKILL the master of JOB; its supervisor starts it again."""
-    struck = _strike(job, namespace, output, local.kill_master)
+def kill_master(job: str, place: Place, wait: bool, output: str) -> None:
+    """SIGKILL the master of JOB, or delete its pod without grace; its supervisor or the operator starts another."""
+    if not place.here(job):
+        _kill_there(place, job, "", output, wait=wait)
+        return
+    struck = _strike(job, place.namespace, output, local.kill_master)
     if wait and output != "json":
-        with Look(find(job, namespace)) as look:
+        with Look(find(job, place.namespace)) as look:
             click.echo(_return(look, struck))
+
+
+def _kill_there(place: Place, job: str, node: str, output: str, *, wait: bool) -> None:
+    from resile.cli.cluster.chaos import kill_there
+
+    kill_there(place, job, node, output, wait=wait)
 
 
 def _strike(

@@ -115,25 +115,25 @@ def facts(job: JobView, more: dict[str, str]) -> str:
         "Age": age(time.time() - job.created_at),
         "Ran for": took(life) if job.started_at else "not at all yet",
         "Round": f"{job.round} with {rows.count(job.members, 'node')}" if job.round else "none runs",
+        "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
         "Progress": f"{rows.steps(job)} steps" if job.step >= 0 else "no step yet",
         "Speed": speed,
         "Goodput": goodput,
         **more,
     }
+    for dataset in job.datasets:
+        whole[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
     width = max(map(len, whole)) + 3
     return "\n".join(f"{name + ':':<{width}}{value}" for name, value in whole.items())
 
 
 def _facts(job: JobView, state: JobState, directory: str) -> str:
     more = {
-        "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
         "Strategy": state.spec.strategy.value,
         "Replicas": ", ".join(f"{role}={number}" for role, number in state.targets.items()) or rows.NONE,
         "Recovery budget": f"{state.spec.timeouts.recovery_budget:g} s",
         "Directory": directory,
     }
-    for dataset in job.datasets:
-        more[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
     return facts(job, more)
 
 

@@ -16,7 +16,8 @@ from resile.api.timeouts import (
 )
 from resile.cli.errors import CommandError, NotUsableError
 from resile.cli.jobs import find
-from resile.cli.options import namespace_option, output_option, print_json
+from resile.cli.options import output_option, print_json
+from resile.cli.place import Place, place_options
 from resile.cli.tables import table
 from resile.wire.directory import DirectoryError
 
@@ -45,12 +46,12 @@ def explain() -> None:
 
 @explain.command("timeouts")
 @click.argument("job", required=False)
-@namespace_option
+@place_options
 @click.option("--recovery-budget", type=float, metavar="SECONDS", help="the ladder for this budget")
 @output_option("table", "json")
-def timeouts(job: str | None, namespace: str | None, recovery_budget: float | None, output: str) -> None:
+def timeouts(job: str | None, place: Place, recovery_budget: float | None, output: str) -> None:
     """Print every interval and time-out: the defaults, those of a budget, or those of JOB."""
-    ladder = _ladder(job, namespace, recovery_budget)
+    ladder = _ladder(job, place, recovery_budget)
     if output == "json":
         print_json({name: _row(ladder, name) for name in PURPOSES})
         return
@@ -58,12 +59,16 @@ def timeouts(job: str | None, namespace: str | None, recovery_budget: float | No
     click.echo(table(("NAME", "SECONDS", "OF BUDGET", "WHAT IT IS FOR"), rows))
 
 
-def _ladder(job: str | None, namespace: str | None, budget: float | None) -> Timeouts:
+def _ladder(job: str | None, place: Place, budget: float | None) -> Timeouts:
     if job is not None and budget is not None:
         raise NotUsableError("give either a job or --recovery-budget, not both")
+    if job is not None and not place.here(job):
+        from resile.cli.cluster.find import spec_there
+
+        return spec_there(place, job).timeouts
     if job is not None:
         try:
-            return find(job, namespace).directory.spec().timeouts
+            return find(job, place.namespace).directory.spec().timeouts
         except DirectoryError as error:
             raise CommandError(str(error)) from error
     if budget is not None and not SMALLEST_RECOVERY_BUDGET <= budget <= LARGEST_RECOVERY_BUDGET:

@@ -87,6 +87,36 @@ def unseal(value: bytes) -> bytes:
     return zlib.decompress(packed)
 
 
+def _unpack(values: Values) -> tuple[History, list[Told], int, int] | None:
+    """What the values hold: history, story, and the numbers of the log's first and next entry; None if nothing yet."""
+    if _SNAPSHOT not in values:
+        if values:
+            raise ValueError("there are events but no state")
+        return None
+    snapshot = _decode_snapshot(unseal(values[_SNAPSHOT]))
+    entries = sorted(key for key in values if key.startswith(_LOG))
+    following = snapshot.following + len(entries)
+    if entries != [f"{_LOG}{number:06d}" for number in range(snapshot.following, following)]:
+        raise ValueError("an entry of the log is missing")
+    log = [_decode_entry(unseal(values[key])) for key in entries]
+    story = _decode_story(unseal(values[_STORY])) if _STORY in values else []
+    events = [pair for entry in log for pair in entry.events]
+    history = History(state=snapshot.state, at=snapshot.at, events=events)
+    return history, [*story, *(line for entry in log for line in entry.story)], snapshot.following, following
+
+
+def peek(config_map: dict[str, Any]) -> JobState | None:
+    """The job's state as its journal tells it, for somebody who only looks; None if nothing can be learned from it."""
+    if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
+        return None
+    try:
+        binary = config_map.get("binaryData") or {}
+        unpacked = _unpack({key: base64.b64decode(value) for key, value in binary.items()})
+    except (ValueError, zlib.error, msgspec.MsgspecError):
+        return None
+    return Engine.replay(unpacked[0].state, unpacked[0].events).state if unpacked else None
+
+
 class KubernetesJournal:
     """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
 
@@ -186,22 +216,13 @@ class KubernetesJournal:
     # reading and writing --------------------------------------------------------------------------------------------
 
     def _read(self, values: Values) -> History | None:
-        if _SNAPSHOT not in values:
-            if values:
-                raise ValueError("there are events but no state")
+        unpacked = _unpack(values)
+        if unpacked is None:
             return None
-        snapshot = _decode_snapshot(unseal(values[_SNAPSHOT]))
-        entries = sorted(key for key in values if key.startswith(_LOG))
-        expected = [f"{_LOG}{snapshot.following + at:06d}" for at in range(len(entries))]
-        if entries != expected:
-            raise ValueError("an entry of the log is missing")
-        log = [_decode_entry(unseal(values[key])) for key in entries]
-        story = _decode_story(unseal(values[_STORY])) if _STORY in values else []
+        history, story, self._following, self._next = unpacked
         self._values = values
-        self._following = snapshot.following
-        self._next = snapshot.following + len(entries)
-        self._story = tuple([*story, *(line for entry in log for line in entry.story)][-STORY_LINES:])
-        return History(state=snapshot.state, at=snapshot.at, events=[pair for entry in log for pair in entry.events])
+        self._story = tuple(story[-STORY_LINES:])
+        return history
 
     def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[Told] = ()) -> None:
         """Make the log, and more that is to be written, a part of the snapshot: what a restart would do, done now."""

@@ -199,7 +199,14 @@ class Cluster:
                     raise
 
     async def log(
-        self, pod: str, *, container: str | None = None, tail: int | None = None, follow: bool = False
+        self,
+        pod: str,
+        *,
+        container: str | None = None,
+        tail: int | None = None,
+        since: int | None = None,
+        follow: bool = False,
+        stamps: bool = False,
     ) -> AsyncIterator[str]:
         """The lines that a pod wrote, without their ends; with `follow`, those to come as well.
 
@@ -208,7 +215,14 @@ class Cluster:
         """
         with self._asking(kube.PODS):
             lines = self._client.log(
-                pod, namespace=self.namespace, container=container, tail_lines=tail, follow=follow, newlines=False
+                pod,
+                namespace=self.namespace,
+                container=container,
+                tail_lines=tail,
+                since=since,
+                follow=follow,
+                timestamps=stamps,
+                newlines=False,
             )
             async for line in lines:
                 yield line

@@ -13,16 +13,20 @@ from resile.api.mistakes import BadManifest
 from resile.api.names import master_name
 from resile.api.translate import to_job_spec
 from resile.cli import rows
+from resile.cli.attach import outage_table
 from resile.cli.cluster import view
 from resile.cli.cluster.connection import Cluster, Manifest, Wanted, on
 from resile.cli.cluster.find import find
 from resile.cli.cluster.get import event_entry, node_entry
-from resile.cli.describe import LAST_EVENTS, LAST_LINES, facts, section
+from resile.cli.describe import LAST_EVENTS, LAST_LINES, facts, failure_text, first_failure, section
 from resile.cli.errors import CommandError
 from resile.cli.options import print_json
 from resile.cli.place import Place
 from resile.cli.tables import table
+from resile.core.state import JobState
+from resile.master.kubernetes_journal import peek
 from resile.master.view import JobView
+from resile.master.view import view as whole_view
 from resile.platform.kubernetes import client as kube
 
 
@@ -44,7 +48,8 @@ async def _describe(cluster: Cluster, name: str, output: str) -> None:
         for event in view.in_order(await cluster.all(Wanted(kube.EVENTS, space)))
         if view.is_story(event, job) or (event.get("type") == "Warning" and view.about(event, job))
     ][-LAST_EVENTS:]
-    seen = view.job_view(job, pods, time.time())
+    told = await journal_view(cluster, job)
+    seen = view.job_view(job, pods, time.time(), told[1] if told else None)
     status = job.get("status") or {}
     nodes = sorted((node_entry(pod, name, wide=True) for pod in pods), key=lambda entry: entry.key)
     if output == "json":
@@ -60,7 +65,8 @@ async def _describe(cluster: Cluster, name: str, output: str) -> None:
         _facts(cluster, job, seen),
         section("Conditions", _conditions(status)),
         section("Nodes", table(rows.NODE_WIDE_HEADER, [entry.row for entry in nodes]) if nodes else ""),
-        section("Last failure", "\n".join(await failure_lines(cluster, job))),
+        section("Interruptions", outage_table(seen) if seen.outages else ""),
+        section("Last failure", "\n".join(await failure_lines(cluster, job, told[0] if told else None))),
         section(
             "Events", table(rows.EVENT_HEADER, [event_entry(event, name).row for event in events]) if events else ""
         ),
@@ -92,8 +98,25 @@ def _conditions(status: Manifest) -> str:
     return table(("TYPE", "STATUS", "SINCE", "MESSAGE"), lines) if lines else ""
 
 
-async def failure_lines(cluster: Cluster, job: Manifest) -> list[str]:
-    """What failed last and, if its pod is still there, the last lines that it wrote; empty if nothing failed."""
+async def journal_view(cluster: Cluster, job: Manifest) -> tuple[JobState, JobView] | None:
+    """What only the master's journal knows; None if it cannot be had, since everything else can be told without it."""
+    try:
+        journal = await cluster.get(
+            kube.CONFIG_MAPS, master_name(job["metadata"]["name"]), job["metadata"]["namespace"]
+        )
+    except CommandError:  # not everybody may read ConfigMaps
+        return None
+    state = peek(journal) if journal is not None else None
+    if state is None or state.spec.uid != job["metadata"]["uid"]:
+        return None
+    return state, whole_view(state, time.time())
+
+
+async def failure_lines(cluster: Cluster, job: Manifest, state: JobState | None) -> list[str]:
+    """What failed last, with what its process said of it or, if its pod is still there, the end of its log."""
+    first = first_failure(state) if state is not None else None
+    if first is not None:
+        return [f"first of round {first.round}", *failure_text(first).splitlines()]
     failure = (job.get("status") or {}).get("lastFailure")
     if not failure:
         return []

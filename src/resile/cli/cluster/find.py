@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from resile.api.elasticjob import ElasticJob
+from resile.api.job import JobSpec
+from resile.api.manifest import read_manifest
+from resile.api.mistakes import BadManifest
 from resile.api.names import master_name, node_of_pod
-from resile.cli.cluster.connection import Cluster, Manifest, Wanted
+from resile.api.translate import to_job_spec
+from resile.cli.cluster.connection import Cluster, Manifest, Wanted, on
 from resile.cli.errors import CommandError
 from resile.cli.jobs import all_jobs, meant, pod_name
+from resile.cli.place import Place
 from resile.platform.kubernetes import client as kube
 
 
@@ -19,6 +25,21 @@ async def find(cluster: Cluster, name: str) -> Manifest:
     if job is None:
         raise _unknown(cluster, name, await _jobs(cluster))
     return job
+
+
+def spec_there(place: Place, name: str) -> JobSpec:
+    """What a job of the cluster asks for, as the engine reads it.
+
+    Raises:
+        CommandError: there is no such job, it cannot be read, or the cluster refuses.
+    """
+    try:
+        read = read_manifest(on(place, lambda cluster: find(cluster, name)))
+    except BadManifest as bad:
+        raise CommandError(f"job {name} cannot be read: {bad.mistakes[0]}") from bad
+    if not isinstance(read, ElasticJob):
+        raise CommandError(f"job {name} is no {ElasticJob.__name__}")
+    return to_job_spec(read)
 
 
 async def find_pod(cluster: Cluster, name: str) -> tuple[Manifest, str]:

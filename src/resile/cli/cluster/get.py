@@ -50,13 +50,14 @@ async def _get(cluster: Cluster, listing: Listing, name: str | None, *, everywhe
             return
         listing.show(_entries(listing, watching, name), one=bool(name) and listing.kind == "jobs")
         until = None
-        while watch and (until is None or time.monotonic() < until):
-            if await watching.change(REST_SECONDS if until is None else max(0.0, until - time.monotonic())):
-                listing.show_changed(_entries(listing, watching, name))
+        while watch:
             if until is None and all(map(view.over, watching.all(kube.JOBS))):
                 until = time.monotonic() + LAST_SECONDS
-            if until is not None and _all_told(listing.kind, watching):
-                break
+            seconds = REST_SECONDS if until is None else until - time.monotonic()
+            if until is not None and (seconds <= 0 or _all_told(listing.kind, watching)):
+                return
+            if await watching.change(seconds):
+                listing.show_changed(_entries(listing, watching, name))
 
 
 def _all_told(kind: str, watching: Watch) -> bool:

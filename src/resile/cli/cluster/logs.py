@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import msgspec
 
 from resile.api.names import master_name
 from resile.api.podtemplate import MAIN
 from resile.cli.cluster import view
-from resile.cli.cluster.connection import Cluster, Manifest, Wanted, Watch, on
+from resile.cli.cluster.connection import PATIENCE, Cluster, Manifest, Wanted, Watch, on
 from resile.cli.cluster.find import find_pod
 from resile.cli.errors import CommandError
 from resile.cli.place import Place
 from resile.operator.masterpod import MAIN_ANNOTATION
 from resile.platform.kubernetes import client as kube
 
-REST_SECONDS = 30.0
+REST_SECONDS = 5.0
+"""After which it is checked that every log is still read, although nothing changed."""
+LAST_SECONDS = 60.0
+"""For the last lines of pods that are ending."""
+MARGIN_SECONDS = 5
+"""By which the clocks of the machines may differ where a log is read on."""
+AGAIN_SECONDS = 0.5
 AT_ONCE = 20
 """Pods whose logs are asked for at the same time."""
 
@@ -55,13 +62,38 @@ class _Reader:
         name = pod["metadata"]["name"]
         return [line async for line in self._cluster.log(name, container=main_container(pod), tail=self._tail)]
 
-    async def follow(self, pod: Manifest, *, whole: bool) -> None:
-        """Print what a pod writes until it ends; `whole` from its start, else from where `--tail` says."""
-        name, container = pod["metadata"]["name"], main_container(pod)
-        tail = None if whole else self._tail
-        async for line in self._cluster.log(name, container=container, tail=tail, follow=True):
-            self.show(name, line)
-            sys.stdout.flush()
+    async def follow(self, pod: Manifest, watching: Watch, *, whole: bool) -> None:
+        """Print what a pod writes until it ends; `whole` from its start, else from where `--tail` says.
+
+        Where the connection breaks, it goes on behind the last line that was printed.
+
+        Raises:
+            CommandError: the log of a pod that still runs could not be read for `PATIENCE`.
+        """
+        name, tail = pod["metadata"]["name"], None if whole else self._tail
+        last, heard = "", time.monotonic()
+        while True:
+            since = int(time.monotonic() - heard) + MARGIN_SECONDS if last else None
+            lines = self._cluster.log(
+                name, container=main_container(pod), tail=None if last else tail, since=since, follow=True, stamps=True
+            )
+            problem: CommandError | None = None
+            try:
+                async for line in lines:
+                    stamp, _, text = line.partition(" ")
+                    heard = time.monotonic()
+                    if sortable(stamp) > last:
+                        last = sortable(stamp)
+                        self.show(name, text)
+                        sys.stdout.flush()
+            except CommandError as error:
+                problem = error
+            now = [one for one in watching.all(kube.PODS) if one["metadata"]["uid"] == pod["metadata"]["uid"]]
+            if all(map(view.pod_over, now)) or (problem is None and not all(map(_runs, now))):
+                return
+            if problem is not None and time.monotonic() - heard > PATIENCE:
+                raise problem
+            await asyncio.sleep(AGAIN_SECONDS)
 
     def show(self, pod: str, line: str) -> None:
         """Print one line."""
@@ -104,12 +136,20 @@ async def _follow(cluster: Cluster, reader: _Reader, job: Manifest, only: str) -
                 reader.prefix = reader.prefix or len(pods) > 1
                 for pod in pods:
                     if pod["metadata"]["uid"] not in reading and _begun(pod):
-                        reading[pod["metadata"]["uid"]] = asyncio.create_task(reader.follow(pod, whole=not first))
+                        reading[pod["metadata"]["uid"]] = asyncio.create_task(
+                            reader.follow(pod, watching, whole=not first)
+                        )
                 first = False
                 if (only and all(map(view.pod_over, pods))) or _all_over(watching, uid, pods):
                     break
                 await watching.change(REST_SECONDS)
-            await asyncio.gather(*reading.values())
+                for task in reading.values():
+                    if task.done():
+                        task.result()  # a log that cannot be read any more, or a reader that went away
+            async with asyncio.timeout(LAST_SECONDS):
+                await asyncio.gather(*reading.values())
+        except TimeoutError:
+            raise CommandError(f"the job is over, but logs did not end within {LAST_SECONDS:g} s") from None
         finally:
             for task in reading.values():
                 task.cancel()
@@ -140,9 +180,23 @@ def main_container(pod: Manifest) -> str:
     return str(named if named in names else names[0])
 
 
+def sortable(stamp: str) -> str:
+    """A log's time stamp such that later ones are greater: nanoseconds come without their last zeros."""
+    seconds, _, fraction = stamp.removesuffix("Z").partition(".")
+    return f"{seconds}.{fraction:0<9}"
+
+
 def _begun(pod: Manifest) -> bool:
     """Whether the container that trains has been started once."""
-    container = main_container(pod)
-    states = (pod.get("status") or {}).get("containerStatuses") or []
-    state = next((one.get("state") or {} for one in states if one.get("name") == container), {})
+    state = _state(pod)
     return "running" in state or "terminated" in state
+
+
+def _runs(pod: Manifest) -> bool:
+    return "running" in _state(pod)
+
+
+def _state(pod: Manifest) -> Manifest:
+    """Of the container that trains."""
+    states = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((one.get("state") or {} for one in states if one.get("name") == main_container(pod)), {})

@@ -16,7 +16,7 @@ from resile.api.manifest import Resource
 from resile.cli.attach import Dismissed, Screen, closing_words, screen_for
 from resile.cli.cluster import view
 from resile.cli.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch, on
-from resile.cli.cluster.describe import failure_lines
+from resile.cli.cluster.describe import failure_lines, journal_view
 from resile.cli.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
 from resile.cli.options import print_json
 from resile.cli.place import Place
@@ -120,13 +120,14 @@ async def _stay(cluster: Cluster, job: Manifest, *, quiet: bool) -> int:
         _close(screen)
         raise
     _close(screen)
-    seen = view.job_view(last, [], time.time())
+    told = await journal_view(cluster, last)
+    seen = view.job_view(last, [], time.time(), told[1] if told else None)
     if screen is not None:
         click.echo("\n" + closing_words(seen, follower.story))
     if seen.phase == Phase.SUCCEEDED:
         return 0
     if screen is not None:
-        click.echo("\n".join(["", *await failure_lines(cluster, last)]))
+        click.echo("\n".join(["", *await failure_lines(cluster, last, told[0] if told else None)]))
     return FAILED
 
 

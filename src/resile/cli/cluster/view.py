@@ -1,6 +1,7 @@
 """A cluster's objects as the views that every listing shows: pure functions from plain data.
 
-What the cluster does not tell (the crashes of one node's processes, interruptions, data sets) is left empty.
+What no object tells (interruptions, data sets) comes from the master's journal where that can be read, and is left
+empty elsewhere; so are the crashes of one node's processes.
 """
 
 from __future__ import annotations
@@ -38,8 +39,15 @@ def phase(job: Manifest) -> str:
     return str((job.get("status") or {}).get("phase") or Phase.CREATED)
 
 
-def job_view(job: Manifest, pods: Iterable[Manifest], now: float) -> JobView:
-    """A job with its nodes, the master aside."""
+def job_view(job: Manifest, pods: Iterable[Manifest], now: float, journal: JobView | None = None) -> JobView:
+    """A job with its nodes, the master aside.
+
+    Args:
+        job: the ElasticJob.
+        pods: those that it has.
+        now: the moment.
+        journal: what its master knows, for what the cluster's objects do not tell.
+    """
     metadata, status = job["metadata"], job.get("status") or {}
     inner, progress = status.get("status") or {}, status.get("progress") or {}
     step = progress.get("step")
@@ -56,15 +64,15 @@ def job_view(job: Manifest, pods: Iterable[Manifest], now: float) -> JobView:
         at=now,
         round=progress.get("round") or 0,
         members=progress.get("members") or 0,
-        min_nodes=0,
-        max_nodes=0,
+        min_nodes=journal.min_nodes if journal else 0,
+        max_nodes=journal.max_nodes if journal else 0,
         step=-1 if step is None else step,
         total=progress.get("total") or 0,
         speed=progress.get("speed") or 0.0,
         goodput=status.get("goodput") or 0.0,
         nodes=sorted((node for node in nodes if node.role != MASTER), key=lambda node: (node.role, node.id)),
-        outages=[],
-        datasets=[],
+        outages=journal.outages if journal else [],
+        datasets=journal.datasets if journal else [],
     )
 
 
