@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import sys
 from asyncio import sslproto
 from pathlib import Path
 
 import pytest
 from tests.authority import Authority
-from tests.wire.peers import Serve
+from tests.wire.peers import TOKEN, Serve
 
 from resile.wire.connection import CannotConnect, NotWelcome, connect
 from resile.wire.messages import Finished, MasterMessage
@@ -149,3 +152,41 @@ def test_each_wrong_file_gets_its_sentence(authority: Authority, tmp_path: Path)
 def test_a_connection_costs_a_server_little_memory(authority: Authority) -> None:
     server_context(*authority.issue("server"))
     assert sslproto.SSLProtocol.max_size <= 16 * 1024, "what asyncio sets aside for each"
+
+
+PEER = """
+import asyncio, sys
+from pathlib import Path
+from resile.wire.connection import connect
+from resile.wire.messages import MasterMessage
+from resile.wire.tls import client_context
+
+async def main():
+    port, ca, token = int(sys.argv[1]), Path(sys.argv[2]), bytes.fromhex(sys.argv[3])
+    await connect("127.0.0.1", port, token=token, decode=MasterMessage, on_message=print, tls=client_context(ca))
+    print("connected", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_the_end_of_a_killed_peer_is_heard_and_a_frozen_one_is_let_go(
+    serving: Serve, authority: Authority, how: signal.Signals
+) -> None:
+    place = await serving(tls=server_context(*authority.issue("server")))
+    words = [str(place.server.port), str(authority.file), TOKEN.hex()]
+    peer = await asyncio.create_subprocess_exec(sys.executable, "-c", PEER, *words, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert peer.stdout is not None
+        await asyncio.wait_for(peer.stdout.readline(), 60)
+        peer.send_signal(how)
+        if how is signal.SIGSTOP:
+            await place.ear.until(lambda: place.ear.opened)
+            place.ear.opened[0].close()
+        await place.ear.until(lambda: place.ear.closed)  # asyncio itself would wait 30 s for a farewell
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            peer.kill()
+        await peer.wait()

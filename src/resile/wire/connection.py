@@ -12,6 +12,7 @@ from resile.api.ids import Seconds
 from resile.wire.frames import MAX_ANSWER, MAX_FRAME, BadFrame, encode
 from resile.wire.handshake import HANDSHAKE_DEADLINE, NotWelcome
 from resile.wire.protocol import (
+    LINGER,
     UNSENT_LIMIT,
     CallingConnection,
     CannotConnect,
@@ -130,7 +131,12 @@ async def serve(
     try:
         _look_after(listener, user_timeout)  # Linux hands these options on to every accepted connection
         server = await endpoint.loop.create_server(
-            lambda: Connection(endpoint), sock=listener, ssl=tls, backlog=backlog
+            lambda: Connection(endpoint),
+            sock=listener,
+            backlog=backlog,
+            ssl=tls,
+            ssl_handshake_timeout=deadline if tls else None,
+            ssl_shutdown_timeout=LINGER if tls else None,  # a peer that fell silent says no farewell
         )
     except BaseException:
         listener.close()
@@ -186,7 +192,12 @@ async def connect(
     try:
         async with asyncio.timeout(timeout):
             transport, _ = await endpoint.loop.create_connection(
-                lambda: connection, host, port, ssl=tls, server_hostname=(server_name or host) if tls else None
+                lambda: connection,
+                host,
+                port,
+                ssl=tls,
+                server_hostname=(server_name or host) if tls else None,
+                ssl_shutdown_timeout=LINGER if tls else None,
             )
             _look_after(transport.get_extra_info("socket"), user_timeout)
             return await connection.done
