@@ -56,5 +56,46 @@ def test_a_master_sees_and_writes_its_own_job_only():
     assert journal["resourceNames"] == ["elasticjob-torch-mnist-dlrover-master"]
 
 
+JOBS, PLANS, RBAC = (
+    ("elastic.iml.github.io", "elasticjobs"),
+    ("elastic.iml.github.io", "scaleplans"),
+    "rbac.authorization.k8s.io",
+)
+
+USES = {
+    "master": {
+        ("", "pods"): "get list watch create delete",
+        ("", "services"): "create",
+        ("", "events"): "create",
+        ("", "configmaps"): "get patch",
+        JOBS: "get list watch",
+        (JOBS[0], "elasticjobs/status"): "patch",
+        PLANS: "list watch",
+        (PLANS[0], "scaleplans/status"): "patch",
+    },
+    "operator": {
+        ("", "pods"): "get list watch create delete",
+        ("", "services"): "list watch create patch",
+        ("", "serviceaccounts"): "create patch",
+        ("", "secrets"): "get create patch",
+        ("", "configmaps"): "get create patch",  # the last for masters
+        ("", "events"): "create",
+        (RBAC, "roles"): "create patch",
+        (RBAC, "rolebindings"): "create patch",
+        JOBS: "get list watch",
+        (JOBS[0], "elasticjobs/status"): "patch",
+        (JOBS[0], "elasticjobs/finalizers"): "update",
+        PLANS: "list watch",
+        (PLANS[0], "scaleplans/status"): "patch",
+    },
+    "election": {("coordination.k8s.io", "leases"): "create get update"},
+}
+
+
+@pytest.mark.parametrize("who", USES)
+def test_nobody_of_ours_may_do_what_it_never_does(who):
+    assert grants(ALL[who]) == {(*what, verb) for what, verbs in USES[who].items() for verb in verbs.split()}
+
+
 def test_a_viewer_changes_nothing():
     assert {verb for _, _, verb in grants(rbac.viewer_rules())} == {"get", "list", "watch"}

@@ -17,22 +17,24 @@ Rules = list[dict[str, Any]]
 
 _JOBS, _PLANS = elasticjob.PLURAL, scaleplan.PLURAL
 _READ = ("get", "list", "watch")
+_APPLY = ("create", "patch")
+"""Server-side apply is a patch, and makes what is not there."""
 
 
 def master_rules(job: str) -> Rules:
     """The rules of the Role of a job's master, in the job's namespace.
 
-    A master makes and removes the job's pods and Services, keeps its journal in the ConfigMap of its own name (which
-    the operator makes), and writes the status of its own job alone.
+    A master makes and removes the job's pods, makes its Services, keeps its journal in the ConfigMap of its own name
+    (which the operator makes), and writes the status of its own job alone and of plans.
     """
     return [
-        _rule("", ["pods", "services"], [*_READ, "create", "patch", "delete"]),
-        _rule("", ["events"], ["create", "patch"]),
-        _rule("", ["configmaps"], ["get", "update", "patch"], [master_name(job)]),
+        _rule("", ["pods"], [*_READ, "create", "delete"]),
+        _rule("", ["services", "events"], ["create"]),
+        _rule("", ["configmaps"], ["get", "patch"], [master_name(job)]),
         _rule(GROUP, [_JOBS], list(_READ), [job]),  # lists and watches that select metadata.name
-        _rule(GROUP, [f"{_JOBS}/status"], ["get", "patch", "update"], [job]),
-        _rule(GROUP, [_PLANS], [*_READ, "create", "patch"]),
-        _rule(GROUP, [f"{_PLANS}/status"], ["get", "patch", "update"]),
+        _rule(GROUP, [f"{_JOBS}/status"], ["patch"], [job]),
+        _rule(GROUP, [_PLANS], ["list", "watch"]),
+        _rule(GROUP, [f"{_PLANS}/status"], ["patch"]),
     ]
 
 
@@ -43,16 +45,17 @@ def operator_rules() -> Rules:
     read one at a time by name, never listed.
     """
     return [
-        _rule(GROUP, [_JOBS], [*_READ, "patch", "update"]),
-        _rule(GROUP, [_PLANS], [*_READ, "create", "patch", "update"]),
-        _rule(GROUP, [f"{_JOBS}/status", f"{_PLANS}/status"], ["get", "patch", "update"]),
-        _rule(GROUP, [f"{_JOBS}/finalizers", f"{_PLANS}/finalizers"], ["update"]),
-        _rule("", ["pods", "services"], [*_READ, "create", "patch", "update", "delete"]),
-        _rule("", ["configmaps"], ["get", "create", "patch", "update"]),
-        _rule("", ["secrets"], ["get", "create", "patch"]),
-        _rule("", ["serviceaccounts"], ["get", "create", "patch"]),
-        _rule("rbac.authorization.k8s.io", ["roles", "rolebindings"], ["get", "create", "patch"]),
-        _rule("", ["events"], ["create", "patch"]),
+        _rule(GROUP, [_JOBS], list(_READ)),
+        _rule(GROUP, [_PLANS], ["list", "watch"]),
+        _rule(GROUP, [f"{_JOBS}/status", f"{_PLANS}/status"], ["patch"]),
+        _rule(GROUP, [f"{_JOBS}/finalizers"], ["update"]),  # some clusters ask for it of whoever names a job as owner
+        _rule("", ["pods"], [*_READ, "create", "delete"]),
+        _rule("", ["services"], ["list", "watch", *_APPLY]),
+        _rule("", ["configmaps"], ["get", "create", "patch"]),
+        _rule("", ["secrets"], ["get", *_APPLY]),
+        _rule("", ["serviceaccounts"], list(_APPLY)),
+        _rule("rbac.authorization.k8s.io", ["roles", "rolebindings"], list(_APPLY)),
+        _rule("", ["events"], ["create"]),
     ]
 
 
@@ -61,7 +64,7 @@ def election_rules(lease: str) -> Rules:
     group = "coordination.k8s.io"
     return [
         _rule(group, ["leases"], ["create"]),
-        _rule(group, ["leases"], ["get", "patch", "update"], [lease]),
+        _rule(group, ["leases"], ["get", "update"], [lease]),
     ]
 
 
