@@ -36,7 +36,7 @@ The PriorityClasses that `priority: high`, `low` and fractions of an ElasticJob 
 Not part of the installation, because their names are the cluster's: it may have classes of its own under them."""
 
 _SAMPLE_JOB = """\
-Two workers that step together for a minute: kubectl apply -f config/samples/elasticjob.yaml"""
+Two workers that step together for a quarter of an hour: kubectl apply -f config/samples/elasticjob.yaml"""
 
 _SAMPLE_PLAN = """\
 A third worker for the job of elasticjob.yaml, while it trains. `kubectl scale elasticjob/sample --replicas=3` does the
@@ -132,7 +132,7 @@ def _sample_job() -> Object:
         "name": "main",
         "image": installation.IMAGE,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["/bin/bash", "-c", "dlrover-run --nnodes=1:$NODE_NUM examples/hello.py --steps 600"],
+        "command": ["/bin/bash", "-c", "dlrover-run --nnodes=1:$NODE_NUM examples/hello.py --steps 9000"],
     }
     worker = {"replicas": 2, "restartCount": 3, "template": {"spec": {"containers": [container]}}}
     return {
