@@ -14,6 +14,8 @@ from tests.kube.space import Space, job, master, plan, training
 
 NOWHERE = {"cpu": "1000"}
 """What no machine has."""
+PATIENCE = 120.0
+"""For a plan with pods that start and others that end."""
 RANK = "elasticjob.dlrover/rank-index"
 
 
@@ -44,7 +46,7 @@ def told(space: Space, name: str, *phases: str) -> dict[str, Any]:
         status = space.status(name, "scaleplan")
         return status if status.get("phase") in phases else {}
 
-    found: dict[str, Any] = space.until(f"ScalePlan {name} to be {' or '.join(phases)}", look)
+    found: dict[str, Any] = space.until(f"ScalePlan {name} to be {' or '.join(phases)}", look, PATIENCE)
     return found
 
 

@@ -150,7 +150,7 @@ class EnvVar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class ResourceLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What the whole job may use at most; a job that scales itself stays within it."""
+    """What the nodes of a job may be given together at most; whoever asks for more is refused."""
 
     cpu: Quantity | None = None
     """Cores of all nodes together, such as "15"."""

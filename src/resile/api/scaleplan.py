@@ -60,7 +60,8 @@ class ReplicaResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     replicas: Count | None = None
     """How many nodes the role shall have."""
     resource: ResourceList = {}
-    """What each new node gets, such as cpu and memory, laid over the requests of its template."""
+    """What each new node gets, such as cpu and memory, laid over the requests of its template. Nodes that run stay as
+    they are; migratePods changes those."""
 
     @property
     def resources(self) -> Resources:
@@ -116,13 +117,13 @@ class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ] = {}
     """By role (worker, ps, chief or evaluator), how many nodes there shall be."""
     create_pods: tuple[PodMeta, ...] = ()
-    """Nodes to add."""
+    """Nodes to add, each at its rankIndex, or at the lowest free rank."""
     remove_pods: tuple[NamedPod, ...] = ()
-    """Nodes to let go."""
+    """Nodes to let go; their role has so many fewer."""
     migrate_pods: tuple[NamedPod, ...] = ()
     """Nodes to replace by new ones with the resources given here; an old one leaves when its new one has taken over."""
     ps_hosts: tuple[str, ...] = ()
-    """The addresses of the parameter servers after the change."""
+    """The addresses of the parameter servers after the change. Refused: this version does not move them."""
 
 
 class ScalePlanStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

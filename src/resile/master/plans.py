@@ -143,8 +143,7 @@ class PlanWatch:
 
     def _listed(self, plans: list[Manifest]) -> None:
         there = {plan["metadata"]["uid"] for plan in plans}
-        known = {change.uid for change in self._serving.shell.engine.state.changes if change.uid}
-        for uid in (known | self._open.keys()) - there:
+        for uid in (self._under_way() | self._open.keys()) - there:
             self._deleted(uid)
         self._take(plans)
 
@@ -159,8 +158,12 @@ class PlanWatch:
 
     def _deleted(self, uid: str) -> None:
         self._new = [plan for plan in self._new if plan["metadata"]["uid"] != uid]
-        if self._open.pop(uid, None) is not None or uid not in self._met:
+        self._open.pop(uid, None)
+        if uid in self._under_way():
             self._serving.shell.submit(PlanDropped(uid=uid))
+
+    def _under_way(self) -> set[str]:
+        return {change.uid for change in self._serving.shell.engine.state.changes if change.uid}
 
     def _ours(self, plan: Manifest) -> bool:
         labels = plan["metadata"].get("labels") or {}
