@@ -252,4 +252,4 @@ def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_d
         assert machine not in machines(operated, "job").values()
         assert set(before) - lost <= set(new), "who is well stays"
     until_alone(operated, "job", 4)
-    assert operated.status("job")["phase"] == "Running"
+    operated.until_status("job", phase="Running")
