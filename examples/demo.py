@@ -55,7 +55,7 @@ def main() -> int:
         print(f"the demo: {DATA} is missing; `make data` writes it", file=sys.stderr)
         return 2
     os.environ["RESILE_STATE_DIR"] = str(PLACE / "state")
-    [manifest] = read_manifest_file(MANIFEST)
+    [(_, manifest)] = read_manifest_file(MANIFEST)
     assert isinstance(manifest, ElasticJob)
     spec = to_job_spec(manifest)
     job = LocalJob(spec.namespace, spec.name)
