@@ -49,6 +49,9 @@ def main(suite: Suite, argv: Sequence[str] | None = None) -> int:
         except Exception as trouble:  # whatever it is, it must not cost the figures of the other benchmarks
             troubles[name] = str(trouble) if isinstance(trouble, GaveUp) else repr(trouble)
             say(f"{name} gave up: {troubles[name]}")
+        except KeyboardInterrupt:
+            troubles[name] = "it was interrupted"
+            break
     facts["took"] = f"{time.monotonic() - start:.0f} s{' (quick forms)' if options.quick else ''}"
     text = _json(facts, rows, troubles) if options.output == "json" else _text(facts, rows, troubles, suite.peer)
     sys.stdout.write(text)
@@ -58,10 +61,7 @@ def main(suite: Suite, argv: Sequence[str] | None = None) -> int:
 def run(suite: Suite) -> None:
     """Be the program; SIGTERM ends it as Ctrl-C does, so that nothing is left running."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        sys.exit(main(suite))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    sys.exit(main(suite))
 
 
 def _text(facts: dict[str, str], rows: list[Row], troubles: dict[str, str], peer: str) -> str:
