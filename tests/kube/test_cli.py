@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,57 @@ class Terminal:
         for started in self._started:
             with started:
                 started.kill()
+
+
+class Wire:
+    """A way to the API server whose connections can be cut."""
+
+    def __init__(self, server: str) -> None:
+        host, _, port = server.removeprefix("https://").partition(":")
+        self._there = (host, int(port))
+        self._open: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"https://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.connections = 0
+        self._threads: list[threading.Thread] = []
+        self._run(self._accept)
+
+    def cut(self) -> None:
+        """Break every connection there is; new ones are taken."""
+        for end in self._open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self.cut()
+        for thread in self._threads:
+            thread.join(DEADLINE)
+        self._listening.close()
+
+    def _run(self, work: Callable[..., None], *words: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=work, args=words, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(self._there)
+                self.connections += 1
+                self._open += [near, far]
+                for ends in ((near, far), (far, near)):
+                    self._run(self._pass_on, *ends)
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)  # the other thread of the pair closes it
+        source.close()
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +330,29 @@ def test_watching_and_following_end_with_the_job(terminal: Terminal) -> None:
     assert "JobSucceeded" in said["events"]
     assert sorted(line.split()[-1] for line in said["logs"].splitlines()) == ["begin", "begin", "end", "end"]
     assert "job gated succeeded" in said["submit"]
+
+
+def test_following_goes_on_after_broken_connections_and_repeats_nothing(terminal: Terminal) -> None:
+    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    wire = Wire(config["clusters"][0]["cluster"]["server"])
+    config["clusters"][0]["cluster"] = {"server": wire.address, "insecure-skip-tls-verify": True}
+    path = terminal.place / "wired"
+    path.write_text(json.dumps(config))
+    command = "for i in 1 2 3; do echo begin $i; done; until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"
+    try:
+        terminal.run("submit", "--detach", terminal.manifest(job("wired", command, 1)))
+        until("a worker", lambda: running(terminal, "wired") == 1)
+        following = terminal.start("logs", "wired", "-f", "--kubeconfig", str(path))
+        assert following.stdout is not None
+        assert [following.stdout.readline() for _ in range(3)] == [f"begin {i}\n" for i in (1, 2, 3)]
+        before = wire.connections
+        wire.cut()
+        until("other connections", lambda: wire.connections >= before + 2)
+        terminal.space.kubectl("exec", "wired-edljob-worker-0", "--", "/bin/touch", "/tmp/gate")
+        out, err = following.communicate(timeout=DEADLINE)
+        assert (following.returncode, out) == (0, "end\n"), err
+    finally:
+        wire.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
