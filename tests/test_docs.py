@@ -47,6 +47,7 @@ def test_there_are_pages_with_commands() -> None:
     assert "README.md" in PAGES
 
 
+@pytest.mark.timeout(450)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_works_as_written(page: str, tmp_path: Path) -> None:
     script = "\n".join(filter(None, map(commands, blocks(page))))
@@ -62,7 +63,7 @@ def test_every_command_works_as_written(page: str, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
