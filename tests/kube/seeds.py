@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from typing import Any
 
-from tests.kube.space import run
+from tests.kube.space import run, until
 
 # A step may wait for images to unpack, for torch to be imported by six processes on two cores, and for epochs.
 PATIENCE = 240.0
@@ -14,6 +16,15 @@ AGE = r"\d+(s|m\d*s?)"
 def line(command: str, stdin: str | None = None) -> str:
     """Run one line of a seed from the root of the checkout."""
     return run(*shlex.split(command), stdin=stdin, deadline=PATIENCE)
+
+
+def wait(what: str, look: Callable[[], Any]) -> Any:
+    """Return the first true answer of `look`; say how pods and jobs are when it does not come."""
+
+    def seen() -> str:
+        return line("kubectl -n dlrover get elasticjobs,pods -o wide") + line("kubectl -n dlrover describe elasticjobs")
+
+    return until(what, look, PATIENCE, seen)
 
 
 def pod_rows(job: str, namespace: str = "dlrover") -> dict[str, str]:

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from lightkube import Client, KubeConfig
+from lightkube.resources.core_v1 import NodeStatus
+from lightkube.types import PatchType
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
@@ -49,12 +52,25 @@ def kubectl(*words: str, stdin: str | None = None, check: bool = True, deadline:
     return run("kubectl", *words, stdin=stdin, check=check, deadline=deadline)
 
 
-def until(what: str, look: Callable[[], Any], deadline: float = DEADLINE) -> Any:
-    """Return the first true answer of `look`."""
+def patch_node(node: str, *operations: Mapping[str, str]) -> None:
+    """Change the status of a Kubernetes node by JSON patches, which no old kubectl can."""
+    client = Client(config=KubeConfig.from_file(KUBECONFIG))
+    try:
+        client.patch(NodeStatus, node, [dict(operation) for operation in operations], patch_type=PatchType.JSON)
+    finally:
+        client.close()
+
+
+def until(
+    what: str, look: Callable[[], Any], deadline: float = DEADLINE, instead: Callable[[], str] | None = None
+) -> Any:
+    """Return the first true answer of `look`; a failure shows what there is `instead`."""
     end = time.monotonic() + deadline
     while not (answer := look()):
         if time.monotonic() > end:
-            pytest.fail(f"{what} did not come within {deadline:.0f} s")
+            pytest.fail(
+                f"{what} did not come within {deadline:.0f} s" + (f"; instead:\n{instead()}" if instead else "")
+            )
         time.sleep(0.05)
     return answer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.kube.seeds import AGE, PATIENCE, line, phase, pod_rows
-from tests.kube.space import ROOT, until
+from tests.kube.seeds import AGE, line, phase, pod_rows, wait
+from tests.kube.space import ROOT
 
 pytestmark = [pytest.mark.usefixtures("deployed"), pytest.mark.timeout(600)]
 
@@ -19,8 +19,8 @@ def test_seed_000_line_by_line() -> None:
     longer = JOB.read_text().replace("--num_epochs 5", "--num_epochs 12 --step_delay 0.1")
     line("kubectl -n dlrover apply -f -", stdin=longer)
 
-    until("the workers", lambda: list(pod_rows("torch-mnist").values()) == ["Running"] * 3, PATIENCE)
-    until("training", lambda: "step = 20" in line("kubectl -n dlrover logs -l replica-type=worker --tail=-1"), PATIENCE)
+    wait("the workers", lambda: list(pod_rows("torch-mnist").values()) == ["Running"] * 3)
+    wait("training", lambda: "step = 20" in line("kubectl -n dlrover logs -l replica-type=worker --tail=-1"))
     header, row = line("kubectl -n dlrover get elasticjob torch-mnist").splitlines()
     assert header.split() == ["NAME", "PHASE", "AGE"]
     assert re.fullmatch(rf"torch-mnist +Running +{AGE}", row)
@@ -31,13 +31,13 @@ def test_seed_000_line_by_line() -> None:
     }
 
     line("kubectl -n dlrover delete pod torch-mnist-edljob-worker-1 --wait=false")
-    until("the replacement", lambda: pod_rows("torch-mnist").get("torch-mnist-edljob-worker-2") == "Running", PATIENCE)
+    wait("the replacement", lambda: pod_rows("torch-mnist").get("torch-mnist-edljob-worker-2") == "Running")
     rank = line("kubectl -n dlrover get pod torch-mnist-edljob-worker-2 -o jsonpath={.metadata.labels.rank-index}")
     assert rank == "1", "a new id, and the place of the deleted one"
 
-    until("the end", lambda: phase("torch-mnist") in ("Succeeded", "Failed"), PATIENCE)
+    wait("the end", lambda: phase("torch-mnist") in ("Succeeded", "Failed"))
     assert phase("torch-mnist") == "Succeeded", line("kubectl -n dlrover describe elasticjob torch-mnist")
-    until("quiet", lambda: "Running" not in pod_rows("torch-mnist").values(), PATIENCE)
+    wait("quiet", lambda: "Running" not in pod_rows("torch-mnist").values())
     assert pod_rows("torch-mnist") == {
         "elasticjob-torch-mnist-dlrover-master": "Completed",
         "torch-mnist-edljob-worker-0": "Completed",
@@ -50,4 +50,4 @@ def test_seed_000_line_by_line() -> None:
     assert float(accuracy[1]) > 0.9
 
     line("kubectl -n dlrover delete elasticjob torch-mnist")
-    until("nothing", lambda: not pod_rows("torch-mnist"), PATIENCE)
+    wait("nothing", lambda: not pod_rows("torch-mnist"))
