@@ -44,6 +44,15 @@ def without_kubelet(machine: str) -> Iterator[None]:
         until_ready(machine)
 
 
+def until_given_up(machine: str) -> None:
+    """Wait until Kubernetes knows that a machine is away, and have its pods evicted.
+
+    The mark for that is set for one machine every ten seconds, and others may come first; so it is set here.
+    """
+    until(f"{machine} to be missed", lambda: not is_ready(machine), NOTICED)
+    kubectl("taint", "node", machine, "node.kubernetes.io/unreachable:NoExecute", "--overwrite")
+
+
 def is_ready(machine: str) -> bool:
     """Whether the API server has heard of a machine lately, and sends pods to it."""
     found = json.loads(kubectl("get", "node", machine, "-o", "json"))

@@ -253,3 +253,23 @@ def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_d
         assert set(before) - lost <= set(new), "who is well stays"
     until_alone(operated, "job", 4)
     operated.until_status("job", phase="Running")
+
+
+def test_workers_of_a_machine_without_a_kubelet_are_replaced_elsewhere_and_not_doubled(operated: Space) -> None:
+    operated.apply(scattered("job", 2))
+    operated.until_members("job", 2)
+    at_rest(operated, "job")
+    before = machines(operated, "job")
+    machine = before[max(before)]
+    lost = {pod for pod, where in before.items() if where == machine}
+    with breaking.without_kubelet(machine):
+        breaking.until_given_up(machine)
+        operated.until(
+            "the replacements",
+            lambda: len(now := operated.pods("job")) == 2 and not lost & now.keys(),
+            breaking.NOTICED,
+        )
+        operated.until_members("job", 2)
+        assert machine not in machines(operated, "job").values()
+        until_more_steps(operated, "job")
+    until_alone(operated, "job", 2)
