@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.kube.seeds import PATIENCE
 from tests.kube.space import IMAGE, KUBECONFIG, ROOT, Space, kubectl, new_space, run
 

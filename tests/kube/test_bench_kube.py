@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 from benchmarks.harness import Row
+
 from tests.kube.space import KUBECONFIG, kubectl
 
 pytestmark = [pytest.mark.usefixtures("kubernetes"), pytest.mark.timeout(600)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.kube.space import (
     COMMAND_DEADLINE,
     DEADLINE,

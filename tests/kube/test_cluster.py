@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.kube.space import COMMAND_DEADLINE, KUBECONFIG, ROOT, STATE, Space, kubectl, new_space, run, until
 
 pytestmark = pytest.mark.usefixtures("lab")

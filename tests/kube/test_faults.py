@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+
 from tests.kube import breaking
 from tests.kube.space import Space, job, master, measured, training
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.kube.space import ROOT, Space, job, kubectl, plan, training
 
 RANK = "elasticjob.dlrover/rank-index"

@@ -11,7 +11,6 @@ from typing import Any
 import httpx2
 import pytest
 from lightkube import Client
-from tests.kube.space import KUBECONFIG, Space, kubectl
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
@@ -23,6 +22,7 @@ from resile.master import kubernetes_journal
 from resile.master.journal import JournalDamaged, JournalError, JournalGone, JournalTaken, Told
 from resile.master.kubernetes_journal import KubernetesJournal, seal, unseal
 from resile.platform.kubernetes import client as kube
+from tests.kube.space import KUBECONFIG, Space, kubectl
 
 W0 = NodeKey("worker", NodeId(0))
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+
 from tests.kube.space import Space, job, plan, training
 
 

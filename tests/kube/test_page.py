@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.kube.seeds import PATIENCE
 from tests.kube.space import IMAGE, ROOT, environment, until
 

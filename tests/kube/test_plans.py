@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.kube.space import Space, job, master, plan, training
 
 NOWHERE = {"cpu": "1000"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+
 from tests.kube.space import Space, job, kubectl, master, new_space, training
 
 pytestmark = pytest.mark.timeout(300)

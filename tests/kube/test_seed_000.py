@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from tests.kube.seeds import AGE, line, phase, pod_rows, wait
 from tests.kube.space import ROOT
 

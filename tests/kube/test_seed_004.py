@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.kube.seeds import line, pod_rows, wait
 from tests.kube.space import ROOT, job, kubectl, master, measured, patch_node, until
 

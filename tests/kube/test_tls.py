@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from tests.kube.space import Space, job, master, training, until
 
 STEPS = 100_000

@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 from lightkube import AsyncClient
-from tests.scripted import RESET, answer, listed, refusal, scripted, thing, watched
 
 from resile.platform.kubernetes import client as kube
+from tests.scripted import RESET, answer, listed, refusal, scripted, thing, watched
 
 DEADLINE = 20.0
 GONE = ("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
