@@ -105,6 +105,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     master_addr: str
     master_port: int
+    nproc: int = 0
+    """How many processes of this node have a place; 0: all that it runs."""
 
 
 def signal_name(number: int) -> str:

@@ -9,7 +9,7 @@ from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
 from resile.core.endings import Reason
 from resile.core.events import AgentCame, AgentLeaving, NodeFinished, WorkerFailed
-from resile.core.state import Agent, Blame, Done, Forming, Idle, JobState, Node, Phase, Training, Underway
+from resile.core.state import Agent, Blame, Done, Forming, Idle, JobState, Node, Phase, Resting, Training, Underway
 from resile.core.turn import Turn
 
 MAX_BLAMED = 64
@@ -47,6 +47,7 @@ def came(turn: Turn, event: AgentCame) -> None:
         nproc=event.nproc,
         session=event.session,
         stance=node.agent.stance if node.agent is not None else Idle(),
+        elastic=event.elastic,
     )
     node.host = event.host
     node.status = NodeStatus.RUNNING
@@ -55,7 +56,7 @@ def came(turn: Turn, event: AgentCame) -> None:
         state.phase = Phase.RUNNING
     turn.deadlines.clear(Alarm.AWAY, node.key)
     turn.deadlines.watch(node.key, turn.now)
-    turn.decide(Admit(session=event.session, node=node.key, rank=node.rank))
+    turn.decide(Admit(session=event.session, node=node.key, rank=node.rank, elastic=bool(turn.index.elastic)))
     _agree_on_round(turn, node, node.agent, event)
     turn.touch(node)
     rounds.form(turn)
@@ -67,9 +68,18 @@ def went(turn: Turn, node: Node, session: int) -> None:
         return
     if turn.state.phase.over:
         node.agent.session = 0  # agents go when the job is over; how they ended is the platform's to say
+        turn.touch(node)
         turn.deadlines.clear(Alarm.AWAY, node.key)
     else:
         turn.detach(node, turn.now + turn.timeouts.blink)
+        rounds.form(turn)  # nobody who is near waits for one that may be gone
+
+
+def elastic(turn: Turn, node: Node) -> None:
+    """From now on this node's processes meet in new rounds without being restarted."""
+    if node.agent is not None:
+        node.agent.elastic = True
+        turn.touch(node)
 
 
 def leaving(turn: Turn, node: Node, event: AgentLeaving) -> None:
@@ -79,18 +89,31 @@ def leaving(turn: Turn, node: Node, event: AgentLeaving) -> None:
 
 
 def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
-    """A training process ended badly. The first failure of a round ends it; the others are its echo."""
+    """A training process ended badly. The first failure of a round ends it; the others are its echo.
+
+    Elastic processes outlive a broken collective, so a failure of theirs is never an echo: every one counts, once.
+    """
     state = turn.state
     _blame(state, node.key, event)
     gathering = state.gathering
-    current = isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places
+    member = isinstance(gathering, Underway) and node.key in gathering.places and event.member
+    current = member and event.round == state.last_round
+    elastic = node.agent is not None and node.agent.elastic
+    if node.agent is not None and elastic:
+        if node.alive and not _counts(node, event.failure.pid):
+            return
+        current = member and event.round <= state.last_round  # an older one: it died after its agent had joined
+        if not event.left:
+            node.agent.stance = Idle()  # nobody waits for the process that will replace the last one
+            turn.touch(node)
     failure, trained = event.failure, state.trained
     # Running out of memory is never the echo of another failure, so it counts even if its report is not the first.
     grow = failure.oom and state.spec.managed and event.round == state.last_round
-    if not node.alive or not (current or grow):
+    if not node.alive or not (current or grow or elastic):
         return
     turn.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
-    rounds.stop(turn, f"on {node.key}, {failure}", node.key)
+    if current or grow:
+        rounds.stop(turn, f"on {node.key}, {failure}", node.key)
     if grow:
         turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
         membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
@@ -98,6 +121,7 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
     node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
     allowed = state.meeting.max_restarts if state.meeting is not None else 0
     if len(node.crashes) <= allowed:
+        rounds.form(turn)  # its peers may have waited for the one that failed
         return
     message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
     if state.spec.managed:
@@ -105,6 +129,14 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
         membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
     else:
         endings.fail(turn, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
+
+
+def _counts(node: Node, pid: int) -> bool:
+    """Whether the failure of an elastic process is news; the answer is remembered."""
+    if pid and pid in node.counted:
+        return False
+    node.counted = [*node.counted[-MAX_BLAMED + 1 :], pid]
+    return True
 
 
 def _blame(state: JobState, node: NodeKey, event: WorkerFailed) -> None:
@@ -123,6 +155,8 @@ def _agree_on_round(turn: Turn, node: Node, agent: Agent, event: AgentCame) -> N
     if event.running or event.finished:
         agent.stance = Training(event.round)
         if place is None or event.round != number:
+            if agent.elastic and event.running:
+                agent.stance = Resting(event.round)
             because = "the job is in another round"
             turn.decide(EndRound(round=event.round, because=because, nodes=(node.key,)))
         elif event.finished:

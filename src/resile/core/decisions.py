@@ -38,6 +38,8 @@ class Admit(Decision, frozen=True, kw_only=True):
     session: int
     node: NodeKey
     rank: Rank
+    elastic: bool = False
+    """The job's processes meet without restarts."""
 
 
 class Refuse(Decision, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class EndRound(Decision, frozen=True, kw_only=True):
     round: Round
     because: str
     nodes: tuple[NodeKey, ...]
+    elastic: bool = False
+    """The job's processes meet without restarts."""
 
 
 class SendAway(Decision, frozen=True, kw_only=True):

@@ -65,12 +65,8 @@ class Engine:
     def consistent(self) -> bool:
         """Whether the indexes agree with the state; a scan, for tests and simulations."""
         fresh, kept = Index(self.state), self._index
-        return (fresh.waiting, fresh.coming, fresh.places, fresh.trainers) == (
-            kept.waiting,
-            kept.coming,
-            kept.places,
-            kept.trainers,
-        )
+        same = ("waiting", "coming", "places", "trainers", "elastic", "near", "rigid")
+        return all(getattr(fresh, name) == getattr(kept, name) for name in same)
 
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
@@ -151,6 +147,10 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.AgentJoined():
             membership.take_over(turn, node)
             rounds.join(turn, node, event)
+        case ev.AgentElastic():
+            agents.elastic(turn, node)
+        case ev.AgentChanged():
+            rounds.changed(turn, node, event)
         case ev.WorkerFailed():
             agents.worker_failed(turn, node, event)
         case ev.NodeFinished():

@@ -50,6 +50,7 @@ class AgentCame(Event, frozen=True, kw_only=True):
     round: Round = Round(0)
     running: bool = False
     finished: bool = False
+    elastic: bool = False
 
 
 class AgentWent(Event, frozen=True, kw_only=True):
@@ -67,19 +68,40 @@ class AgentLeaving(Event, frozen=True, kw_only=True):
 
 
 class AgentJoined(Event, frozen=True, kw_only=True):
-    """The agent's processes are down and it waits for a round newer than `after`."""
+    """The agent's processes are down, or rest (`elastic`), and it waits for a round newer than `after`."""
 
     node: NodeKey
     after: Round
     port: int
+    nproc: int = 0
+    """How many processes it brings; 0: as many as it came with."""
+    elastic: bool = False
+
+
+class AgentElastic(Event, frozen=True, kw_only=True):
+    """The agent's processes can meet in a new round without being restarted."""
+
+    node: NodeKey
+
+
+class AgentChanged(Event, frozen=True, kw_only=True):
+    """More or fewer processes (`nproc`) of this node can meet than have a place in `round`."""
+
+    node: NodeKey
+    round: Round
+    nproc: int
 
 
 class WorkerFailed(Event, frozen=True, kw_only=True):
-    """A training process of `round` ended badly."""
+    """A training process ended badly; `round` is the newest that its agent knew."""
 
     node: NodeKey
     round: Round
     failure: WorkerFailure
+    member: bool = True
+    """It had a place in the round."""
+    left: int = 0
+    """Processes of the node that live and will meet again."""
 
 
 class NodeFinished(Event, frozen=True, kw_only=True):
@@ -258,6 +280,8 @@ AnyEvent = (
     | AgentWent
     | AgentLeaving
     | AgentJoined
+    | AgentElastic
+    | AgentChanged
     | WorkerFailed
     | NodeFinished
     | Stepped

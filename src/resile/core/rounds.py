@@ -3,6 +3,9 @@
 A round closes the moment every node that can come has come; nodes that cannot start now are not waited for, and nodes
 that are on their way are waited for only as long as their late arrival would cost. A round ends the moment a
 member is lost or enough newcomers wait, and every member is told at once.
+
+Where all that wait are elastic, a late arrival costs next to nothing (a new round, and no process is restarted), so
+only those are waited for that rest and will be there in a moment.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from resile.core import changes, endings, progress
 from resile.core.deadlines import Alarm
 from resile.core.decisions import EndRound, FormRound
 from resile.core.endings import Reason
-from resile.core.events import AgentJoined, NodeFinished
-from resile.core.state import TRAINERS, Done, Forming, JobState, Node, Phase, Training, Underway, Waiting
+from resile.core.events import AgentChanged, AgentJoined, NodeFinished
+from resile.core.state import TRAINERS, Done, Forming, Idle, JobState, Node, Phase, Resting, Training, Underway, Waiting
 from resile.core.turn import Turn
 
 
@@ -38,16 +41,17 @@ def raise_max(state: JobState, wanted: int) -> None:
 
 
 def join(turn: Turn, node: Node, event: AgentJoined) -> None:
-    """A node's processes are down and it waits for a round newer than `after`."""
+    """A node's processes are down, or rest, and it waits for a round newer than `after`."""
     state, agent = turn.state, node.agent
     if agent is None or not node.alive:
         return
-    if isinstance(agent.stance, Training | Done) and event.after < agent.stance.round:
+    if isinstance(agent.stance, Training | Resting | Done) and event.after < agent.stance.round:
         return  # it asked before it was told that it is a member; it was told since
     gathering = state.gathering
     if isinstance(gathering, Underway) and node.key in gathering.places:
         stop(turn, f"{node.key} left the round", node.key)
-    agent.stance = Waiting(event.port)
+    agent.stance = Waiting(event.port, event.nproc)
+    agent.elastic = event.elastic
     turn.touch(node)
     gathering = state.gathering
     if isinstance(gathering, Underway):
@@ -56,6 +60,21 @@ def join(turn: Turn, node: Node, event: AgentJoined) -> None:
         form(turn, newcomer=True)
     if isinstance(state.gathering, Underway):
         changes.arrived(turn, (node.key,))
+
+
+def changed(turn: Turn, node: Node, event: AgentChanged) -> None:
+    """A member has other processes than places: a new round will fit it."""
+    gathering = turn.state.gathering
+    if not isinstance(gathering, Underway) or event.round != gathering.round or node.agent is None:
+        return
+    place = gathering.places.get(node.key)
+    if place is None or not node.alive or (gathering.done and event.nproc):
+        return
+    if not event.nproc:
+        node.agent.stance = Idle()  # nobody waits for the process that it lacks
+        turn.touch(node)
+    stop(turn, f"{node.key} has {event.nproc} processes ready, not {place.nproc}", None)
+    form(turn)
 
 
 def _grow(turn: Turn, gathering: Underway, newcomer: NodeKey) -> None:
@@ -78,7 +97,8 @@ def form(turn: Turn, *, newcomer: bool = False) -> None:
         turn.deadlines.clear(Alarm.SETTLE)
         return
     unknown_may_come = gathering.first and not state.spec.managed
-    if fit(size + meeting.node_unit, meeting) == size or not (index.coming or unknown_may_come):
+    expected = index.coming if index.rigid else index.near
+    if fit(size + meeting.node_unit, meeting) == size or not (expected or unknown_may_come):
         _close(turn, size)
     elif newcomer:
         wait: float = turn.timeouts.settle
@@ -130,9 +150,14 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
         return
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
     state.gathering = Forming(since=turn.now, lost=culprit is not None)
+    for node in (state.nodes[key] for key in members):
+        if node.agent is not None and node.agent.elastic and node.agent.stance == Training(gathering.round):
+            node.agent.stance = Resting(gathering.round)
+            turn.touch(node)
     progress.stopped(state.progress, because, str(culprit) if culprit else "", turn.now)
     turn.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
-    turn.decide(EndRound(round=gathering.round, because=because, nodes=members))
+    elastic = bool(turn.index.elastic)
+    turn.decide(EndRound(round=gathering.round, because=because, nodes=members, elastic=elastic))
     open_forming(turn)
 
 
@@ -183,11 +208,12 @@ def _close(turn: Turn, size: int) -> None:
 
 def _places(members: list[Node]) -> dict[NodeKey, Place]:
     agents = [node.agent for node in members if node.agent is not None]
-    world = sum(agent.nproc for agent in agents)
     first = agents[0]
     assert isinstance(first.stance, Waiting)
+    counts = [a.stance.nproc if isinstance(a.stance, Waiting) and a.stance.nproc else a.nproc for a in agents]
+    world = sum(counts)
     places, rank = {}, 0
-    for group_rank, (node, agent) in enumerate(zip(members, agents, strict=True)):
+    for group_rank, (node, count) in enumerate(zip(members, counts, strict=True)):
         places[node.key] = Place(
             group_rank=Rank(group_rank),
             group_world_size=len(members),
@@ -195,8 +221,9 @@ def _places(members: list[Node]) -> dict[NodeKey, Place]:
             world_size=world,
             master_addr=first.address,
             master_port=first.stance.port,
+            nproc=count,
         )
-        rank += agent.nproc
+        rank += count
     return places
 
 

@@ -41,13 +41,21 @@ class Idle(msgspec.Struct, frozen=True, tag=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Its processes are down and it waits for a round."""
+    """Its processes are down, or rest, and it waits for a round."""
 
     port: int
+    nproc: int = 0
+    """How many processes it brings; 0: all."""
 
 
 class Training(msgspec.Struct, frozen=True, tag=True):
     """Its processes run in this round (or are being stopped, once the round is over)."""
+
+    round: Round
+
+
+class Resting(msgspec.Struct, frozen=True, tag=True):
+    """Its elastic processes were told that this round is over; they live, and it will join in a moment."""
 
     round: Round
 
@@ -58,7 +66,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     round: Round
 
 
-Stance = Idle | Waiting | Training | Done
+Stance = Idle | Waiting | Training | Resting | Done
 
 
 class Agent(msgspec.Struct, kw_only=True):
@@ -71,6 +79,8 @@ class Agent(msgspec.Struct, kw_only=True):
     session: int
     """The connection it speaks on; 0 while it has none."""
     stance: Stance
+    elastic: bool = False
+    """Its processes meet in a new round without being restarted."""
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -98,6 +108,8 @@ class Node(msgspec.Struct, kw_only=True):
     """How often another agent process took over this node: its command was started again in place."""
     crashes: list[float] = []
     """Training time at each of its process failures: what `max_restarts` is compared with."""
+    counted: list[int] = []
+    """Pids of its newest elastic processes that failed: a report may come twice."""
 
     @property
     def alive(self) -> bool:

@@ -7,7 +7,7 @@ from resile.api.reports import NodeStatus
 from resile.api.timeouts import Timeouts
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnyDecision, Note
-from resile.core.state import TRAINERS, Idle, JobState, Node, Waiting
+from resile.core.state import TRAINERS, Idle, JobState, Node, Resting, Waiting
 
 
 class Index:
@@ -18,6 +18,12 @@ class Index:
         """Nodes whose agents wait for a round."""
         self.coming: set[NodeKey] = set()
         """Nodes that can join the next round but have not yet. A node the platform cannot start is not among them."""
+        self.elastic: set[NodeKey] = set()
+        """Nodes whose processes meet in a new round without being restarted."""
+        self.near: set[NodeKey] = set()
+        """Of those, the ones that are connected, rest, and will join in a moment."""
+        self.rigid: set[NodeKey] = set()
+        """Nodes that wait and whose processes have to be started first."""
         self.places: dict[tuple[str, Rank], NodeKey] = {}
         """The node that fills each place."""
         self.trainers: set[NodeKey] = set()
@@ -35,6 +41,9 @@ class Index:
         self.waiting.discard(key)
         self.coming.discard(key)
         self.trainers.discard(key)
+        self.elastic.discard(key)
+        self.near.discard(key)
+        self.rigid.discard(key)
         if node.agent is not None:
             self.incarnations[node.agent.incarnation] = key
         place = (key.role, node.rank)
@@ -47,8 +56,14 @@ class Index:
         if key.role not in TRAINERS:
             return
         self.trainers.add(key)
+        if node.agent is not None and node.agent.elastic:
+            self.elastic.add(key)
+            if node.connected and isinstance(node.agent.stance, Resting):
+                self.near.add(key)
         if node.agent is not None and isinstance(node.agent.stance, Waiting):
             self.waiting.add(key)
+            if not node.agent.elastic:
+                self.rigid.add(key)
         elif node.status is not NodeStatus.PENDING:
             self.coming.add(key)
 

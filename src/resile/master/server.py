@@ -99,6 +99,7 @@ class Switchboard:
                 round=hello.round,
                 running=hello.running,
                 finished=hello.finished,
+                elastic=hello.elastic,
             )
         )
 
@@ -166,9 +167,17 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
     """The event that an admitted agent's message is; None for those that are none."""
     match message:
         case ms.Join():
-            return ev.AgentJoined(node=node, after=message.after, port=message.port)
+            return ev.AgentJoined(
+                node=node, after=message.after, port=message.port, nproc=message.nproc, elastic=message.elastic
+            )
+        case ms.Elastic():
+            return ev.AgentElastic(node=node)
+        case ms.Changed():
+            return ev.AgentChanged(node=node, round=message.round, nproc=message.nproc)
         case ms.Failed():
-            return ev.WorkerFailed(node=node, round=message.round, failure=message.failure)
+            return ev.WorkerFailed(
+                node=node, round=message.round, failure=message.failure, member=message.member, left=message.left
+            )
         case ms.Finished():
             return ev.NodeFinished(node=node, round=message.round)
         case ms.Stepped():
@@ -224,7 +233,8 @@ class Executor:
                 for node, place in decision.places.items():
                     board.tell(node, ms.RoundFormed(round=decision.round, place=place))
             case de.EndRound():
-                board.tell_many(decision.nodes, ms.RoundOver(round=decision.round, because=decision.because))
+                over = ms.RoundOver(round=decision.round, because=decision.because, elastic=decision.elastic)
+                board.tell_many(decision.nodes, over)
             case de.Admit():
                 board.admit(decision, self._welcome(decision))
             case de.Refuse():
@@ -274,6 +284,7 @@ class Executor:
             silence=timeouts.silence,
             regroup_grace=timeouts.regroup_grace,
             exit_grace=timeouts.exit_grace,
+            elastic=decision.elastic,
         )
 
     def _finish(self, decision: de.Finish) -> None:

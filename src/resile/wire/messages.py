@@ -13,7 +13,7 @@ import msgspec
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Meeting, Place, WorkerFailure
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -44,6 +44,8 @@ class Hello(Message, frozen=True, kw_only=True):
     running: bool = False
     finished: bool = False
     """All its processes of `round` ended well."""
+    elastic: bool = False
+    """Its processes can meet in a new round without being restarted."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -51,18 +53,38 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """My processes are down; take me into any round newer than `after`."""
+    """My processes are down, or rest; take me into any round newer than `after`."""
 
     after: Round
     port: int
     """A free port for the round's store, in case this node becomes group rank 0."""
+    nproc: int = 0
+    """How many processes it brings; 0: as many as it said in its Hello."""
+    elastic: bool = False
+    """Those processes are up and can meet at once."""
+
+
+class Elastic(Message, frozen=True, kw_only=True):
+    """My processes can meet in a new round without being restarted."""
+
+
+class Changed(Message, frozen=True, kw_only=True):
+    """More or fewer processes of this node can meet than have a place in `round`: another round would suit it."""
+
+    round: Round
+    nproc: int
+    """How many can meet, those that have a place included; 0: it will join when one can."""
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """A training process of `round` ended badly."""
+    """A training process ended badly; `round` is the newest that its agent knew."""
 
     round: Round
     failure: WorkerFailure
+    member: bool = True
+    """It had a place in the round; not so a process that was started ahead of its round."""
+    left: int = 0
+    """Processes of this node that live and will meet again; 0 where all are stopped."""
 
 
 class Finished(Message, frozen=True, kw_only=True):
@@ -139,6 +161,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     silence: float
     regroup_grace: float
     exit_grace: float
+    elastic: bool = False
+    """The job's processes meet without restarts: start yours before you join."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -148,17 +172,22 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class RoundFormed(Message, frozen=True, kw_only=True):
-    """Start your processes: this is your place in the round."""
+    """Start your processes, or let those that rest meet: this is your place in the round."""
 
     round: Round
     place: Place
 
 
 class RoundOver(Message, frozen=True, kw_only=True):
-    """Stop the processes of `round` and join again: somebody was lost, or somebody waits to come in."""
+    """Stop the processes of `round` and join again: somebody was lost, or somebody waits to come in.
+
+    To an elastic training process its agent says the same words: break off the collectives of `round` and be ready.
+    """
 
     round: Round
     because: str
+    elastic: bool = False
+    """The job's processes meet without restarts: let yours live, even those that are still starting."""
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -238,14 +267,40 @@ class Attach(Message, frozen=True, kw_only=True):
     worker: str
 
 
+class Ready(Message, frozen=True, kw_only=True):
+    """An elastic training process is in no round and can meet in a new one; the first word on a line of its own."""
+
+    worker: str
+    step: int
+    """Steps completed."""
+
+
+class Placed(Message, frozen=True, kw_only=True):
+    """Answer to Ready, now or later: the process's place in a new round, as torchrun's variables would say it."""
+
+    round: Round
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+
+
 ShardMessage = OpenDataset | TakeShard | ShardProgress
 ShardAnswer = DatasetOpen | ShardGranted | ShardNoted
-AgentMessage = Hello | Heartbeat | Join | Failed | Finished | Stepped | WorkerGone | Leaving | ShardMessage
+AgentMessage = (
+    Hello | Heartbeat | Join | Elastic | Changed | Failed | Finished | Stepped | WorkerGone | Leaving | ShardMessage
+)
 """What a master hears from an agent."""
 
 MasterMessage = Welcome | Refused | RoundFormed | RoundOver | Leave | JobOver | ShardAnswer | Answer
 """What an agent or a command line hears from a master."""
 
 ToMaster = AgentMessage | Ask
-WorkerMessage = Attach | Stepped | ShardMessage
+WorkerMessage = Attach | Stepped | Ready | ShardMessage
 """What an agent hears from its training processes."""
+LineMessage = Placed | RoundOver
+"""What an elastic training process hears on its line."""

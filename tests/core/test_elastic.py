@@ -1,0 +1,213 @@
+"""Elastic nodes: rounds without restarts."""
+
+from __future__ import annotations
+
+from resile.api.ids import Round
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.state import Idle, Resting, Training, Waiting
+from tests.core.given import Job, failure, key, managed, running, running_bare
+
+
+def elastic(nodes: int, least: int = 1, make=running, **more) -> Job:
+    """A job in its first round whose processes all turned out to be elastic."""
+    job = make(nodes, least, nodes, **more)
+    for number in range(nodes):
+        job.does(ev.AgentElastic(node=key(number)))
+    return job
+
+
+def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None) -> list[de.AnyDecision]:
+    last = job.state.last_round if after is None else Round(after)
+    return job.does(ev.AgentJoined(node=key(number), after=last, port=29500, nproc=nproc, elastic=True))
+
+
+def dies(job: Job, number: int, left: int = 0, pid: int = 7, member: bool = True) -> list[de.AnyDecision]:
+    return job.does(
+        ev.WorkerFailed(
+            node=key(number), round=job.state.last_round, failure=failure(pid=pid), member=member, left=left
+        )
+    )
+
+
+def test_survivors_meet_again_without_waiting_for_the_process_that_died():
+    job = elastic(3)
+    dies(job, 1)
+    (over,) = job.said(de.EndRound)
+    assert {each.id for each in over.nodes} == {0, 1, 2}
+    assert isinstance(job.node(1).agent.stance, Idle)
+    rejoins(job, 0)
+    assert not job.members
+    rejoins(job, 2)
+    assert job.members == [0, 2]
+    assert job.state.last_round == 2
+
+
+def test_the_replacement_comes_in_with_a_new_round_and_gets_its_old_place():
+    job = elastic(3)
+    dies(job, 1)
+    rejoins(job, 0)
+    rejoins(job, 2)
+    rejoins(job, 1, after=1)
+    assert [d.because for d in job.said(de.EndRound)] == ["worker-1 is ready to join"]
+    rejoins(job, 2)
+    rejoins(job, 0)
+    assert job.members == [0, 1, 2]
+    assert job.said(de.FormRound)[0].places[key(1)].first_rank == 1
+
+
+def test_survivors_wait_for_the_replacement_when_they_are_too_few():
+    job = elastic(3, least=3)
+    dies(job, 1)
+    rejoins(job, 0)
+    rejoins(job, 2)
+    assert not job.members
+    rejoins(job, 1, after=1)
+    assert job.members == [0, 1, 2]
+
+
+def test_a_node_that_lost_one_of_its_processes_is_near_and_brings_the_others():
+    job = elastic(2)
+    dies(job, 1, left=2)
+    assert job.node(1).agent.stance == Resting(Round(1))
+    rejoins(job, 0, nproc=3)
+    assert not job.members
+    rejoins(job, 1, nproc=2)
+    places = job.said(de.FormRound)[0].places
+    assert [(p.first_rank, p.nproc, p.world_size) for p in places.values()] == [(0, 3, 5), (3, 2, 5)]
+
+
+def test_a_node_with_more_processes_than_places_gets_a_new_round():
+    job = elastic(2)
+    dies(job, 1, left=2)
+    rejoins(job, 0, nproc=3)
+    rejoins(job, 1, nproc=2)
+    job.does(ev.AgentChanged(node=key(1), round=Round(2), nproc=3))
+    assert job.said(de.EndRound)[0].round == 2
+    rejoins(job, 0, nproc=3)
+    rejoins(job, 1, nproc=3)
+    assert job.said(de.FormRound)[0].places[key(1)].world_size == 6
+
+
+def test_word_of_a_change_in_an_older_round_changes_nothing():
+    job = elastic(2)
+    dies(job, 1, left=1)
+    rejoins(job, 0)
+    rejoins(job, 1)
+    job.does(ev.AgentChanged(node=key(1), round=Round(1), nproc=2))
+    assert job.members == [0, 1]
+
+
+def test_a_node_without_processes_for_its_place_is_not_waited_for():
+    job = elastic(3)
+    job.does(ev.AgentChanged(node=key(2), round=Round(1), nproc=0))
+    rejoins(job, 0)
+    rejoins(job, 1)
+    assert job.members == [0, 1]
+
+
+def test_a_node_whose_connection_is_gone_is_not_waited_for_though_it_is_not_lost_yet():
+    job = elastic(3)
+    rejoins(job, 0)  # its collective broke
+    rejoins(job, 1)
+    assert not job.members
+    job.does(ev.AgentWent(node=key(2), session=job.node(2).agent.session))
+    assert job.members == [0, 1]
+    assert job.node(2).alive
+
+
+def test_a_node_that_is_near_and_does_not_come_is_waited_for_no_longer_than_settle():
+    job = elastic(3)
+    dies(job, 1)
+    rejoins(job, 0)
+    job.heartbeats()
+    job.engine.amnesty(job.now + job.timeouts.settle)
+    job.wait(job.timeouts.settle)
+    assert job.members == [0]
+
+
+def test_a_new_agent_is_told_that_the_job_is_elastic():
+    job = managed(2, most=3)
+    job.comes(0)
+    assert not job.said(de.Admit)[0].elastic
+    job.does(ev.AgentElastic(node=key(0)))
+    job.comes(1)
+    assert job.said(de.Admit)[0].elastic
+
+
+def test_every_failure_of_an_elastic_process_counts_once_though_its_peers_left_first():
+    job = elastic(2, make=running_bare, max_restarts=2)
+    rejoins(job, 0)  # its collective broke before anybody heard of the failure
+    dies(job, 1, pid=11)
+    dies(job, 1, pid=11)
+    assert len(job.node(1).crashes) == 1
+    dies(job, 1, pid=12, member=False)
+    dies(job, 1, pid=13, member=False)
+    assert job.state.phase == "Failed"
+    assert job.state.reason == "RestartOverLimit"
+
+
+def test_a_process_that_fails_ahead_of_its_round_does_not_end_the_round_of_the_others():
+    job = elastic(3)
+    dies(job, 1)
+    rejoins(job, 0)
+    rejoins(job, 2)
+    dies(job, 1, pid=8, member=False)
+    assert job.members == [0, 2]
+    assert len(job.node(1).crashes) == 2
+
+
+def test_a_process_that_dies_after_its_node_joined_takes_the_round_with_it_at_once():
+    job = elastic(2)
+    dies(job, 1, left=1)
+    rejoins(job, 0)
+    rejoins(job, 1)
+    assert job.members == [0, 1]
+    # said before the agent heard of round 2
+    job.does(ev.WorkerFailed(node=key(1), round=Round(1), failure=failure(pid=9), left=0))
+    assert not job.members
+    rejoins(job, 0)
+    assert job.members == [0]
+
+
+def test_rigid_nodes_among_elastic_ones_are_waited_for_as_ever():
+    job = running(3)
+    job.does(ev.AgentElastic(node=key(0)))
+    job.fails(1)
+    job.joins(1, after=1)
+    rejoins(job, 0)
+    assert not job.members  # worker-2 stops its processes and will come
+    job.joins(2, after=1)
+    assert job.members == [0, 1, 2]
+
+
+def test_an_elastic_agent_that_comes_back_from_another_round_rests_and_is_near():
+    job = elastic(3)
+    dies(job, 1)
+    job.comes(2, round=Round(1), running=True, elastic=True)
+    assert job.said(de.EndRound)[0].nodes == (key(2),)
+    assert job.node(2).agent.stance == Resting(Round(1))
+    rejoins(job, 0)
+    assert not job.members
+    rejoins(job, 2)
+    assert job.members == [0, 2]
+
+
+def test_a_master_that_dies_in_the_middle_of_a_recovery_knows_who_rested():
+    job = elastic(3)
+    dies(job, 1)
+    rejoins(job, 0)
+    again = job.replayed()
+    assert again.state == job.state
+    assert again.consistent()
+    stances = [type(again.state.nodes[key(n)].agent.stance) for n in range(3)]
+    assert stances == [Waiting, Idle, Resting]
+
+
+def test_a_late_word_about_joining_an_older_round_is_not_believed():
+    job = elastic(2)
+    dies(job, 1, left=1)
+    rejoins(job, 0)
+    rejoins(job, 1)
+    job.does(ev.AgentJoined(node=key(1), after=Round(1), port=1, nproc=1, elastic=True))
+    assert job.node(1).agent.stance == Training(Round(2))
