@@ -37,6 +37,7 @@ class Mode(enum.StrEnum):
     STOPPING = "stopping"
     FAILED = "failed"
     FINISHED = "finished"
+    AHEAD = "ahead"
     GONE = "gone"
 
 

@@ -18,12 +18,13 @@ from resile.core.state import JobState, new_state
 from resile.sim.agent import Mode, SimAgent
 from resile.sim.checks import Checks, require
 from resile.sim.clock import Clock
+from resile.sim.elastic import ElasticAgent
 from resile.sim.journal import MemoryJournal
 from resile.sim.master import SimMaster
 from resile.sim.network import Network
 from resile.sim.plan import Plan, draw
 from resile.sim.platform import SimPlatform
-from resile.sim.training import Training
+from resile.sim.training import SAVE_EVERY, Training
 
 ASK_AGAIN = 1.0
 """Seconds after which a person whose wish was not answered repeats it."""
@@ -43,7 +44,8 @@ class Cluster:
         self.plan: Plan = draw(self.rng)
         self.net = Network(self.clock, self.rng)
         self.data = self.plan.data
-        self.training = None if self.data else Training(self.clock, self.plan.steps, self.plan.step_time)
+        every = 1 if self.plan.elastic else SAVE_EVERY
+        self.training = None if self.data else Training(self.clock, self.plan.steps, self.plan.step_time, every)
         self.heartbeat: float = self.plan.spec.timeouts.heartbeat
         self.platform = SimPlatform(self, self.plan.moods)
         self.agents: list[SimAgent] = []
@@ -91,7 +93,8 @@ class Cluster:
 
     def boot(self, key: NodeKey | None) -> SimAgent:
         """Start an agent."""
-        agent = SimAgent(self, f"agent{len(self.agents)}", self.plan.meeting, self.plan.nproc, key)
+        kind = ElasticAgent if self.plan.elastic else SimAgent
+        agent = kind(self, f"agent{len(self.agents)}", self.plan.meeting, self.plan.nproc, key)
         self.tell(agent.incarnation, f"starts on {key or 'a bare machine'}")
         self.agents.append(agent)
         agent.connect()

@@ -194,7 +194,7 @@ class SimMaster:
             old.tear()
         self._node_of[link] = decision.node
         self._links[decision.node] = link
-        link.down(Welcome(decision.node, decision.rank))
+        link.down(Welcome(decision.node, decision.rank, decision.elastic))
 
     def _dismiss(self, session: int, word: ToAgent) -> None:
         link = self._sessions.get(session)

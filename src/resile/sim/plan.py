@@ -56,6 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     data: Data | None
     moods: Moods
     faults: tuple[tuple[float, Fault], ...]
+    elastic: bool = False
+    """Training processes meet in new rounds without being restarted, and no step is lost with a round."""
 
 
 def draw(rng: random.Random) -> Plan:
@@ -95,6 +97,7 @@ def draw(rng: random.Random) -> Plan:
         data=data,
         moods=_moods(rng) if managed else Moods(),
         faults=tuple((at, rng.choice(kinds)) for at in times),
+        elastic=data is None and rng.random() < 0.5,
     )
 
 

@@ -59,19 +59,21 @@ class World:
         self._round = round_
         self._size = size
         self._members: dict[Rank, Member] = {}
+        self._broken = False
         self._step = 0
         self._timer: Timer | None = None
 
     def enter(self, place: Place, member: Member) -> None:
         """A node's processes are up."""
         self._members[place.group_rank] = member
-        if len(self._members) == self._size:
+        if len(self._members) == self._size and not self._broken:
             self._training.store.open(self._round)
             self._step = self._training.store.step
             self._next()
 
     def leave(self, member: Member) -> list[Member]:
         """A node's processes are down: no step will be taken here any more. Returns those that are left alone."""
+        self._broken = True
         if self._timer is not None:
             self._timer.cancel()
         return [other for other in self._members.values() if other is not member]
@@ -90,7 +92,7 @@ class World:
             self._step += 1
             training.newest = max(training.newest, self._round)
             self._members[Rank(0)].stepped(self._round, self._step, training.total)
-        if self._step >= training.total or self._step % SAVE_EVERY == 0:
+        if self._step >= training.total or self._step % training.save_every == 0:
             training.store.save(self._round, self._step)
         if self._step < training.total:
             self._next()
@@ -102,8 +104,9 @@ class World:
 class Training:
     """The whole of a job's training, over all rounds."""
 
-    def __init__(self, clock: Clock, total: int, step_time: float) -> None:
+    def __init__(self, clock: Clock, total: int, step_time: float, save_every: int = SAVE_EVERY) -> None:
         self.clock = clock
+        self.save_every = save_every
         self.total = total
         self.step_time = step_time
         self.store = Store()

@@ -23,6 +23,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
     node: NodeKey
     rank: Rank
+    elastic: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True):
