@@ -16,17 +16,18 @@ from pathlib import Path
 import msgspec
 
 from resile.agent.attempt import Attempt, LogDirectory
-from resile.agent.failure_report import report, terminal_width
-from resile.agent.failures import root_cause
 from resile.agent.options import RunOptions
 from resile.agent.output import Output
 from resile.agent.ports import free_port
 from resile.agent.relay import Relay
+from resile.agent.seats import Seats
 from resile.agent.session import Session
 from resile.agent.waiting import Waiting
+from resile.agent.words import rendezvous_result, story
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Place, WorkerFailure
 from resile.wire import messages as ms
+from resile.wire.protocol import Connection
 
 log = logging.getLogger("resile.agent")
 
@@ -95,6 +96,14 @@ class Agent:
         self._signals = 0
         self._regroup_grace: float = options.timeouts.regroup_grace
         self._exit_grace: float = options.timeouts.exit_grace
+        self.seats = Seats(
+            send=lambda message: self.session.send(message),
+            replace=self._replace,
+            met=self._met,
+            desert=self._go_on,
+            leave_within=options.timeouts.recovery_budget,
+            ready_within=options.meeting.join_timeout or options.timeouts.join,
+        )
 
     @property
     def training(self) -> bool:
@@ -105,8 +114,9 @@ class Agent:
 
     def hello(self, local_address: str) -> ms.Hello:
         """The greeting: who this is and all it holds."""
-        identity, attempt = self._identity, self._attempt
+        identity, attempt, seats = self._identity, self._attempt, self.seats
         current = attempt is not None and attempt.round == self._newest
+        runs = seats.in_round if seats.active else current and attempt is not None and attempt.sound
         return ms.Hello(
             protocol=ms.PROTOCOL,
             job=self._options.job_name,
@@ -119,8 +129,9 @@ class Agent:
             node_id=identity.node_id,
             rank=self._rank,
             round=self._newest,
-            running=self._next is not None or (current and attempt is not None and attempt.sound),
+            running=self._next is not None or runs,
             finished=current and attempt is not None and attempt.finished and self._join is None,
+            elastic=seats.elastic,
         )
 
     def on_message(self, message: ms.MasterMessage) -> None:
@@ -136,13 +147,21 @@ class Agent:
                 return  # on its way out already, with an exit code of its own
             case ms.RoundFormed():
                 if message.round > self._newest:
-                    self._newest, self._join, self._next = message.round, None, (message.round, message.place)
-                    self._go_on()
+                    self._newest, self._join = message.round, None
+                    if self.seats.active:
+                        self.seats.formed(message.round, message.place)
+                    else:
+                        self._next = (message.round, message.place)
+                        self._go_on()
             case ms.RoundOver():
                 if message.round > self._newest or (message.round == self._newest and self._join is None):
                     log.info("round %d is over: %s", message.round, message.because)
                     self._newest, self._join, self._next = message.round, None, None
-                    self._go_on()
+                    self.seats.elastic |= message.elastic
+                    if self.seats.active:
+                        self.seats.over(message.round, message.because)
+                    else:
+                        self._go_on()
             case ms.Leave():
                 log.warning("this node leaves the job: %s", message.because)
                 self._leave(message.exit_code)
@@ -152,10 +171,23 @@ class Agent:
             case ms.JobOver():
                 self._job_over(message)
 
+    def on_worker(self, connection: Connection, message: ms.WorkerMessage) -> None:
+        """One word of a training process."""
+        if isinstance(message, ms.Ready):
+            self.seats.on_ready(connection, message)
+        else:
+            self.relay.on_message(connection, message)
+
+    def on_worker_close(self, connection: Connection, because: str) -> None:
+        """A training process hung up."""
+        self.seats.on_close(connection)
+        self.relay.on_close(connection, because)
+
     def on_away(self, seconds: float, why: str) -> None:
         """The master cannot be reached. Training goes on; an agent without work does not wait for ever."""
         patience = self._options.meeting.join_timeout or self._options.timeouts.connect
-        if self.training or self._leaving or self.done.done():
+        busy = self.seats.in_round if self.seats.active else self.training
+        if busy or self._leaving or self.done.done():
             return
         self._waiting.away(self._options.endpoint, seconds, why, patience)
         if seconds < patience:
@@ -176,6 +208,10 @@ class Agent:
         self.session.beat(welcome.heartbeat)
         self.relay.repeat()
         if self._leaving:
+            return
+        self.seats.elastic |= welcome.elastic
+        if self.seats.active:
+            self.seats.welcomed()
             return
         if self._attempt is not None and self._attempt.round == self._newest:
             for failure in self._attempt.failures:
@@ -209,6 +245,8 @@ class Agent:
         following, self._next = self._next, None
         if following is not None:
             self._start(*following)
+        elif self.seats.elastic and (self._attempt is None or not self._attempt.failures):
+            self._start_ahead()
         else:
             self._join = ms.Join(after=self._newest, port=free_port())
             self.session.send(self._join)
@@ -218,6 +256,45 @@ class Agent:
         self._waiting.over()
         if self._attempt is not None:
             log.info("%s", self._restart_words(self._attempt))
+        attempt = self._new_attempt(round_, place)
+        log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, rendezvous_result(attempt))
+        self.relay.begin(round_, set(attempt.names.values()), leads=place.group_rank == 0)
+        self.seats.begin(attempt, ahead=False)
+        attempt.start()
+
+    def _start_ahead(self) -> None:
+        """The job's processes meet without restarts: have ours up before anybody stands still for them."""
+        log.info("starting processes ahead of the next round")
+        nproc = self._options.nproc
+        nowhere = Place(
+            group_rank=Rank(0),
+            group_world_size=1,
+            first_rank=0,
+            world_size=nproc,
+            master_addr="127.0.0.1",
+            master_port=free_port(),
+            nproc=nproc,
+        )
+        attempt = self._new_attempt(NO_ROUND, nowhere)
+        for name in attempt.names.values():
+            self.relay.expect(name)
+        self.seats.begin(attempt, ahead=True)
+        attempt.start()
+
+    def _replace(self, local_rank: int) -> None:
+        assert self._attempt is not None
+        log.info("starting another process for local rank %d, ahead of the next round", local_rank)
+        self.relay.expect(self._attempt.replace(local_rank, self._attempts))
+        self._attempts += 1
+
+    def _met(self) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        self._waiting.over()
+        log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, rendezvous_result(attempt))
+        self.relay.begin(attempt.round, set(attempt.names.values()), leads=attempt.place.group_rank == 0)
+
+    def _new_attempt(self, round_: Round, place: Place) -> Attempt:
         self._attempt = attempt = Attempt(
             round_,
             place,
@@ -230,9 +307,7 @@ class Agent:
             on_end=lambda worker, failures: self._ended(attempt, worker, failures),
         )
         self._attempts += 1
-        log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, _result(attempt))
-        self.relay.begin(round_, set(attempt.names.values()), leads=place.group_rank == 0)
-        attempt.start()
+        return attempt
 
     def _restart_words(self, last: Attempt) -> str:
         if not last.failures:
@@ -245,6 +320,11 @@ class Agent:
 
     def _ended(self, attempt: Attempt, worker: str, failures: list[WorkerFailure]) -> None:
         self.relay.gone(worker)
+        if self.seats.active and worker:
+            for failure in failures:
+                log.error("%s", failure)
+            self.seats.ended(next(rank for rank, name in attempt.names.items() if name == worker), failures)
+            return
         for failure in failures:
             log.error("%s", failure)
             self.session.send(ms.Failed(round=attempt.round, failure=failure))
@@ -287,7 +367,7 @@ class Agent:
         if self._attempt is not None:
             await self._attempt.stop(self._exit_grace, number)
         if over is not None and over.failure is not None:
-            self._output.say(_story(over.failure, over.failed_node, self._node, self._attempt))
+            self._output.say(story(over.failure, over.failed_node, self._node, self._attempt))
         if not self.done.done():
             self.done.set_result(exit_code)
 
@@ -308,38 +388,3 @@ class Agent:
             self._task.cancel()
         if self._attempt is not None:
             self._attempt.kill()
-
-
-def _story(told: WorkerFailure, failed_node: str, here: NodeKey | None, attempt: Attempt | None) -> str:
-    """The report of what came first: as the master saw it, unless a process of this node had failed even earlier."""
-    own = attempt.failures if attempt is not None else []
-    known = [told, *(failure for failure in own if failure.pid != told.pid)]
-    first = root_cause(known) or told
-    node = failed_node if first is told else str(here)
-    return report(
-        first,
-        node=node,
-        log_file=attempt.log_of(first) if attempt is not None and node == str(here) else "",
-        others=[failure for failure in known if failure is not first],
-        width=terminal_width(),
-    )
-
-
-def _result(attempt: Attempt) -> str:
-    """The outcome of a rendezvous in the words that people grep for."""
-    place, local = attempt.place, list(attempt.names)
-    ranks = [place.first_rank + rank for rank in local]
-    worlds = [place.world_size] * len(local)
-    fields: dict[str, object] = {
-        "restart_count": attempt.number,
-        "master_addr": place.master_addr,
-        "master_port": place.master_port,
-        "group_rank": place.group_rank,
-        "group_world_size": place.group_world_size,
-        "local_ranks": local,
-        "role_ranks": ranks,
-        "global_ranks": ranks,
-        "role_world_sizes": worlds,
-        "global_world_sizes": worlds,
-    }
-    return "".join(f"\n  {name}={value}" for name, value in fields.items())

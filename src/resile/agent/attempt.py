@@ -1,4 +1,7 @@
-"""One node's part in one round: its processes, what they are told, and which of them failed by their own fault.
+"""One node's processes: what they are told, and which of them failed by their own fault.
+
+They serve one round, and end with it; those of an elastic script stay for round after round, and one of them that fails
+is replaced by itself (`resile.agent.seats` decides that).
 
 When one process fails its siblings are stopped, and how those end says nothing. But a sibling may have failed first
 and taken longer to die (a long traceback, a slow exit): if its error was recorded before it was asked to stop, it
@@ -50,7 +53,7 @@ class LogDirectory:
 
 
 class Attempt:
-    """The processes of one round on this node."""
+    """The processes of one round on this node, or of many rounds if they are elastic."""
 
     def __init__(
         self,
@@ -68,8 +71,8 @@ class Attempt:
         """Nothing runs before `start`.
 
         Args:
-            round_: the round.
-            place: this node's place in it.
+            round_: the round; NO_ROUND for processes that are started ahead of it.
+            place: this node's place in it, or what comes closest.
             number: how many attempts there were before on this node.
             options: the flags.
             logs: where files go.
@@ -83,6 +86,12 @@ class Attempt:
         self.number = number
         self.names = {rank: f"{owner}.{number}.{rank}" for rank in range(options.nproc)}
         self.failures: list[WorkerFailure] = []
+        """Of processes that were not replaced."""
+        self.ranks = {rank: place.first_rank + rank for rank in self.names}
+        """The global rank of each local rank that has a place in the round."""
+        self._numbers = dict.fromkeys(self.names, number)
+        self._owner = owner
+        self._dismissed: set[int] = set()
         self._options = options
         self._logs = logs
         self._socket = socket
@@ -103,6 +112,11 @@ class Attempt:
         return self.running and self._stopped_at is None
 
     @property
+    def stopped(self) -> bool:
+        """Whether its processes were asked to stop, or could not be started."""
+        return self._stopped_at is not None
+
+    @property
     def finished(self) -> bool:
         """Whether all processes ended well, of their own accord."""
         return self._started and not self.running and self._stopped_at is None and not self.failures
@@ -111,7 +125,7 @@ class Attempt:
         """The file with the last words of a process of this attempt; empty if none was kept."""
         if not self._logs.kept or all(own.pid != failure.pid for own in self.failures):
             return ""
-        directory = self._logs.of(self.number, failure.local_rank)
+        directory = self._logs.of(self._numbers[failure.local_rank], failure.local_rank)
         return next((str(file) for n in ("stderr", "stdout") if (file := directory / f"{n}.log").exists()), "")
 
     def start(self) -> None:
@@ -138,6 +152,39 @@ class Attempt:
         self._stopped_at = self._stopped_at or time.time()
         await self._group.stop(grace, number)
 
+    def enter(self, round_: Round, place: Place, local_ranks: list[int]) -> None:
+        """These of the same processes are in another round now, in this order."""
+        self.round, self.place = round_, place
+        self.ranks = {local_rank: place.first_rank + number for number, local_rank in enumerate(local_ranks)}
+
+    def replace(self, local_rank: int, number: int) -> str:
+        """Start a process in the place of one that failed, as attempt `number`; returns its name.
+
+        Raises:
+            CannotStart: it cannot be started.
+        """
+        self._numbers[local_rank] = number
+        self.names[local_rank] = f"{self._owner}.{number}.{local_rank}"
+        try:
+            self._group.start_one(local_rank, self._spawn(local_rank))
+        except (NoDeviceError, OSError) as error:
+            raise CannotStart(str(error)) from error
+        self.failures = [failure for failure in self.failures if failure.local_rank != local_rank]
+        return self.names[local_rank]
+
+    def pid_of(self, local_rank: int) -> int:
+        """The pid of a process that runs; 0 if it does not."""
+        return self._group.pid_of(local_rank)
+
+    def kill_one(self, local_rank: int) -> None:
+        """End one process; that is a failure like any other."""
+        self._group.kill_one(local_rank)
+
+    def dismiss(self, local_rank: int) -> None:
+        """End one process that is not needed any more; how it ends says nothing."""
+        self._dismissed.add(local_rank)
+        self._group.kill_one(local_rank)
+
     def kill(self) -> None:
         """End all processes and what they forked at once."""
         self._stopped_at = self._stopped_at or time.time()
@@ -145,7 +192,7 @@ class Attempt:
 
     def _ended(self, ended: Ended) -> None:
         found: list[WorkerFailure] = []
-        if not ended.well:
+        if not ended.well and ended.local_rank not in self._dismissed:
             failure = self._failure(ended)
             if self._stopped_at is None or failure.at < self._stopped_at:
                 found.append(failure)
@@ -157,18 +204,19 @@ class Attempt:
         by_kernel, self._oom_kills = kills > self._oom_kills, kills
         return read_failure(
             returncode=ended.returncode,
-            global_rank=self.place.first_rank + ended.local_rank,
+            global_rank=self.ranks.get(ended.local_rank, self.place.first_rank + ended.local_rank),
             local_rank=ended.local_rank,
             pid=ended.pid,
             ended_at=ended.at,
-            error_file=str(self._logs.of(self.number, ended.local_rank) / "error.json"),
+            error_file=str(self._logs.of(self._numbers[ended.local_rank], ended.local_rank) / "error.json"),
             log_tail=ended.tail,
             oom_killed=by_kernel and ended.returncode == -signal.SIGKILL,
         )
 
     def _spawn(self, local_rank: int) -> Spawn:
         options = self._options
-        directory = self._logs.of(self.number, local_rank)
+        number = self._numbers[local_rank]
+        directory = self._logs.of(number, local_rank)
         directory.mkdir(parents=True, exist_ok=True)
         environment = worker_environment(
             os.environ,
@@ -177,7 +225,7 @@ class Attempt:
             local_rank=local_rank,
             nproc=options.nproc,
             round_=self.round,
-            restart_count=self.number,
+            restart_count=number,
             run_id=options.run_id,
             error_file=str(directory / "error.json"),
             agent_socket=str(self._socket),

@@ -189,7 +189,7 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
         on_away=away,
         server_name=options.security.tls_name or None,
     )
-    local = await serve_local(agent.socket, on_message=agent.relay.on_message, on_close=agent.relay.on_close)
+    local = await serve_local(agent.socket, on_message=agent.on_worker, on_close=agent.on_worker_close)
     session = asyncio.ensure_future(agent.session.run())
     session.add_done_callback(lambda ended: _fail_with(agent.done, ended))
     signals.tell(agent)

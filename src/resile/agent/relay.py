@@ -67,6 +67,10 @@ class Relay:
         self._held = None
         self._workers |= workers
 
+    def expect(self, worker: str) -> None:
+        """This process is the node's, too."""
+        self._workers.add(worker)
+
     def gone(self, worker: str) -> None:
         """A process ended, and what it forked with it: forget what they asked for, and free what they hold."""
         if self._held is not None:  # it may be the last

@@ -99,8 +99,29 @@ class WorkerGroup:
                 self._start(local_rank, spawn)
         except OSError as error:
             self.kill()
-            why = os.strerror(error.errno or 0)
-            raise CannotStart(f"cannot start {spawns[0].command[0]}: {why[:1].lower()}{why[1:]}") from error
+            raise CannotStart(_cannot_start(spawns[0], error)) from error
+
+    def start_one(self, local_rank: int, spawn: Spawn) -> None:
+        """Start one more process, in the place of one that ended.
+
+        Raises:
+            CannotStart: the program cannot be run.
+        """
+        try:
+            self._start(local_rank, spawn)
+        except OSError as error:
+            raise CannotStart(_cannot_start(spawn, error)) from error
+
+    def kill_one(self, local_rank: int) -> None:
+        """SIGKILL to one process and what it forked; fine if it is gone."""
+        worker = self._alive.get(local_rank)
+        if worker is not None:
+            _signal_group(worker.process.pid, signal.SIGKILL)
+
+    def pid_of(self, local_rank: int) -> int:
+        """The pid of a process that runs; 0 if it does not."""
+        worker = self._alive.get(local_rank)
+        return worker.process.pid if worker is not None else 0
 
     def _start(self, local_rank: int, spawn: Spawn) -> None:
         tail = Tail(*(o.file for o in spawn.outlets if o.file is not None and o.console is None))
@@ -178,6 +199,11 @@ class WorkerGroup:
         if not self._alive:
             self._empty.set()
         self._on_end(Ended(local_rank, worker.process.pid, returncode, at, worker.tail.read()))
+
+
+def _cannot_start(spawn: Spawn, error: OSError) -> str:
+    why = os.strerror(error.errno or 0)
+    return f"cannot start {spawn.command[0]}: {why[:1].lower()}{why[1:]}"
 
 
 def _die_with(agent: int) -> Callable[[], None]:

@@ -1,0 +1,231 @@
+"""What an agent says and does for elastic processes, without processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resile.agent.seats import Seats
+from resile.api.ids import Rank, Round
+from resile.api.reports import Place, WorkerFailure
+from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver
+
+
+class Line:
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.heard.append(message)
+
+    def close(self, because: str = "") -> None:
+        self.closed = True
+
+
+class Node:
+    """One node's seats with `nproc` processes that exist in name only."""
+
+    def __init__(self, nproc: int, *, ahead: bool = False, round_: int = 1) -> None:
+        self.said: list[Message] = []
+        self.replaced: list[int] = []
+        self.killed: list[int] = []
+        self.deserted = 0
+        self.lines: dict[int, Line] = {}
+        self.attempt: Any = SimpleNamespace(
+            round=Round(0 if ahead else round_),
+            place=place(nproc),
+            names={n: f"w{n}" for n in range(nproc)},
+            failures=[],
+            stopped=False,
+            finished=False,
+            running=True,
+            kill_one=self.killed.append,
+            dismiss=self.killed.append,
+            enter=lambda *_: None,
+        )
+        self.seats = Seats(
+            send=self.said.append,
+            replace=self.replaced.append,
+            met=lambda: None,
+            desert=lambda: setattr(self, "deserted", self.deserted + 1),
+            leave_within=1000.0,
+            ready_within=1000.0,
+        )
+        self.seats.begin(self.attempt, ahead=ahead)
+
+    def ready(self, *numbers: int) -> None:
+        for number in numbers:
+            line = self.lines.setdefault(number, Line())
+            self.seats.on_ready(line, Ready(worker=f"w{number}", step=0))
+
+    def dies(self, number: int) -> None:
+        self.lines.pop(number, None)
+        self.seats.ended(number, [WorkerFailure(global_rank=0, local_rank=number, pid=5, at=1.0, signal=9)])
+
+    def forms(self, number: int, nproc: int) -> None:
+        self.seats.formed(Round(number), place(nproc))
+
+    def over(self, number: int) -> None:
+        self.seats.over(Round(number), "somebody was lost")
+
+    def last(self, kind: type[Message]) -> Any:
+        return next((message for message in reversed(self.said) if isinstance(message, kind)), None)
+
+    def placed(self, number: int) -> Placed | None:
+        found = [message for message in self.lines[number].heard if isinstance(message, Placed)]
+        return found[-1] if found else None
+
+
+def place(nproc: int) -> Place:
+    return Place(
+        group_rank=Rank(1),
+        group_world_size=2,
+        first_rank=4,
+        world_size=4 + nproc,
+        master_addr="h",
+        master_port=9,
+        nproc=nproc,
+    )
+
+
+@pytest.fixture(autouse=True)
+async def _loop():
+    """Timers need one that runs."""
+
+
+async def test_a_process_started_for_a_round_gets_its_place_the_moment_it_is_ready():
+    node = Node(2)
+    node.ready(1)
+    assert node.placed(1).rank == 5
+    assert isinstance(node.said[0], Elastic)
+    assert node.last(Join) is None
+
+
+async def test_all_processes_that_left_the_round_join_again_together():
+    node = Node(2)
+    node.ready(0, 1)
+    node.over(1)
+    assert [type(line.heard[-1]) for line in node.lines.values()] == [RoundOver, RoundOver]
+    node.ready(0)
+    assert node.last(Join) is None
+    node.ready(1)
+    assert (node.last(Join).after, node.last(Join).nproc, node.last(Join).elastic) == (1, 2, True)
+    node.forms(2, 2)
+    assert node.placed(1).round == 2
+    assert node.seats.in_round
+
+
+async def test_a_process_that_dies_is_replaced_and_its_siblings_do_not_wait_for_that():
+    node = Node(3)
+    node.ready(0, 1, 2)
+    node.dies(1)
+    failed = node.last(Failed)
+    assert (failed.member, failed.left) == (True, 2)
+    assert node.replaced == [1]
+    node.ready(0, 2)
+    assert node.last(Join).nproc == 2
+    node.forms(2, 2)
+    assert [node.placed(n).rank for n in (0, 2)] == [4, 5]
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=3)
+
+
+async def test_a_process_that_loses_touch_takes_its_siblings_out_of_the_round():
+    node = Node(2)
+    node.ready(0, 1)
+    node.ready(0)
+    assert isinstance(node.lines[1].heard[-1], RoundOver)
+    node.ready(1)
+    assert node.last(Join).nproc == 2
+
+
+async def test_a_node_started_ahead_joins_when_all_its_processes_are_ready():
+    node = Node(2, ahead=True)
+    node.ready(0)
+    assert node.last(Join) is None
+    node.ready(1)
+    assert node.last(Join) == node.last(Join)
+    assert node.last(Join).nproc == 2
+
+
+async def test_a_round_formed_for_more_processes_than_there_are_is_given_back():
+    node = Node(2)
+    node.ready(0, 1)
+    node.over(1)
+    node.ready(0, 1)
+    node.dies(1)
+    assert node.last(Failed).member  # it was promised to the next round
+    assert node.last(Join).nproc == 1
+    node.forms(2, 2)
+    assert not node.seats.in_round
+    assert (node.last(Join).after, node.last(Join).nproc) == (2, 1)
+
+
+async def test_peers_are_not_kept_waiting_for_a_node_without_a_process():
+    node = Node(1)
+    node.ready(0)
+    node.over(1)
+    node.ready(0)
+    node.dies(0)
+    node.forms(2, 1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=0)
+
+
+async def test_a_replacement_that_is_not_needed_any_more_is_let_go_when_the_others_have_finished():
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0)
+    node.forms(2, 1)
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 2
+
+
+async def test_what_a_master_may_not_have_heard_is_said_again():
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0)
+    said = list(node.said)
+    node.said.clear()
+    node.seats.welcomed()
+    assert [type(message) for message in node.said] == [Elastic, Failed, Join]
+    assert node.said[1:] == [message for message in said if isinstance(message, Failed | Join)][-2:]
+
+
+async def test_a_stranger_is_turned_away():
+    node = Node(1)
+    line = Line()
+    node.seats.on_ready(line, Ready(worker="nobody", step=0))
+    assert line.closed
+
+
+async def test_a_process_that_hangs_up_while_it_waits_is_replaced():
+    node = Node(1, ahead=True)
+    node.ready(0)
+    node.seats.on_close(node.lines[0])
+    assert node.killed == [0]
+
+
+async def test_a_process_that_hangs_up_in_its_round_has_finished_and_is_left_alone():
+    node = Node(1)
+    node.ready(0)
+    node.seats.on_close(node.lines[0])
+    node.over(1)
+    assert node.killed == []
+
+
+async def test_replacements_that_keep_failing_are_not_started_in_a_tight_loop():
+    node = Node(1)
+    node.ready(0)
+    node.dies(0)
+    node.dies(0)
+    assert node.replaced == [0, 0]
+    node.dies(0)
+    assert node.replaced == [0, 0]
