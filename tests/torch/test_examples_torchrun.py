@@ -46,6 +46,15 @@ def test_ddp_ranks_end_with_the_same_weights(launcher):
 
 
 @each_launcher
+def test_elastic_ranks_end_with_the_same_weights(launcher):
+    done = launch(launcher, "examples/torchrun/elastic.py")
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"elastic rank = (\d) of 2, steps = (\d+), loss = \S+, checksum = (\S+)", done.stdout)
+    assert sorted(rank for rank, *_ in lines) == ["0", "1"]
+    assert {(steps, checksum) for _, steps, checksum in lines} == {("100", lines[0][2])}
+
+
+@each_launcher
 def test_fsdp_ranks_hold_parts_of_one_model(launcher):
     done = launch(launcher, "examples/torchrun/fsdp.py")
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from resile.api.ids import Round
 from resile.wire.variables import AGENT_SOCKET
 
 
@@ -28,3 +29,12 @@ def report_step(step: int, total: int = 0) -> None:
     channel = AgentChannel.from_environment()
     if channel is not None:
         channel.report_step(step, total)
+
+
+def enter_round(round_: Round) -> None:
+    """From now on steps are steps of this round; for a process that goes from round to round."""
+    from resile.wire.local import AgentChannel
+
+    channel = AgentChannel.from_environment()
+    if channel is not None:
+        channel.round = round_

@@ -62,8 +62,8 @@ class ElasticBatchSampler:
         self,
         size: int,
         *,
-        rank: int,
-        world: int,
+        rank: int = 0,
+        world: int = 1,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         seed: int = 0,
@@ -73,8 +73,8 @@ class ElasticBatchSampler:
 
         Args:
             size: Samples in the data set.
-            rank: This process's place in the world.
-            world: Number of processes.
+            rank: This process's place in the world; `Elastic` sets it.
+            world: Number of processes; `Elastic` sets it.
             batch_size: Samples of one rank in a step; the global batch grows and shrinks with the world.
             global_batch_size: Instead of `batch_size`: samples of the whole world in a step, whatever its size. The
                 mathematics of training then do not depend on the world.
@@ -107,6 +107,11 @@ class ElasticBatchSampler:
     def step_size(self) -> int:
         """Samples that the world takes in a full step."""
         return self._global_batch_size or (self._batch_size or 0) * self.world
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch in this world."""
+        return -(-self.size // self.step_size)
 
     def __len__(self) -> int:
         """Steps left in this epoch: the same number on every rank."""

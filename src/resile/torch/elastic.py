@@ -1,0 +1,354 @@
+"""A few lines around an ordinary training loop, and the loss of a peer costs a moment instead of a restart.
+
+    sampler = ElasticBatchSampler(len(dataset), batch_size=32)
+    loader = DataLoader(dataset, batch_sampler=sampler)
+    elastic = Elastic(model, optimizer, sampler=sampler)
+    for share, (inputs, labels) in elastic.epochs(3, loader):
+        with elastic.step():
+            loss = criterion(model(inputs), labels)
+            (loss * share.weight).backward()
+
+`with elastic.step()` averages the gradients over all ranks at its end, takes the optimizer's step and counts it. When a
+peer is lost, in whatever collective this process is, the step is broken off: nothing of it is kept. The processes that
+are left (and, later, those that come) form a new group, take the state of whoever is most advanced, and the rest of the
+epoch is dealt anew. The process is not restarted, no checkpoint is read, every sample enters the model exactly once.
+
+What it asks: all that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`, and changes
+at the end of a step alone (a model's buffers are put back if a step is broken off). Code after the `with` runs for a
+broken step, too: ask `elastic.stepped`. Under plain torchrun or python the same script runs; a loss ends it, as ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from resile.api.ids import NO_ROUND, Round
+from resile.torch import repair
+from resile.torch.averaging import Averager, Buffers
+from resile.torch.group import Group, GroupLost, default_backend
+from resile.torch.progress import enter_round, report_step
+from resile.torch.sampler import ElasticBatchSampler, Share
+from resile.wire.messages import Placed
+from resile.wire.rounds import RoundLine
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 1800.0
+"""Seconds that a collective may take; torch's own default."""
+MOST_MEETINGS = 20
+"""Meetings in a row that come to nothing before this process gives up: something other than a loss is wrong."""
+
+
+class Stateful(Protocol):
+    """What `state` may hold: schedulers, samplers, scalers, anything with these two."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """All there is to know."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Be that again."""
+
+
+class Elastic:
+    """One process's part in elastic training."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        sampler: ElasticBatchSampler | None = None,
+        scheduler: Any = None,
+        state: Mapping[str, Stateful] | None = None,
+        before_step: Callable[[], object] | None = None,
+        completed: int = 0,
+        backend: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Prepare; the first of `epochs`, `steps` or `meet` meets the peers.
+
+        Args:
+            model: not wrapped in DDP: gradients are averaged here.
+            optimizer: of the model's parameters.
+            sampler: deals the samples; its rank and world are set here, and its position belongs to the state.
+            scheduler: takes a step with every step of the optimizer.
+            state: whatever else has to be the same everywhere, by name.
+            before_step: called between averaging and the optimizer's step: the place to clip gradients.
+            completed: steps already taken, if the state comes from a checkpoint.
+            backend: as for torch's `init_process_group`; None: nccl with a GPU, else gloo.
+            timeout: seconds that a collective may take.
+        """
+        self.model = model
+        self.optimizer = optimizer
+        self.sampler = sampler
+        self.completed = completed
+        """Steps taken, by whoever took them."""
+        self.stepped = False
+        """Whether the last `with elastic.step()` was taken; False: a peer was lost, and its samples will come again."""
+        self.rank, self.world = 0, 1
+        self.round: Round = NO_ROUND
+        self._scheduler = scheduler
+        self._before_step = before_step
+        self._backend = backend or default_backend()
+        self._timeout = timeout
+        self._parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+        if sampler is not None:
+            self._parts["sampler"] = sampler
+        if scheduler is not None:
+            self._parts["scheduler"] = scheduler
+        for name, part in (state or {}).items():
+            if name in self._parts:
+                raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")
+            self._parts[name] = part
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._averager = Averager(model.parameters())
+        self._buffers = Buffers(model)
+        self._agreed_in: int = NO_ROUND
+        self._group: Group | None = None
+        self._met = False
+        self._asked = False
+        self._done = False
+        self._samples = 0
+        self._total = 0
+        self._line = RoundLine.from_environment(self._round_over)
+        if self._line is not None and dist.is_initialized():
+            raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
+        atexit.register(self.close)
+
+    # the loop ---------------------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int, loader: Iterable[Any]) -> Iterator[tuple[Share, Any]]:
+        """The batches of `count` epochs, each with this rank's share of the step; the loader asks the sampler for them.
+
+        Begins where the sampler stands. Returns when every member of the round has taken the last step.
+        """
+        sampler = self.sampler
+        if sampler is None:
+            raise ValueError("epochs() needs a sampler: give one to Elastic, or use steps()")
+        self.meet()
+        while True:
+            while sampler.epoch < count:
+                self._total = self.completed + len(sampler) + (count - sampler.epoch - 1) * sampler.steps_per_epoch
+                for share, batch in zip(sampler.shares(), loader, strict=True):
+                    if self._lost:
+                        break
+                    self._asked, self._samples = False, share.total
+                    yield share, batch
+                    if not self._taken():
+                        break
+                else:
+                    sampler.set_epoch(sampler.epoch + 1)
+                    continue
+                self._regroup()
+            if self._all_done():
+                return
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps up to `total`, from where training stands: for data that no sampler deals."""
+        self.meet()
+        self._total = total
+        while True:
+            while self.completed < total:
+                if not self._lost:
+                    self._asked = False
+                    yield self.completed
+                    if self._taken():
+                        continue
+                self._regroup()
+            if self._all_done():
+                return
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One step: compute gradients inside. At the end they are averaged and the optimizer's step is taken.
+
+        A step in which a peer is lost ends quietly and is not taken; any other exception is passed on.
+        """
+        self.meet()
+        self._averager.begin()
+        self._asked, self.stepped = True, False
+        try:
+            yield
+            self._averager.average(self.world)
+            self._buffers.share(self.world)
+        except Exception as error:
+            if not self._caused_by_loss(error):
+                raise
+            log.info("step %d is broken off: %s", self.completed, str(error).partition("\n")[0])
+            return
+        self._commit()
+
+    # rounds -----------------------------------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Form the group and agree on the state, if that has not been done; called by the loop itself."""
+        if not self._met:
+            self._met = True
+            self._regroup()
+
+    def close(self) -> None:
+        """Leave the group. Called at exit; fine to call twice."""
+        atexit.unregister(self.close)
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._group is not None:
+            group, self._group = self._group, None
+            group.destroy(in_peace=self._done)
+            gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
+
+    @property
+    def _lost(self) -> bool:
+        return self._group is not None and self._group.over
+
+    def _round_over(self, round_: Round) -> None:
+        """From the listening thread: whatever collective the training is in, end it."""
+        group = self._group
+        if group is not None and group.round <= round_ and not group.over:
+            group.abort()
+
+    def _regroup(self) -> None:
+        self.stepped = False
+        if self._line is None:
+            self._meet_once()
+            return
+        self._buffers.undo()
+        why: Exception | None = None
+        for _ in range(MOST_MEETINGS):
+            if self._group is not None:
+                self._group.destroy()
+                self._group = None
+            placed = self._line.ready(self.completed)
+            self._group = group = Group(placed, self._backend, self._timeout)
+            try:
+                if self._line.over(placed.round):
+                    raise GroupLost(f"round {placed.round} is over")
+                group.form()
+                self._agree(placed)
+            except (GroupLost, RuntimeError) as error:
+                log.info("met in vain: %s", str(error).partition("\n")[0])
+                why = error
+                continue
+            return
+        raise RuntimeError(f"{MOST_MEETINGS} rounds in a row did not come together; the last: {why}")
+
+    def _meet_once(self) -> None:
+        """Without an agent: the group that torchrun's variables describe, or none."""
+        if self._agreed_in:
+            raise RuntimeError("a peer was lost, and nobody is here to form a new round: run this with `resile run`")
+        self._agreed_in = 1
+        if not dist.is_initialized() and "RANK" in os.environ:
+            dist.init_process_group(self._backend)
+            atexit.register(_destroy_at_exit)
+        if dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._take_in(repair.agree(self._standing(NO_ROUND), self._state, self.rank, self.world, self._device))
+
+    def _agree(self, placed: Placed) -> None:
+        found = repair.agree(self._standing(self._agreed_in), self._state, placed.rank, placed.world_size, self._device)
+        self.rank, self.world, self.round = placed.rank, placed.world_size, placed.round
+        _tell_script(placed)
+        enter_round(placed.round)
+        self._take_in(found)
+        self._agreed_in = placed.round
+        log.info(
+            "round %d: rank %d of %d at step %d, state of rank %d (%d bytes)",
+            placed.round,
+            self.rank,
+            self.world,
+            self.completed,
+            found.source,
+            found.sent,
+        )
+
+    def _standing(self, agreed_in: int) -> repair.Standing:
+        return repair.Standing(self.completed, agreed_in)
+
+    def _state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _take_in(self, found: repair.Agreement) -> None:
+        if found.received is not None:
+            for name, part in self._parts.items():
+                part.load_state_dict(found.received[name])
+            self._buffers.keep()
+        self.completed = found.step
+        if self.sampler is not None:
+            self.sampler.resize(self.rank, self.world)
+
+    # steps ------------------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """The one moment at which the state changes. No collective is in here, so a loss cannot divide it."""
+        if self._before_step is not None:
+            self._before_step()
+        self.optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        if self.sampler is not None:
+            self.sampler.advance(self._samples)
+        self._buffers.keep()
+        self.completed += 1
+        self.stepped = True
+
+    def _taken(self) -> bool:
+        """Whether the step that the loop was given is in the model now; if so it is told."""
+        if not self._asked:
+            raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
+        if self.stepped:
+            report_step(self.completed, self._total)
+        return self.stepped
+
+    def _all_done(self) -> bool:
+        """Whether every member has taken the last step, so that nobody is needed any more; if not, a new round."""
+        try:
+            if self.world > 1:
+                dist.barrier()
+        except RuntimeError as error:
+            if not self._caused_by_loss(error):
+                raise
+            self._regroup()
+            return False
+        self._done = True
+        if self._line is not None:
+            self._line.close()
+        return True
+
+    def _caused_by_loss(self, error: Exception) -> bool:
+        if self._line is None or self._group is None:
+            return False
+        if isinstance(error, dist.DistError):
+            return True
+        text = str(error)
+        return isinstance(error, RuntimeError) and (self._group.over or "gloo" in text or "NCCL" in text)
+
+
+def _tell_script(placed: Placed) -> None:
+    """The variables that a script may look at, as torchrun would have set them for this round."""
+    os.environ.update(
+        RANK=str(placed.rank),
+        WORLD_SIZE=str(placed.world_size),
+        LOCAL_RANK=str(placed.local_rank),
+        LOCAL_WORLD_SIZE=str(placed.local_world_size),
+        GROUP_RANK=str(placed.group_rank),
+        GROUP_WORLD_SIZE=str(placed.group_world_size),
+        ROLE_RANK=str(placed.rank),
+        ROLE_WORLD_SIZE=str(placed.world_size),
+        MASTER_ADDR=placed.master_addr,
+        MASTER_PORT=str(placed.master_port),
+        RESILE_ROUND=str(placed.round),
+    )
+
+
+def _destroy_at_exit() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,97 @@
+"""Members of a new round agree on the most advanced step, and take its state from whoever has it. No disk.
+
+A step is atomic: parameters, optimizer, sampler and the rest change together, after the last collective of the step. So
+some survivors of a loss may be one step ahead of others, and never more; whoever is ahead has a whole state. Survivors
+that were in the same round at the same step have the same state, bit by bit, and then nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from resile.torch import states
+
+
+class Standing(NamedTuple):
+    """How far a process is, and in which round it last agreed with others on that."""
+
+    step: int
+    agreed_in: int
+
+
+class Agreement(NamedTuple):
+    """What the members of a round found."""
+
+    step: int
+    source: int
+    """The rank whose state counts."""
+    received: Any
+    """That state, for a process that had another one; None for those that have it."""
+    sent: int
+    """Bytes that went over the group; 0 where all had the same state already."""
+
+
+def agree(mine: Standing, state: Callable[[], Any], rank: int, world: int, device: torch.device) -> Agreement:
+    """Find the most advanced state of a group, and give it to everybody else.
+
+    What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
+
+    Args:
+        mine: this process's standing.
+        state: gives this process's state, if it is the one that counts.
+        rank: in the group.
+        world: members of the group.
+        device: where tensors of the group's backend live.
+
+    Raises:
+        RuntimeError: the group broke.
+        BadState: the state cannot be sent.
+    """
+    if world == 1:
+        return Agreement(mine.step, 0, None, 0)
+    gathered = [torch.empty(2, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(gathered, torch.tensor(mine, dtype=torch.int64, device=device))
+    standings = [Standing(*one.tolist()) for one in gathered]
+    source = max(range(world), key=lambda each: (standings[each], -each))
+    best = standings[source]
+    if best.agreed_in and all(standing == best for standing in standings):
+        return Agreement(best.step, source, None, 0)
+    if rank == source:
+        description, tensors = states.describe(state())
+        sent = _give(description, tensors, source, device)
+        return Agreement(best.step, source, None, sent)
+    received, sent = _take(source, device)
+    return Agreement(best.step, source, received, sent)
+
+
+def _give(description: bytes, tensors: list[torch.Tensor], source: int, device: torch.device) -> int:
+    dist.broadcast(torch.tensor([len(description)], dtype=torch.int64, device=device), source)
+    dist.broadcast(torch.frombuffer(bytearray(description), dtype=torch.uint8).to(device), source)
+    for tensor in tensors:
+        if tensor.numel():
+            dist.broadcast(_bytes_of(tensor.to(device).contiguous()), source)
+    return len(description) + states.nbytes(tensors)
+
+
+def _take(source: int, device: torch.device) -> tuple[Any, int]:
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.broadcast(size, source)
+    if not 0 < int(size) <= states.MAX_DESCRIPTION:
+        raise states.BadState(f"rank {source} announced a description of {int(size)} bytes")
+    buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, source)
+    description = states.shapes_of(bytes(buffer.cpu().numpy()))
+    tensors = [shape.empty(device) for shape in description.shapes]
+    for tensor in tensors:
+        if tensor.numel():
+            dist.broadcast(_bytes_of(tensor), source)
+    return states.rebuild(description, tensors), int(size) + states.nbytes(tensors)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, which every backend can send, whatever the tensor's type."""
+    return tensor.reshape(-1).view(torch.uint8)
