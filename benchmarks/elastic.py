@@ -1,0 +1,327 @@
+"""The elastic loop: what losing a rank or a node costs those that are left, what a resize costs, and the loop itself.
+
+Every step is stamped with its round, and only a step of a round that formed after the fault counts: the last step of
+the old round, which may have been under way, does not. Under torchrun the same script runs, and is restarted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness import BIN, Row, Workplace, free_port, percentile, say, signal_all, wait_for
+
+START_SECONDS = 180.0
+STEADY = 20
+"""Steps of a round before something is done to it."""
+SCRIPT = """
+import os, time
+import torch
+torch.set_num_threads(1)
+from resile.torch import Elastic
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+with open(f"steps.{os.getpid()}", "a", buffering=1) as steps:
+    for step in elastic.steps(10**9):
+        with elastic.step():
+            torch.nn.functional.cross_entropy(model(torch.randn(32, 256)), torch.randint(10, (32,))).backward()
+        time.sleep(0.01)
+        if elastic.stepped:
+            steps.write(f"{time.monotonic()} {elastic.round or attempt} {elastic.world} {elastic.rank} {step}\\n")
+"""
+COMPARE = """
+import time
+import torch
+torch.set_num_threads(1)
+from torch.nn.parallel import DistributedDataParallel
+from resile.torch import Elastic
+
+
+def made():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+ours, optimizer = made()
+elastic = Elastic(ours, optimizer)
+elastic.meet()
+theirs, their_optimizer = made()
+theirs = DistributedDataParallel(theirs)
+inputs = torch.randn(256, 512)
+
+
+def step_of_ours():
+    with elastic.step():
+        ours(inputs).square().mean().backward()
+
+
+def step_of_theirs():
+    their_optimizer.zero_grad()
+    theirs(inputs).square().mean().backward()
+    their_optimizer.step()
+
+
+def block(step):
+    begun = time.perf_counter()
+    for _ in range(20):
+        step()
+    return (time.perf_counter() - begun) / 20
+
+
+block(step_of_ours), block(step_of_theirs)
+ratios = []
+for turn in range(BLOCKS):
+    pair = (step_of_ours, step_of_theirs)
+    first, second = [block(step) for step in (pair if turn % 2 else pair[::-1])]
+    ratios.append(first / second if turn % 2 else second / first)
+if elastic.rank == 0:
+    with open("ratios.new", "w") as file:
+        file.write(" ".join(map(str, ratios)))
+    import os
+    os.replace("ratios.new", "ratios")
+"""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One line of a process's file."""
+
+    at: float
+    round: int
+    world: int
+    rank: int
+
+
+class World(msgspec.Struct, frozen=True):
+    """Processes that stepped together: pid and the newest step of each."""
+
+    round: int
+    members: dict[int, Step]
+
+    def pid_of(self, rank: int) -> int:
+        """Who has this rank."""
+        return next(pid for pid, step in self.members.items() if step.rank == rank)
+
+
+def run(quick: bool) -> list[Row]:
+    """All rows of the elastic loop."""
+    rows = _killed_ranks(3 if quick else 30)
+    rows += _nodes(1 if quick else 5)
+    rows.append(_steady_cost(5 if quick else 25))
+    return rows
+
+
+def _killed_ranks(kills: int) -> list[Row]:
+    survivors, whole = [], []
+    with Workplace() as place:
+        script = place.script("train.py", SCRIPT)
+        place.start([BIN / "resile", "run", "--standalone", "--nproc-per-node=3", "--max-restarts=1000", script])
+        for number in range(kills):
+            world = _steady(place, 3)
+            victim = world.pid_of(number % 3)
+            killed = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            left = set(world.members) - {victim}
+            survivors.append(_stepped(place, left, world.round) - killed)
+            whole.append(_whole(place, 3, world.round) - killed)
+            say(f"elastic: rank killed: survivors after {survivors[-1]:.3f} s, all three after {whole[-1]:.2f} s")
+    theirs = _torchrun()
+    return [
+        Row(
+            measure="elastic: rank of 3 killed, to the survivors' next step, median",
+            value=statistics.median(survivors),
+            unit="s",
+            bar=0.2,
+            peer=theirs,
+            note=f"{kills} kills, from {min(survivors):.3f} to {max(survivors):.3f} s",
+        ),
+        Row(measure="… 95th percentile", value=percentile(survivors, 0.95), unit="s", bar=0.5),
+        Row(
+            measure="… to the whole world stepping again, median",
+            value=statistics.median(whole),
+            unit="s",
+            bar=1.5,
+            peer=theirs,
+            note="the replacement imports torch first",
+        ),
+    ]
+
+
+def _torchrun() -> float:
+    with Workplace() as place:
+        script = place.script("train.py", SCRIPT)
+        place.start(
+            [BIN / "torchrun", "--standalone", "--nproc-per-node=3", "--max-restarts=20", script],
+            env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        )
+        world = _steady(place, 3)
+        killed = time.monotonic()
+        os.kill(world.pid_of(1), signal.SIGKILL)
+        took = _whole(place, 3, world.round) - killed
+    say(f"elastic: torchrun's next step after {took:.2f} s")
+    return took
+
+
+def _nodes(times: int) -> list[Row]:
+    killed_node, frozen_node, grown, shrunk = [], [], [], []
+    for _ in range(times):
+        with Workplace() as place:
+            script = place.script("train.py", SCRIPT)
+            words: list[str | Path] = [
+                BIN / "resile",
+                "run",
+                "--nnodes=1:3",
+                f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+            ]
+            words += ["--rdzv-conf=last_call_timeout=2", "--max-restarts=100", script]
+            come = partial(place.start, words, env={"RESILE_STATE_DIR": str(place.path / "state")})
+            nodes = [come(), come()]
+            two = _steady(place, 2)
+            stay = set(two.members)
+
+            come()
+            three = _steady(place, 3, two.round)
+            grown.append(_pause(place, stay, two.round))
+            node = _node_of(set(three.members) - stay)
+            os.kill(node, signal.SIGTERM)
+            two = _steady(place, 2, three.round)
+            shrunk.append(_pause(place, stay, three.round))
+
+            come()
+            three = _steady(place, 3, two.round)
+            (rank,) = set(three.members) - stay
+            at = time.monotonic()
+            signal_all([_node_of({rank}), rank], signal.SIGKILL)
+            killed_node.append(_stepped(place, stay, three.round) - at)
+            two = _steady(place, 2, three.round)
+
+            come()
+            three = _steady(place, 3, two.round)
+            (rank,) = set(three.members) - stay
+            at = time.monotonic()
+            signal_all([_node_of({rank}), rank], signal.SIGSTOP)
+            frozen_node.append(_stepped(place, stay, three.round) - at)
+            say(
+                f"elastic: node killed {killed_node[-1]:.3f} s, frozen {frozen_node[-1]:.2f} s, "
+                f"pauses of 2 -> 3 -> 2: {grown[-1]:.3f} and {shrunk[-1]:.3f} s"
+            )
+            assert all(node.poll() is None for node in nodes)
+    return [
+        Row(
+            measure="elastic: node killed, to the survivors' next step, longest",
+            value=max(killed_node),
+            unit="s",
+            bar=0.5,
+        ),
+        Row(
+            measure="elastic: node frozen, to the survivors' next step, longest",
+            value=max(frozen_node),
+            unit="s",
+            bar=3.0,
+        ),
+        Row(
+            measure="elastic: resize 2 -> 3 -> 2, pause of the others, longest",
+            value=max(grown + shrunk),
+            unit="s",
+            bar=0.3,
+            note="their processes are not restarted",
+        ),
+    ]
+
+
+def _steady_cost(blocks: int) -> Row:
+    with Workplace() as place:
+        script = place.script("compare.py", COMPARE.replace("BLOCKS", str(blocks)))
+        place.start([BIN / "resile", "run", "--standalone", "--nproc-per-node=2", script])
+        ratios = wait_for("a comparison with DDP", partial(_read, place.path / "ratios"), START_SECONDS, 0.2)
+    cost = (statistics.median(float(each) for each in ratios.split()) - 1) * 100
+    say(f"elastic: a step costs {cost:+.2f} % against DDP")
+    return Row(
+        measure="elastic: cost of a step against plain DDP, median",
+        value=max(cost, 0.0),
+        unit="%",
+        bar=1.0,
+        note=f"{cost:+.2f} %; both in the same two processes, in turns",
+    )
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def _node_of(pids: set[int]) -> int:
+    """The agent of a training process."""
+    (pid,) = pids
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _steps(path: Path) -> list[Step]:
+    whole = path.read_bytes().rpartition(b"\n")[0].decode().splitlines()
+    return [Step(float(at), int(round_), int(world), int(rank)) for at, round_, world, rank, _ in map(str.split, whole)]
+
+
+def _files(place: Workplace) -> dict[int, list[Step]]:
+    return {int(path.suffix[1:]): _steps(path) for path in place.path.glob("steps.*")}
+
+
+def _steady(place: Workplace, world: int, after: int = 0) -> World:
+    """A world of this size that has taken some steps in a round newer than `after`."""
+
+    def found() -> World | None:
+        files = _files(place)
+        newest = max((steps[-1].round for steps in files.values() if steps), default=0)
+        members = {
+            pid: steps[-1]
+            for pid, steps in files.items()
+            if len(steps) >= STEADY and steps[-STEADY].round == newest and steps[-1].world == world
+        }
+        return World(newest, members) if newest > after and len(members) == world else None
+
+    return wait_for(f"{STEADY} steps of {world} ranks", found, START_SECONDS, 0.1)
+
+
+def _first(steps: list[Step], after: int, world: int = 0) -> float | None:
+    return next((s.at for s in steps if s.round > after and (not world or s.world == world)), None)
+
+
+def _stepped(place: Workplace, pids: set[int], after: int) -> float:
+    """When the last of these processes took its first step in a round newer than `after`."""
+
+    def found() -> float | None:
+        firsts = [_first(_steps(place.path / f"steps.{pid}"), after) for pid in pids]
+        return None if None in firsts else max(first for first in firsts if first is not None)
+
+    return wait_for("the survivors' next step", found, START_SECONDS, 0.05)
+
+
+def _whole(place: Workplace, world: int, after: int) -> float:
+    """When so many ranks had stepped together again in a round newer than `after`."""
+
+    def found() -> float | None:
+        rounds: dict[int, list[float]] = {}
+        for steps in _files(place).values():
+            for round_ in {s.round for s in steps if s.round > after and s.world == world}:
+                rounds.setdefault(round_, []).append(next(s.at for s in steps if s.round == round_))
+        complete = [firsts for firsts in rounds.values() if len(firsts) == world]
+        return min(map(max, complete)) if complete else None
+
+    return wait_for(f"{world} ranks stepping together", found, START_SECONDS, 0.1)
+
+
+def _pause(place: Workplace, pids: set[int], before: int) -> float:
+    """The longest time between two steps of these processes around the end of round `before`."""
+    pauses = []
+    for pid in pids:
+        steps = _steps(place.path / f"steps.{pid}")
+        last = max(n for n, step in enumerate(steps) if step.round <= before)
+        pauses.append(steps[last + 1].at - steps[last].at)
+    return max(pauses)
