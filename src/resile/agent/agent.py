@@ -22,10 +22,12 @@ from resile.agent.ports import free_port
 from resile.agent.relay import Relay
 from resile.agent.seats import Seats
 from resile.agent.session import Session
+from resile.agent.vault import Vault
 from resile.agent.waiting import Waiting
 from resile.agent.words import rendezvous_result, story
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Place, WorkerFailure
+from resile.checkpoint.line import SOCKET as CHECKPOINT_SOCKET
 from resile.wire import messages as ms
 from resile.wire.protocol import Connection
 
@@ -33,6 +35,8 @@ log = logging.getLogger("resile.agent")
 
 FAILED = 1
 SIGNALLED = 128
+STORE_PATIENCE = 600.0
+"""Seconds that storage has for the last checkpoint when a node leaves; whoever runs the node may have less patience."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,7 @@ class Agent:
         self._logs = logs
         self._output = output
         self.session: Session
+        self.vault = Vault(directory / CHECKPOINT_SOCKET)
         self.relay = Relay(lambda message: self.session.send(message))
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._node: NodeKey | None = None
@@ -241,6 +246,7 @@ class Agent:
     async def _change_rounds(self) -> None:
         if self._attempt is not None:
             await self._attempt.stop(self._regroup_grace)
+            self.vault.flush()
         self._task = None
         following, self._next = self._next, None
         if following is not None:
@@ -366,6 +372,8 @@ class Agent:
     async def _stop_and_exit(self, exit_code: int, number: int, over: ms.JobOver | None) -> None:
         if self._attempt is not None:
             await self._attempt.stop(self._exit_grace, number)
+            self.vault.flush()
+            await self.vault.flushed(STORE_PATIENCE)
         if over is not None and over.failure is not None:
             self._output.say(story(over.failure, over.failed_node, self._node, self._attempt))
         if not self.done.done():

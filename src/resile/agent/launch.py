@@ -190,6 +190,7 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
         server_name=options.security.tls_name or None,
     )
     local = await serve_local(agent.socket, on_message=agent.on_worker, on_close=agent.on_worker_close)
+    agent.vault.start()
     session = asyncio.ensure_future(agent.session.run())
     session.add_done_callback(lambda ended: _fail_with(agent.done, ended))
     signals.tell(agent)
@@ -201,6 +202,7 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
         with contextlib.suppress(asyncio.CancelledError, NotWelcome):
             await session
         local.close()
+        agent.vault.close()
 
 
 def _log_to(output: Output) -> None:

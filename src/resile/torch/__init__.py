@@ -1,8 +1,8 @@
-"""What a training script imports: the elastic loop, the sampler that survives resizing, and the report of its progress.
+"""What a training script imports: the elastic loop, checkpoints, the sampler that survives resizing, reports of progress.
 
-Importing this package costs some 40 ms and does not import torch, so a launcher or a data process may do so; `Elastic`
-imports it when it is asked for. Everything here works the same under plain `torchrun` or `python`, where there is no
-agent to talk to.
+Importing this package costs some 40 ms and does not import torch, so a launcher or a data process may do so; what needs
+torch imports it when it is asked for. Everything here works the same under plain `torchrun` or `python`, where there is
+no agent to talk to.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,18 @@ from resile.torch.progress import report_step
 from resile.torch.sampler import ElasticBatchSampler, Share
 
 if TYPE_CHECKING:
+    from resile.torch.checkpointer import Checkpointer
     from resile.torch.elastic import Elastic
 
-__all__ = ["Elastic", "ElasticBatchSampler", "Share", "report_step"]
+__all__ = ["Checkpointer", "Elastic", "ElasticBatchSampler", "Share", "report_step"]
 
 
 def __getattr__(name: str) -> Any:
+    """Import what needs torch only when it is asked for."""
+    if name == "Checkpointer":
+        from resile.torch.checkpointer import Checkpointer
+
+        return Checkpointer
     if name == "Elastic":
         from resile.torch.elastic import Elastic
 

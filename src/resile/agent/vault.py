@@ -1,0 +1,238 @@
+"""The agent's hold on checkpoints: two buffers of memory for each training process, and the way to storage.
+
+Buffers are the agent's, so they outlive the processes that fill them; they are anonymous, so nothing of them outlives
+the agent and its processes. What is in them is not the agent's business: it gives room, counts it, and copies bytes to
+storage in a thread of its own, when a process asks for it and when the processes of the node have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.line import (
+    BUFFERS,
+    MAX_PACKET,
+    FromAgent,
+    MakeRoom,
+    Open,
+    Opened,
+    RoomMade,
+    Store,
+    Stored,
+    ToAgent,
+)
+from resile.checkpoint.room import short_of
+from resile.checkpoint.storage import Storage, store_committed
+
+log = logging.getLogger("resile.agent")
+
+MAX_LOCAL_RANKS = 4096
+BACKLOG = 256
+_decoder = msgspec.msgpack.Decoder(ToAgent)
+
+
+class _Peer:
+    """A training process on the line."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.line = line
+        self.local_rank: int | None = None
+
+    def send(self, answer: FromAgent, descriptors: list[int] | None = None) -> None:
+        """Never waits: whoever does not read its answers does without."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.line, [msgspec.msgpack.encode(answer)], descriptors or [])
+
+
+class Vault:
+    """The buffers of one node."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is there before `start`; `path` is the socket's."""
+        self._path = path
+        self._buffers: dict[int, list[Buffer]] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._listener: socket.socket | None = None
+        self._writer = ThreadPoolExecutor(1, "resile-store")
+        self._writing: set[Future[None]] = set()
+
+    def start(self) -> None:
+        """Listen. Its directory is private to this user already."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._path.unlink(missing_ok=True)
+        listener.bind(str(self._path))
+        listener.listen(BACKLOG)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        loop = asyncio.get_running_loop()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            self._listener.close()
+            self._path.unlink(missing_ok=True)
+        for peer in list(self._peers.values()):
+            self._hang_up(peer)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+        for buffers in self._buffers.values():
+            for buffer in buffers:
+                buffer.close()
+        self._buffers.clear()
+
+    def flush(self) -> None:
+        """Begin to store what processes that have ended left in memory. Until it is, they do not overwrite it."""
+        newest: list[tuple[Buffer, Record]] = []
+        older: list[tuple[Buffer, Record]] = []
+        for buffers in self._buffers.values():
+            found = [(buffer, record) for buffer in buffers if (record := _unstored(buffer)) is not None]
+            found.sort(key=lambda pair: pair[1].sequence, reverse=True)
+            newest += found[:1]
+            older += found[1:]
+        for buffer, record in newest + older:
+            buffer.want(record.sequence)
+        if newest:
+            self._submit(lambda: _store_last(newest, older))
+
+    async def flushed(self, patience: float) -> None:
+        """Wait for storage, but not for ever."""
+        waiting = [asyncio.wrap_future(future) for future in self._writing]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=patience)
+            if late:
+                log.error("storage did not take the last checkpoint within %.0f s", patience)
+
+    def _submit(self, work: object) -> None:
+        future: Future[None] = self._writer.submit(work)  # type: ignore[arg-type]
+        self._writing.add(future)
+        future.add_done_callback(self._writing.discard)
+
+    # the line --------------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            line, _ = listener.accept()
+        except OSError:
+            return
+        line.setblocking(False)
+        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] not in (os.geteuid(), 0):
+            line.close()
+            return
+        peer = self._peers[line.fileno()] = _Peer(line)
+        asyncio.get_running_loop().add_reader(line, self._read, peer)
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            packet = peer.line.recv(MAX_PACKET)
+            if not packet:
+                self._hang_up(peer)
+                return
+            self._heard(peer, _decoder.decode(packet))
+        except BlockingIOError:
+            return
+        except OSError:  # it ended with answers unread
+            self._hang_up(peer)
+        except msgspec.MsgspecError as error:
+            log.warning("a process that asked for checkpoint memory was cut off: %s", error)
+            self._hang_up(peer)
+
+    def _hang_up(self, peer: _Peer) -> None:
+        self._peers.pop(peer.line.fileno(), None)
+        asyncio.get_running_loop().remove_reader(peer.line)
+        peer.line.close()
+
+    def _heard(self, peer: _Peer, word: ToAgent) -> None:
+        match word:
+            case Open(local_rank=rank):
+                if not 0 <= rank < MAX_LOCAL_RANKS:
+                    peer.send(Opened(error=f"there is no local rank {rank}"))
+                    return
+                peer.local_rank = rank
+                buffers = self._buffers.get(rank)
+                if buffers is None:
+                    made = [Buffer.make(f"resile-checkpoint-{rank}-{number}") for number in range(BUFFERS)]
+                    buffers = self._buffers[rank] = made
+                peer.send(Opened(), [buffer.descriptor for buffer in buffers])
+            case MakeRoom(size=size):
+                peer.send(RoomMade(error=self._make_room(self._buffers_of(peer), size)))
+            case Store(buffer=number, sequence=sequence):
+                buffers = self._buffers_of(peer)
+                if 0 <= number < len(buffers):
+                    self._store(peer, buffers[number], sequence)
+
+    def _buffers_of(self, peer: _Peer) -> list[Buffer]:
+        return self._buffers.get(peer.local_rank, []) if peer.local_rank is not None else []
+
+    def _make_room(self, buffers: list[Buffer], size: int) -> str:
+        if not buffers or size < 0:
+            return "it asked for room in no buffer"
+        need = sum(max(0, size - buffer.size) for buffer in buffers)
+        taken = sum(buffer.size for each in self._buffers.values() for buffer in each)
+        if need and (why := short_of(need, taken)):
+            return why
+        try:
+            for buffer in buffers:
+                buffer.resize(size)
+        except OSError as error:
+            return f"no memory for checkpoints: {error.strerror}"
+        return ""
+
+    def _store(self, peer: _Peer, buffer: Buffer, sequence: int) -> None:
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            error = store_committed(buffer, sequence)
+            if error:
+                log.error("%s", error)
+            with contextlib.suppress(RuntimeError):  # the agent has ended
+                loop.call_soon_threadsafe(peer.send, Stored(sequence=sequence, error=error))
+
+        self._submit(work)
+
+
+def _unstored(buffer: Buffer) -> Record | None:
+    record = buffer.record()
+    try:
+        if record is not None and buffer.stored != record.sequence and buffer.layout(record).directory:
+            return record
+    except NotWhole as error:
+        log.warning("step %d is not stored: %s", record.step if record is not None else 0, error)
+    buffer.release()
+    return None
+
+
+def _store_last(newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]]) -> None:
+    """Store the newest step of each rank; if that does not make one step whole, the one before it as well."""
+    stored = {path for buffer, record in newest if (path := _store_one(buffer, record)) is not None}
+    whole = len(stored) == 1 and all(path.exists() for path in stored)
+    for buffer, record in older:
+        if whole:
+            buffer.release()
+        elif (path := _store_one(buffer, record)) is not None:
+            stored.add(path)
+    for path in sorted(stored):
+        if path.exists():
+            log.info("the last checkpoint is in storage: %s", path)
+
+
+def _store_one(buffer: Buffer, record: Record) -> Path | None:
+    """Where the step will be once every rank has stored its part; None if this part could not be."""
+    try:
+        path = Storage(buffer.layout(record).directory).path(record.step)
+    except NotWhole:
+        return None
+    error = store_committed(buffer, record.sequence)
+    if error:
+        log.error("%s", error)
+    return None if error else path

@@ -1,0 +1,235 @@
+"""One buffer of shared memory that holds one checkpoint of one rank, and knows whether it is whole.
+
+A buffer is an anonymous file in memory (memfd): it has no name, so nothing is left of it when the agent that owns it
+and the processes that map it are gone, however they ended; and it is not bounded by the size of /dev/shm.
+
+    page 0     the commit record, the reader's mark, the seal
+    page 1 …   the layout (JSON), the checksums, the data
+
+The commit record is taken away before the first byte is changed and written after the last one, so a process that is
+killed in between leaves a buffer that is plainly not a checkpoint. The seal (checksums of the data) follows in the
+background; a process that is killed before it leaves a whole checkpoint that cannot be checked for damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from resile.checkpoint.layout import Layout, chunks
+
+PAGE = 4096
+_MAGIC = b"resile\x00\x01"
+_RECORD = struct.Struct("<8sQQQQQQQ")  # magic, sequence, step, layout length, layout crc, sums at, data at, data length
+_CRC = struct.Struct("<I")
+_MARK_AT = 1024
+_MARK = struct.Struct("<Q")
+_SEAL_AT = 2048
+_SEAL = struct.Struct("<QI")
+_STORED_AT = 3072
+
+MAX_LAYOUT = 1 << 30
+"""Bytes of JSON; a hundred thousand tensors need a fiftieth of it."""
+
+
+class NotWhole(Exception):
+    """The buffer holds no checkpoint that may be used; the text says why."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed checkpoint in a buffer."""
+
+    sequence: int
+    step: int
+    layout_length: int
+    layout_crc: int
+    sums_at: int
+    data_at: int
+    length: int
+
+
+def places(layout: bytes, length: int) -> tuple[int, int, int]:
+    """Where checksums and data begin, and how large a buffer must be."""
+    sums_at = _up(PAGE + len(layout))
+    data_at = _up(sums_at + 8 * (chunks(length) + 1))
+    return sums_at, data_at, _up(data_at + length)
+
+
+def _up(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+class Buffer:
+    """A buffer as one process sees it. Writing is for one process at a time, and that is the rank's own."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Use the file; it is closed with this object."""
+        self.descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._layout: tuple[tuple[int, int], Layout] | None = None
+
+    @classmethod
+    def make(cls, name: str) -> Buffer:
+        """A new one, empty, that only this user can open."""
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.fchmod(descriptor, 0o600)
+        return cls(descriptor)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has now."""
+        return os.fstat(self.descriptor).st_size
+
+    def resize(self, size: int) -> None:
+        """Make it larger; what it holds stays.
+
+        Raises:
+            OSError: there is no memory.
+        """
+        if size > self.size:
+            os.ftruncate(self.descriptor, size)
+
+    def map(self) -> mmap.mmap:
+        """All of it."""
+        size = self.size
+        if self._map is None or len(self._map) != size:
+            self._map = mmap.mmap(self.descriptor, max(size, 1))
+        return self._map
+
+    def close(self) -> None:
+        """Give the file back; memory that somebody still maps lives until they let go."""
+        if self._map is not None:
+            with contextlib.suppress(BufferError):
+                self._map.close()
+        self._map = None
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+    # writing -------------------------------------------------------------------------------------------------------
+
+    def begin(self, layout: bytes, length: int) -> tuple[int, int]:
+        """Take the commit away and make room; where checksums and data begin. From now on it is no checkpoint.
+
+        Raises:
+            ValueError: the buffer is too small; it was not touched.
+        """
+        sums_at, data_at, size = places(layout, length)
+        if self.size < size:
+            raise ValueError(f"a buffer of {self.size} bytes cannot hold {size}")
+        memory = self.map()
+        memory[:_MARK_AT] = bytes(_MARK_AT)
+        memory[_SEAL_AT:PAGE] = bytes(PAGE - _SEAL_AT)
+        memory[PAGE : PAGE + len(layout)] = layout
+        return sums_at, data_at
+
+    def commit(self, sequence: int, step: int, layout: bytes, length: int) -> Record:
+        """Say that all of it is there."""
+        sums_at, data_at, _ = places(layout, length)
+        record = Record(
+            sequence=sequence,
+            step=step,
+            layout_length=len(layout),
+            layout_crc=zlib.crc32(layout),
+            sums_at=sums_at,
+            data_at=data_at,
+            length=length,
+        )
+        fields = _RECORD.pack(_MAGIC, *msgspec.structs.astuple(record))
+        self.map()[: len(fields) + _CRC.size] = fields + _CRC.pack(zlib.crc32(fields))
+        return record
+
+    def seal(self, record: Record, sums: Sequence[int]) -> None:
+        """Add the checksums of the data, unless it holds something else by now."""
+        memory, table = self.map(), array("q", sums).tobytes()
+        if self.record() != record:
+            return
+        memory[record.sums_at : record.sums_at + len(table)] = table
+        memory[_SEAL_AT : _SEAL_AT + _SEAL.size] = _SEAL.pack(record.sequence, zlib.crc32(table))
+
+    def void(self) -> None:
+        """Hold nothing any more."""
+        if self.size >= PAGE:
+            self.map()[:_MARK_AT] = bytes(_MARK_AT)
+
+    # reading -------------------------------------------------------------------------------------------------------
+
+    def record(self) -> Record | None:
+        """What was committed; None if nothing was, or its commit was cut short."""
+        if self.size < PAGE:
+            return None
+        fields = self.map()[: _RECORD.size + _CRC.size]
+        if _CRC.unpack_from(fields, _RECORD.size)[0] != zlib.crc32(fields[: _RECORD.size]):
+            return None
+        magic, *numbers = _RECORD.unpack_from(fields)
+        if magic != _MAGIC:
+            return None
+        record = Record(**dict(zip(Record.__struct_fields__, numbers, strict=True)))
+        fits = record.layout_length <= MAX_LAYOUT and record.data_at + record.length <= self.size
+        return record if fits else None
+
+    def layout(self, record: Record) -> Layout:
+        """What is where.
+
+        Raises:
+            NotWhole: the layout is damaged.
+        """
+        known = (record.sequence, record.layout_crc)
+        if self._layout is None or self._layout[0] != known:
+            text = self.map()[PAGE : PAGE + record.layout_length]
+            if zlib.crc32(text) != record.layout_crc:
+                raise NotWhole("its table of contents is damaged")
+            try:
+                self._layout = (known, msgspec.json.decode(text, type=Layout))
+            except msgspec.MsgspecError as error:
+                raise NotWhole(f"its table of contents cannot be read: {error}") from None
+        return self._layout[1]
+
+    def sums(self, record: Record) -> tuple[int, ...] | None:
+        """The checksums; None if the buffer was never sealed.
+
+        Raises:
+            NotWhole: the table of checksums is itself damaged.
+        """
+        memory = self.map()
+        sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
+        if sequence != record.sequence:
+            return None
+        layout = self.layout(record)
+        count = chunks(layout.stored) + chunks(record.length - layout.stored)
+        table = memory[record.sums_at : record.sums_at + 8 * count]
+        if zlib.crc32(table) != crc:
+            raise NotWhole("its table of checksums is damaged")
+        return tuple(array("q", table))
+
+    # marks ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody is writing it to storage, or was asked to."""
+        return self.size >= PAGE and _MARK.unpack_from(self.map(), _MARK_AT)[0] != 0
+
+    def want(self, sequence: int) -> None:
+        """Ask the rank not to overwrite it."""
+        _MARK.pack_into(self.map(), _MARK_AT, sequence)
+
+    def release(self) -> None:
+        """Take that back."""
+        if self.size >= PAGE:
+            _MARK.pack_into(self.map(), _MARK_AT, 0)
+
+    @property
+    def stored(self) -> int:
+        """The sequence that is in storage already; 0 if none."""
+        return int(_MARK.unpack_from(self.map(), _STORED_AT)[0]) if self.size >= PAGE else 0
+
+    def note_stored(self, record: Record) -> None:
+        """Remember that it is in storage."""
+        if self.record() == record:
+            _MARK.pack_into(self.map(), _STORED_AT, record.sequence)

@@ -1,0 +1,97 @@
+"""What is where in a checkpoint of one rank. Made by the training process; the agent moves bytes by it.
+
+The bytes of a buffer are the bytes of the file that storage gets: every tensor stands there as `torch.save` would
+write it (its frame does not depend on its contents, so it is written once), so saving is a copy of the tensors and
+storing is a copy of the file.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Path = tuple[tuple[Literal["d", "l"], str | int], ...]
+"""From the top of the state to a leaf: each step is a key of a dictionary (d) or a place in a list (l)."""
+
+
+class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
+    """One tensor, or the piece of it that this rank has."""
+
+    key: str
+    """Its name in DCP: the steps of the path, joined by dots."""
+    path: Path
+    offset: int
+    """Where its entry begins in the data."""
+    length: int
+    data: int
+    """Where the raw values begin in the data."""
+    nbytes: int
+    dtype: str
+    """As in `torch.float32`, without the `torch.`."""
+    shape: tuple[int, ...]
+    """Of this piece."""
+    full: tuple[int, ...]
+    """Of the whole tensor."""
+    origin: tuple[int, ...]
+    """Where this piece begins in the whole."""
+
+
+class ObjectItem(msgspec.Struct, frozen=True, kw_only=True, tag="object"):
+    """One value that is no tensor, pickled by `torch.save` and padded with zeros to the length of its slot."""
+
+    key: str
+    path: Path
+    offset: int
+    length: int
+
+
+Item = TensorItem | ObjectItem
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """All of one rank's part of a checkpoint, except the values."""
+
+    rank: int
+    world: int
+    attempt: str
+    """Parts of one step belong together only if they were made in the same attempt of the same world."""
+    replicated: bool
+    """Nothing in it belongs to this rank alone: any rank of any world can use it."""
+    length: int
+    """Bytes of data."""
+    stored: int
+    """How many of them, from the start, this rank writes to storage; other ranks write the rest."""
+    items: tuple[Item, ...]
+    directory: str = ""
+    """Where storage is; empty: nowhere."""
+    keep_last: int = 0
+    """How many steps storage keeps; 0: all."""
+    keep_every: int = 0
+    """Steps divisible by it are kept for ever; 0: none."""
+
+    def stored_items(self) -> tuple[Item, ...]:
+        """What this rank writes to storage."""
+        return tuple(item for item in self.items if item.offset < self.stored)
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a step in storage: the file `__RANK.resile.json` beside `__RANK_0.distcp`."""
+
+    step: int
+    rank: int
+    world: int
+    length: int
+    """Bytes of the .distcp file; 0: there is none."""
+    sums: tuple[int, ...]
+    """Of every CHUNK of the file; empty if the process ended before they were made."""
+    items: tuple[Item, ...]
+
+
+CHUNK = 31 * 8192
+"""Bytes that share a checksum: below the size from which torch spreads a sum over threads."""
+
+
+def chunks(length: int) -> int:
+    """How many checksums `length` bytes have."""
+    return -(-length // CHUNK)

@@ -1,0 +1,162 @@
+"""Between a training process and the agent that owns its buffers: a Unix socket of its own, one packet a message.
+
+Apart from the channel for steps and shards because it hands over file descriptors, and because a process that never
+saves a checkpoint should not know of it. Who may talk is decided as there: the socket lies in the agent's private
+directory, and another user's process is turned away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from resile.checkpoint.buffer import Buffer
+
+SOCKET = "checkpoint.sock"
+"""Beside the agent's own."""
+MAX_PACKET = 64 * 1024
+BUFFERS = 2
+
+
+class _Word(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class Open(_Word, frozen=True, kw_only=True):
+    """Give me the buffers of the process with this local rank."""
+
+    worker: str
+    local_rank: int
+
+
+class Opened(_Word, frozen=True, kw_only=True):
+    """Here they are (as descriptors), unless there is an `error`."""
+
+    error: str = ""
+
+
+class MakeRoom(_Word, frozen=True, kw_only=True):
+    """Make each of my buffers at least `size` bytes."""
+
+    size: int
+
+
+class RoomMade(_Word, frozen=True, kw_only=True):
+    """It is, unless there is an `error`."""
+
+    error: str = ""
+
+
+class Store(_Word, frozen=True, kw_only=True):
+    """Write what was committed as `sequence` in that buffer to storage."""
+
+    buffer: int
+    sequence: int
+
+
+class Stored(_Word, frozen=True, kw_only=True):
+    """Done with it, unless there is an `error`."""
+
+    sequence: int
+    error: str = ""
+
+
+ToAgent = Open | MakeRoom | Store
+FromAgent = Opened | RoomMade | Stored
+_decoder = msgspec.msgpack.Decoder(FromAgent)
+
+
+class NoVault(Exception):
+    """There are no buffers to be had from the agent; the text is one sentence."""
+
+
+class Line:
+    """A training process's line to the buffers of one local rank. Any thread may use it."""
+
+    def __init__(self, agent_socket: str, worker: str, local_rank: int, patience: float = 10.0) -> None:
+        """Ask for the buffers.
+
+        Raises:
+            NoVault: the agent does not answer, or has none.
+        """
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._stored: dict[int, str] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(patience)
+            self._socket.connect(str(Path(agent_socket).with_name(SOCKET)))
+            self._socket.send(msgspec.msgpack.encode(Open(worker=worker, local_rank=local_rank)))
+            packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, BUFFERS)
+            answer = _decoder.decode(packet)
+        except (OSError, msgspec.MsgspecError) as error:
+            self._socket.close()
+            raise NoVault(f"the agent gives no memory for checkpoints: {error}") from None
+        if not isinstance(answer, Opened) or answer.error or len(descriptors) != BUFFERS:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._socket.close()
+            raise NoVault(answer.error if isinstance(answer, Opened) else "the agent gives no memory for checkpoints")
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self.buffers = [Buffer(descriptor) for descriptor in descriptors]
+
+    def make_room(self, size: int) -> str:
+        """Have each buffer made at least this large; an empty answer, or the sentence that says why not."""
+        if all(buffer.size >= size for buffer in self.buffers):
+            return ""
+        with self._lock:
+            try:
+                self._socket.send(msgspec.msgpack.encode(MakeRoom(size=size)))
+                answer = self._next(time.monotonic() + self._patience)
+                while not isinstance(answer, RoomMade):
+                    answer = self._next(time.monotonic() + self._patience)
+                return answer.error
+            except OSError as error:
+                return f"the agent does not answer: {error}"
+
+    def store(self, buffer: int, sequence: int) -> None:
+        """Have a buffer written to storage; `wait` tells when it is."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.send(msgspec.msgpack.encode(Store(buffer=buffer, sequence=sequence)))
+
+    def wait(self, sequence: int, timeout: float) -> str | None:
+        """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            try:
+                while sequence not in self._stored:
+                    self._next(deadline)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                return f"the agent does not answer: {error}"
+            return self._stored.pop(sequence)
+
+    def close(self) -> None:
+        """Hang up. The agent keeps the buffers."""
+        self._socket.close()
+        for buffer in self.buffers:
+            buffer.close()
+
+    def _next(self, deadline: float) -> FromAgent:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        self._socket.settimeout(left)
+        packet = self._socket.recv(MAX_PACKET)
+        if not packet:
+            raise ConnectionError("it hung up")
+        try:
+            answer: FromAgent = _decoder.decode(packet)
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(str(error)) from None
+        if isinstance(answer, Stored):
+            self._stored[answer.sequence] = answer.error
+        return answer

@@ -1,0 +1,227 @@
+"""Checkpoints in storage: a directory for every step, there as a whole or not at all, which torch can read by itself.
+
+    DIRECTORY/step-100/              .metadata  __0_0.distcp  __1_0.distcp …      what DCP reads
+                                     __0.resile.json …                            our checksums
+    DIRECTORY/.step-100.ATTEMPT/     the same, until every rank's part is there
+
+Every writer puts its own part into the hidden directory and then looks whether all are there. Whoever finds them
+complete commits: the last one always does, and if two do, one renames first and the other finds it done. Nobody waits
+for anybody, so parts can be written after a crash, by agents whose processes are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.dcp_metadata import data_file, metadata
+from resile.checkpoint.layout import Layout, Part, chunks
+from resile.files import write_atomically
+
+METADATA = ".metadata"
+_STEP = re.compile(r"step-(\d{1,18})")
+_DRAFT = re.compile(r"\.step-(\d{1,18})\..+")
+_DOOMED = ".gone-"
+_BLOCK = 16 << 20
+"""Bytes that the kernel copies at a time: between two of them the writer can see that it has been overtaken."""
+
+
+class CannotStore(Exception):
+    """A checkpoint did not come to storage; the text is one sentence."""
+
+
+class Storage:
+    """The checkpoints in one directory."""
+
+    def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
+        """Look at it; it is made when something is stored.
+
+        Args:
+            directory: where; all ranks of the job see the same files there.
+            keep_last: steps that are kept; 0: all.
+            keep_every: steps divisible by it are kept for ever; 0: none.
+        """
+        self.directory = Path(directory).absolute()
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+
+    def path(self, step: int) -> Path:
+        """Where a committed step is: what `torch.distributed.checkpoint.load` takes."""
+        return self.directory / f"step-{step}"
+
+    def steps(self) -> list[int]:
+        """The committed steps, oldest first."""
+        found = (_STEP.fullmatch(name) for name in self._names())
+        return sorted(int(match[1]) for match in found if match and (self.path(int(match[1])) / METADATA).is_file())
+
+    def draft(self, step: int, attempt: str) -> Path:
+        """Where the parts of a step are put, made if need be."""
+        path = self.directory / f".step-{step}.{re.sub(r'[^A-Za-z0-9_.-]', '_', attempt)}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def store(self, buffer: Buffer, record: Record) -> bool:
+        """Write the part that a buffer holds; whether that made the step complete.
+
+        Raises:
+            CannotStore: the buffer was overwritten meanwhile, or the disk does not take it.
+        """
+        try:
+            layout = buffer.layout(record)
+            if self.path(record.step).exists():
+                return False
+            draft = self.draft(record.step, layout.attempt)
+            if layout.stored:
+                with new_file(draft / data_file(layout.rank)) as target:
+                    _copy(buffer, record, layout.stored, target)
+            sums = (buffer.sums(record) or ())[: chunks(layout.stored)]
+            return self.finish(draft, record.step, layout, sums)
+        except NotWhole as error:
+            raise CannotStore(f"step {record.step} was not stored: {error}") from None
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise CannotStore(f"step {record.step} was not stored in {self.directory}: {why}") from error
+
+    def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
+        """The data of this rank is in the draft: add its part, and commit the step if it was the last.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        part = Part(
+            step=step,
+            rank=layout.rank,
+            world=layout.world,
+            length=layout.stored,
+            sums=tuple(sums),
+            items=layout.stored_items(),
+        )
+        write_atomically(draft / part_file(layout.rank), msgspec.json.encode(part))
+        return self._commit(draft, step, layout.world)
+
+    def parts(self, path: Path) -> list[Part]:
+        """The parts in a directory, by rank.
+
+        Raises:
+            NotWhole: one cannot be read.
+        """
+        parts = []
+        for file in sorted(path.glob("__*.resile.json")):
+            try:
+                parts.append(msgspec.json.decode(file.read_bytes(), type=Part))
+            except (OSError, msgspec.MsgspecError) as error:
+                raise NotWhole(f"{file.name} cannot be read: {error}") from None
+        return sorted(parts, key=lambda part: part.rank)
+
+    def set_aside(self, step: int) -> None:
+        """Take a damaged step out of the way, for a person to look at; a sound one can then take its place."""
+        for number in range(100):
+            with contextlib.suppress(OSError):
+                os.rename(self.path(step), self.directory / f"damaged-step-{step}{f'.{number}' if number else ''}")
+                return
+
+    def sweep(self) -> None:
+        """Remove what retention does not keep, and drafts that a newer step has overtaken."""
+        steps = self.steps()
+        if not steps:
+            return
+        newest = steps[-1]
+        for name in self._names():
+            old = _DRAFT.fullmatch(name)
+            if (old and int(old[1]) < newest) or name.startswith(_DOOMED):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+        for step in steps[: -self._keep_last] if self._keep_last else ():
+            if not self._keep_every or step % self._keep_every:
+                doomed = self.directory / f"{_DOOMED}{step}"
+                with contextlib.suppress(OSError):  # first out of sight, so that nobody reads half of it
+                    os.rename(self.path(step), doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _commit(self, draft: Path, step: int, world: int) -> bool:
+        try:
+            parts = self.parts(draft)
+            if [part.rank for part in parts] != list(range(world)):
+                return False
+            write_atomically(draft / METADATA, metadata(parts))
+            _sync(draft)
+            os.rename(draft, self.path(step))
+        except (OSError, NotWhole):
+            if self.path(step).exists():  # another writer was quicker, or an earlier attempt had this step
+                shutil.rmtree(draft, ignore_errors=True)
+                return False
+            raise
+        _sync(self.directory)
+        self.sweep()
+        return True
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+
+
+def store_committed(buffer: Buffer, sequence: int) -> str:
+    """Write what a buffer holds to the storage that its layout names: an empty answer, or why that was not possible."""
+    record = buffer.record()
+    try:
+        if record is None or record.sequence != sequence:
+            return "it was not stored: a newer step took its place in memory"
+        layout = buffer.layout(record)
+        if layout.directory:
+            keep = Storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
+            keep.store(buffer, record)
+            buffer.note_stored(record)
+        return ""
+    except (CannotStore, NotWhole) as error:
+        return str(error)
+    finally:
+        buffer.release()
+
+
+def part_file(rank: int) -> str:
+    """The file that describes a rank's part."""
+    return f"__{rank}.resile.json"
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[int]:
+    """A descriptor whose file appears under its name only when all of it is on the disk."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+        os.fsync(descriptor)
+        os.rename(hidden, path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _copy(buffer: Buffer, record: Record, length: int, target: int) -> None:
+    at, end = record.data_at, record.data_at + length
+    while at < end:
+        at += os.sendfile(target, buffer.descriptor, at, min(_BLOCK, end - at)) or _nothing_more()
+        if buffer.record() != record:
+            raise NotWhole("a newer step took its place in memory")
+
+
+def _nothing_more() -> int:
+    raise NotWhole("its buffer ended early")
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

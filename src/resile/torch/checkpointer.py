@@ -1,0 +1,381 @@
+"""Checkpoints that cost one copy in memory: saved as often as every step, kept by the agent, stored in the background.
+
+    checkpointer = Checkpointer("checkpoints", store_every=1000)
+    state = {"model": model, "optimizer": optimizer, "sampler": sampler, "epoch": 0}
+    step = checkpointer.restore(state) or 0
+    while step < steps:
+        ...
+        optimizer.step()
+        step += 1
+        checkpointer.save(step, state)
+
+Under an agent (`resile run`) a save goes into shared memory that the agent owns, so it survives the end of this
+process, and the agent writes it to storage: every `store_every` steps, and when the node's processes end. Under
+plain torchrun or python, only the steps that are due for storage are saved, by a thread of this process.
+
+What is the same on all ranks (plain tensors and values, as in DCP) is kept once per node and stored once. What is
+sharded (DTensor, as `fully_shard` makes it) is kept and stored by each rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed.tensor import DTensor
+
+from resile.checkpoint.buffer import PAGE, Buffer, Record, places
+from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.layout import Layout, chunks
+from resile.checkpoint.line import Line, NoVault
+from resile.checkpoint.own import OwnBuffers
+from resile.checkpoint.storage import CannotStore, Storage, new_file
+from resile.torch.entries import Entry, State, entries, local
+from resile.torch.image import Image, Place, SlotTooSmall, lay_out, same_shape
+from resile.torch.restoring import Agreement, Restoring
+from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
+
+log = logging.getLogger(__name__)
+
+STORE_PATIENCE = 600.0
+"""Seconds that `wait` gives storage by default."""
+_POPULATE_WRITE = 23
+_BLOCK = 64 << 20
+_EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
+"""Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
+
+
+class Checkpointer:
+    """Saves, stores and restores the state of a training. One per process; its methods are for one thread."""
+
+    def __init__(
+        self, directory: str | Path | None = None, *, store_every: int = 0, keep_last: int = 3, keep_every: int = 0
+    ) -> None:
+        """Ask the agent for memory, if there is one. Nothing is read or written yet.
+
+        Args:
+            directory: where storage is, the same for all ranks; None: memory only.
+            store_every: steps between two that go to storage by themselves; 0: none do.
+            keep_last: how many steps storage keeps; 0: all.
+            keep_every: steps divisible by it are kept for ever; 0: none.
+        """
+        if min(store_every, keep_last, keep_every) < 0:
+            raise ValueError("store_every, keep_last and keep_every must be 0 or more")
+        self.directory = str(Path(directory).absolute()) if directory is not None else ""
+        self.storage = Storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
+        self._store_every = store_every
+        self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
+        self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
+        self._local_rank = _local_rank(self._worker)
+        self._agreement = Agreement()
+        self._vault: Line | OwnBuffers | None = None
+        self._leader: Line | None = None
+        self._open()
+        self._layout: tuple[Layout, bytes] | None = None
+        self._images: dict[int, tuple[bytes, int, Image]] = {}
+        """By buffer: for which layout and size it is prepared."""
+        self._copier = ThreadPoolExecutor(1, "resile-copy")
+        self._sealer = ThreadPoolExecutor(1, "resile-seal")
+        self._copying: Future[None] | None = None
+        self._sealing: dict[int, Future[None]] = {}
+        self._nonce: int | None = None
+        """Tells the drafts of this run in storage from those that an earlier one left."""
+        self._sequence = 0
+        self._asked = 0
+        """The last sequence that storage was asked for."""
+        self._warned: set[str] = set()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether saves survive the end of this process without storage."""
+        return isinstance(self._vault, Line)
+
+    # saving ----------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: State, *, store: bool | None = None, overlap: bool = False) -> bool:
+        """Keep the state as that of `step`; all ranks save the same steps. Whether it was kept.
+
+        Returns after one copy of the state. With `overlap` it returns at once and parameters and optimizer state are
+        copied while the next forward and backward run; call `before_update()` before the optimizer changes them, or
+        have `guard(optimizer)` do so.
+
+        False means that there was nothing to do (no agent, and the step is not due for storage) or that storage is two
+        saves behind; the last kept step is whole in any case.
+
+        Args:
+            step: steps completed; the number to go on with.
+            state: modules, optimizers, anything with `state_dict`, tensors and plain values, by name.
+            store: whether it goes to storage; None: as `store_every` says.
+            overlap: copy in the background.
+        """
+        self.before_update()
+        due = self.storage is not None and (
+            store if store is not None else bool(self._store_every) and step % self._store_every == 0
+        )
+        if not self.in_memory and not due:
+            return False
+        leaves = entries(state)
+        try:
+            return self._save(step, leaves, due, overlap)
+        except SlotTooSmall:
+            self._layout = None
+            return self._save(step, leaves, due, overlap)
+
+    def before_update(self) -> None:
+        """Wait until an overlapped save has copied everything: call it before the optimizer steps."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.result()
+
+    def guard(self, optimizer: Any) -> None:
+        """Have every step of this optimizer call `before_update()` first."""
+        optimizer.register_step_pre_hook(lambda *_: self.before_update())
+
+    def wait(self, timeout: float = STORE_PATIENCE) -> None:
+        """Wait until the last step that was to go to storage from this rank is written.
+
+        Raises:
+            TimeoutError: it is not yet.
+            OSError: it could not be written; the text says why.
+        """
+        self.before_update()
+        for sealing in list(self._sealing.values()):
+            sealing.result(timeout)
+        if self._asked and self._vault is not None:
+            sequence, self._asked = self._asked, 0
+            answer = self._vault.wait(sequence, timeout)
+            if answer is None:
+                self._asked = sequence
+                raise TimeoutError(f"storage did not take the checkpoint within {timeout:g} s")
+            if answer:
+                raise OSError(answer)
+
+    def close(self) -> None:
+        """Finish what was begun. The agent keeps what it has."""
+        self.before_update()
+        self._copier.shutdown()
+        self._sealer.shutdown()
+        self._images.clear()
+        for vault in (self._vault, self._leader):
+            if vault is not None:
+                vault.close()
+        self._vault = self._leader = None
+
+    # restoring -------------------------------------------------------------------------------------------------------
+
+    def restore(self, state: State) -> int | None:
+        """Load the newest step that is whole for all ranks; None if there is none, and nothing was changed.
+
+        All ranks call it together, after `init_process_group` where there are several. In order of preference among
+        equally new ones: this node's memory, another node's (for state that all ranks have alike), storage. What is
+        damaged is passed over with a warning that says what and why. Plain values are replaced in `state`.
+
+        Raises:
+            Misfit: the checkpoint is sound, but it is of another model or another state.
+            RuntimeError: there are several ranks and no process group.
+        """
+        self.before_update()
+        for sealing in list(self._sealing.values()):
+            sealing.result()
+        own = self._vault.buffers if isinstance(self._vault, Line) else []
+        step = Restoring(self._agreement, own, self._leader.buffers if self._leader else own, self.storage).run(state)
+        self.reserve(state)
+        return step
+
+    def reserve(self, state: State) -> None:
+        """Take the memory that saves of this state will need, in the background, so that the first is no slower.
+
+        `restore` does it. What an optimizer will add at its first step is guessed.
+        """
+        if not self.in_memory:
+            return
+        leaves = entries(state)
+        layout, text = self._laid_out(leaves)
+        size = places(text, layout.length)[2] + self._growth(state)
+        if self._room(size):
+            assert self._vault is not None
+            for buffer in self._vault.buffers:
+                self._sealer.submit(_populate, buffer)
+
+    # inside ----------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if not self._agent_socket or not self._worker:
+            self._vault = OwnBuffers() if self.storage is not None else None
+            return
+        try:
+            self._vault = Line(self._agent_socket, self._worker, self._local_rank)
+            if self._local_rank:
+                self._leader = Line(self._agent_socket, self._worker, 0)
+        except NoVault as error:
+            log.warning("checkpoints are kept in storage alone: %s", error)
+            self._vault = OwnBuffers() if self.storage is not None else None
+
+    def _place(self) -> Place:
+        rank, world = self._agreement.rank, self._agreement.world
+        if self._nonce is None:
+            self._nonce = self._agreement.nonce()
+        attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return Place(rank, world, self._local_rank == 0 and self.in_memory, f"{self._nonce:x}.{attempt}.{world}")
+
+    def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:
+        place = self._place()
+        if self._layout is not None:
+            known = self._layout[0]
+            here = (known.rank, known.world, known.attempt) == (place.rank, place.world, place.attempt)
+            if here and same_shape(known, leaves):
+                return self._layout
+        layout = lay_out(leaves, place, **self._settings)
+        self._layout = (layout, msgspec.json.encode(layout))
+        return self._layout
+
+    def _save(self, step: int, leaves: list[Entry], due: bool, overlap: bool) -> bool:
+        layout, text = self._laid_out(leaves)
+        if not self._room(places(text, layout.length)[2]):
+            return due and self._store_directly(step, layout, leaves)
+        assert self._vault is not None
+        number = self._free()
+        if number is None:
+            self._warn("storage is two saves behind: saves are left out until it has caught up")
+            return False
+        buffer = self._vault.buffers[number]
+        image = self._begin(number, layout, text)
+        sequence = self._sequence = max(self._sequence + 1, time.time_ns())
+
+        def commit() -> None:
+            record = buffer.commit(sequence, step, text, layout.length)
+            if due:
+                buffer.want(sequence)
+            self._sealing[number] = self._sealer.submit(self._seal, number, image, record, due)
+
+        if due:
+            self._asked = sequence
+        if overlap:
+            image.fill(leaf for leaf in leaves if not leaf.late)
+            late = [leaf for leaf in leaves if leaf.late]
+
+            def rest() -> None:
+                image.fill(late)
+                commit()
+
+            self._copying = self._copier.submit(rest)
+        else:
+            image.fill(leaves)
+            commit()
+        return True
+
+    def _begin(self, number: int, layout: Layout, text: bytes) -> Image:
+        assert self._vault is not None
+        buffer = self._vault.buffers[number]
+        if (sealing := self._sealing.pop(number, None)) is not None:
+            sealing.result()
+        _, data_at = buffer.begin(text, layout.length)
+        known = self._images.get(number)
+        if known is not None and known[0] is text and known[1] == buffer.size:
+            return known[2]
+        image = Image(buffer.map(), data_at, layout)
+        image.draw_frames()
+        self._images[number] = (text, buffer.size, image)
+        return image
+
+    def _seal(self, number: int, image: Image, record: Record, due: bool) -> None:
+        assert self._vault is not None
+        self._vault.buffers[number].seal(record, image.sums())
+        if due:
+            self._vault.store(number, record.sequence)
+
+    def _free(self) -> int | None:
+        """The buffer to overwrite: not the newest, unless the other one is on its way to storage."""
+        assert self._vault is not None
+        ages = []
+        for number, buffer in enumerate(self._vault.buffers):
+            record = buffer.record()
+            if record is None or not buffer.wanted:
+                ages.append((record.sequence if record is not None else 0, number))
+        return min(ages)[1] if ages else None
+
+    def _room(self, size: int) -> bool:
+        if self._vault is None:
+            return False
+        why = self._vault.make_room(size)
+        if why:
+            self._warn(
+                f"checkpoints go to storage alone, and saving waits for it: {why}"
+                if self.storage
+                else f"no checkpoints are kept: {why}, and no directory for storage was given"
+            )
+        return not why
+
+    def _store_directly(self, step: int, layout: Layout, leaves: list[Entry]) -> bool:
+        """Without memory to spare: fill the file itself, and wait for the disk."""
+        assert self.storage is not None
+        only = msgspec.structs.replace(layout, items=layout.stored_items(), length=layout.stored)
+        try:
+            draft = self.storage.draft(step, layout.attempt)
+            sums: list[int] = []
+            if only.length:
+                with new_file(draft / data_file(only.rank)) as descriptor:
+                    file = Buffer(os.dup(descriptor))
+                    file.resize(only.length)
+                    image = Image(file.map(), 0, only)
+                    image.draw_frames()
+                    image.fill(leaves)
+                    sums = image.sums()
+                    del image
+                    file.close()
+            assert len(sums) == chunks(only.length)
+            self.storage.finish(draft, step, only, sums)
+            return True
+        except (OSError, CannotStore) as error:
+            log.error("step %d was not stored in %s: %s", step, self.directory, error)
+            return False
+
+    def _growth(self, state: Mapping[str, Any]) -> int:
+        total = 0
+        for part in state.values():
+            if isinstance(part, torch.optim.Optimizer):
+                times = _EXTRA_STATE.get(type(part).__name__, 2)
+                for group in part.param_groups:
+                    extra = times + sum(bool(group.get(option)) for option in ("momentum", "amsgrad", "centered"))
+                    for parameter in group["params"]:
+                        mine = self._local_rank == 0 or isinstance(parameter, DTensor)
+                        if mine and parameter.requires_grad and parameter not in part.state:
+                            total += extra * (_own_bytes(parameter) + 2 * PAGE)
+        return total
+
+    def _warn(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            log.warning("%s", words)
+
+
+def _own_bytes(tensor: Any) -> int:
+    own = local(tensor)
+    return int(own.numel() * own.element_size())
+
+
+def _local_rank(worker: str) -> int:
+    """The place of this process on its node, by the name that the agent gave it."""
+    with contextlib.suppress(ValueError):
+        return int(worker.partition("/")[0].rpartition(".")[2])
+    return 0
+
+
+def _populate(buffer: Buffer) -> None:
+    """Have the kernel find pages for all of a buffer now; other threads run meanwhile."""
+    size = buffer.size
+    memory = torch.frombuffer(buffer.map(), dtype=torch.uint8)
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for start in range(0, size, _BLOCK):
+        if madvise(memory.data_ptr() + start, min(_BLOCK, size - start), _POPULATE_WRITE):
+            memory[start : start + _BLOCK : PAGE].sum()  # an older kernel: reading each page does nearly as well

@@ -1,0 +1,227 @@
+"""A training state taken apart into named leaves, and put together again.
+
+The names are those that `torch.distributed.checkpoint` gives (`model.0.weight`, `optimizer.state.0.weight.exp_avg`), so
+that it can load what is stored. A state is a dictionary; its values are modules, optimizers, anything else with
+`state_dict` and `load_state_dict`, tensors, dictionaries of such, and plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from resile.checkpoint.layout import Path
+
+State = MutableMapping[str, Any]
+
+
+class Misfit(ValueError):
+    """The checkpoint is sound but does not fit the state that it is to be loaded into; the text says what."""
+
+
+class Entry(NamedTuple):
+    """One leaf."""
+
+    path: Path
+    value: Any
+    """A tensor, or something that can be pickled."""
+    late: bool = False
+    """It changes only when the optimizer steps, so it may still be copied during the next forward and backward."""
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+        return key_of(self.path)
+
+
+def key_of(path: Path) -> str:
+    """The name of a leaf."""
+    return ".".join(str(key) for _, key in path)
+
+
+def entries(state: Mapping[str, Any]) -> list[Entry]:
+    """All leaves of a state."""
+    names = _names(state)
+    return [entry for name, part in state.items() for entry in _entries(name, part, names)]
+
+
+def _entries(name: str, part: Any, names: Mapping[int, str]) -> Iterator[Entry]:
+    root: Path = (("d", name),)
+    if isinstance(part, torch.nn.Module):
+        module = unwrap(part)
+        parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
+        for key, value in module.state_dict().items():
+            yield Entry((*root, ("d", _clean(key))), value, key in parameters)
+    elif isinstance(part, torch.optim.Optimizer):
+        yield from _optimizer_entries(root, part, names)
+    elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        yield from _leaves(root, part.state_dict())
+    else:
+        yield from _leaves(root, part)
+
+
+def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, str]) -> Iterator[Entry]:
+    for number, group in enumerate(optimizer.param_groups):
+        called = [names.get(id(p), f"param_{number}_{place}") for place, p in enumerate(group["params"])]
+        for parameter, name in zip(group["params"], called, strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                yield Entry((*root, ("d", "state"), ("d", name), ("d", key)), value, True)
+        for option, value in group.items():
+            path: Path = (*root, ("d", "param_groups"), ("l", number), ("d", option))
+            yield Entry(path, called if option == "params" else value)
+
+
+def _leaves(path: Path, value: Any) -> Iterator[Entry]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            if type(key) not in (str, int):
+                raise TypeError(f"{key_of(path)} has a key of type {type(key).__name__}: only str and int can be saved")
+            yield from _leaves((*path, ("d", key)), inner)
+    elif isinstance(value, list) and _has_inside(value):
+        for place, inner in enumerate(value):
+            yield from _leaves((*path, ("l", place)), inner)
+    else:
+        yield Entry(path, dict(value) if isinstance(value, Mapping) else value)
+
+
+def _has_inside(value: list[Any]) -> bool:
+    return any(
+        isinstance(inner, (torch.Tensor, Mapping)) or (isinstance(inner, list) and _has_inside(inner))
+        for inner in value
+    )
+
+
+def _names(state: Mapping[str, Any]) -> dict[int, str]:
+    modules = [unwrap(part) for part in state.values() if isinstance(part, torch.nn.Module)]
+    return {id(p): _clean(name) for module in modules for name, p in module.named_parameters()}
+
+
+def unwrap(module: Any) -> Any:
+    """The module whose names count."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _clean(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def local(tensor: Any) -> Any:
+    """The part of a tensor that this process has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Landing:
+    """Where the values of a checkpoint go: into tensors that are there, into new ones, and into objects at the end."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._names = _names(state)
+        self._live: dict[str, Any] = {}
+        self._parameters: dict[str, dict[str, Any]] = {}
+        for name, part in state.items():
+            if isinstance(part, torch.optim.Optimizer):
+                self._parameters[name] = dict(self._parameters_of(part))
+            if isinstance(part, torch.optim.Optimizer | torch.nn.Module | torch.Tensor | Mapping):
+                for entry in _entries(name, part, self._names):
+                    if isinstance(entry.value, torch.Tensor):
+                        self._live[entry.key] = entry.value
+        self._landed: dict[Path, Any] = {}
+
+    def wants(self, path: Path) -> bool:
+        """Whether the state has a place for it."""
+        return path[0][1] in self._state
+
+    def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
+        """The tensor to fill with what the checkpoint has under this path; `shape` is that of the whole.
+
+        Raises:
+            Misfit: the state's own tensor has another shape.
+        """
+        key = key_of(path)
+        target = self._live.get(key)
+        if target is None:
+            target = self._new(path, dtype, shape)
+        if tuple(target.shape) != tuple(shape):
+            raise Misfit(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
+        self._landed[path] = target
+        return target
+
+    def value(self, path: Path, value: Any) -> None:
+        """A value that is no tensor."""
+        self._landed[path] = value
+
+    def check(self, paths: Iterable[Path]) -> None:
+        """See that a checkpoint with these leaves has something for every part of the state.
+
+        Raises:
+            Misfit: it does not.
+        """
+        found = list(paths)
+        keys, tops = {key_of(path) for path in found}, {path[0][1] for path in found}
+        for name, part in self._state.items():
+            if isinstance(part, torch.nn.Module):
+                for entry in _entries(name, part, self._names):
+                    if entry.key not in keys:
+                        raise Misfit(f"the checkpoint has no {entry.key}")
+            elif name not in tops:
+                raise Misfit(f"the checkpoint has no {name!r}")
+
+    def finish(self) -> None:
+        """All is filled: hand it to the objects."""
+        for name, part in list(self._state.items()):
+            leaves = {path[1:]: value for path, value in self._landed.items() if path[0][1] == name}
+            if isinstance(part, torch.nn.Module):
+                rest = {str(p[0][1]): v for p, v in leaves.items() if not isinstance(v, torch.Tensor)}
+                if rest:
+                    unwrap(part).load_state_dict(rest, strict=False)
+            elif isinstance(part, torch.optim.Optimizer):
+                self._finish_optimizer(part, nest(leaves), self._parameters[name])
+            elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+                part.load_state_dict(nest(leaves))
+            elif not isinstance(part, torch.Tensor):
+                self._state[name] = nest(leaves)
+
+    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                yield self._names.get(id(parameter), f"param_{number}_{place}"), parameter
+
+    def _new(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
+        parameters = self._parameters.get(str(path[0][1]))
+        if parameters is not None and len(path) == 4 and path[1] == ("d", "state"):
+            parameter = parameters.get(str(path[2][1]))
+            if parameter is not None and tuple(parameter.shape) == tuple(shape):
+                return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype)
+
+    @staticmethod
+    def _finish_optimizer(optimizer: Any, saved: Any, parameters: Mapping[str, Any]) -> None:
+        numbers = {name: number for number, name in enumerate(parameters)}
+        state, groups = saved.get("state", {}), []
+        for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=False):
+            missing = [name for name in old["params"] if name not in numbers]
+            if missing or len(old["params"]) != len(group["params"]):
+                which = ", ".join(missing) or "their sizes differ"
+                raise Misfit(f"the optimizer's groups are not those of the checkpoint: {which}")
+            groups.append({**old, "params": [numbers[name] for name in old["params"]]})
+        here, there = len(optimizer.param_groups), len(saved["param_groups"])
+        if here != there:
+            raise Misfit(f"the checkpoint has {there} parameter groups, the optimizer has {here}")
+        by_number = {numbers[name]: values for name, values in state.items() if name in numbers}
+        optimizer.load_state_dict({"state": by_number, "param_groups": groups})
+
+
+def nest(leaves: Mapping[Path, Any]) -> Any:
+    """The nested value whose leaves these are."""
+    if () in leaves:
+        return leaves[()]
+    heads: dict[tuple[str, str | int], dict[Path, Any]] = {}
+    for path, value in leaves.items():
+        heads.setdefault(path[0], {})[path[1:]] = value
+    if heads and next(iter(heads))[0] == "l":
+        return [nest(heads[head]) for head in sorted(heads, key=lambda head: int(head[1]))]
+    return {head[1]: nest(rest) for head, rest in heads.items()}

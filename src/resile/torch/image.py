@@ -1,0 +1,350 @@
+"""The bytes of one rank's checkpoint: laid out once, filled at every save with one copy, read back with one.
+
+Every tensor stands in the data as `torch.save` writes it. What surrounds the raw values there depends on type and shape
+only (the checksums of the zip format are left out; torch does not look at them), so it is made once per shape, from
+a tensor that is never touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate, Shard
+
+from resile.checkpoint.layout import CHUNK, Item, Layout, ObjectItem, TensorItem, chunks
+from resile.torch.entries import Entry, Landing, local
+
+ALIGN = 64
+SMALLEST_SLOT = 512
+_memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
+_memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_memcpy.restype = None
+
+
+class SlotTooSmall(Exception):
+    """A value has outgrown its place: the checkpoint must be laid out anew."""
+
+
+class Damaged(Exception):
+    """What is there is not what was saved; the text says where."""
+
+
+class Frame(NamedTuple):
+    """What `torch.save` writes around the values of a tensor."""
+
+    before: bytes
+    after: bytes
+
+
+class _Sink(io.RawIOBase):
+    """Takes what `torch.save` writes, except the values."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+        self._until_values: int | None = None
+        """Writes that come before the values, once the name of their record was seen."""
+        self.before = bytearray()
+        self.after = bytearray()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        self._size += size
+        if self._until_values == 0 and self._left:
+            self._left -= size
+            return size
+        piece = bytes(data)
+        (self.after if self._until_values == 0 else self.before).extend(piece)
+        if self._until_values:
+            self._until_values -= 1
+        elif self._until_values is None and piece.endswith(b"/data/0"):
+            self._until_values = 1  # a filler that aligns the values
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    def writable(self) -> bool:
+        return True
+
+
+@functools.cache
+def frame(dtype: Any, shape: tuple[int, ...]) -> Frame:
+    """The frame of a tensor."""
+    tensor = torch.empty(shape, dtype=dtype)
+    sink = _Sink(tensor.nbytes)
+    crc = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(tensor, sink)
+    finally:
+        torch.serialization.set_crc32_options(crc)
+    return Frame(bytes(sink.before), bytes(sink.after))
+
+
+def pickled(value: Any) -> bytes:
+    """A value that is no tensor; bytes that follow it do not matter to `torch.load`."""
+    out = io.BytesIO()
+    torch.save(value, out, _use_new_zipfile_serialization=False)
+    return out.getvalue()
+
+
+def unpickled(data: Any) -> Any:
+    """The value again. Only what tensors and plain values are made of is unpickled."""
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+class Piece(NamedTuple):
+    """Where a tensor's part on this rank lies in the whole."""
+
+    shape: tuple[int, ...]
+    full: tuple[int, ...]
+    origin: tuple[int, ...]
+    first: bool
+    """No other rank has the same part, or this is the one of them that stores it."""
+
+
+def piece_of(tensor: Any) -> Piece:
+    """This rank's part of a sharded tensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if not all(isinstance(placement, Shard | Replicate) for placement in placements):
+        raise TypeError(f"a tensor with the placements {placements} cannot be saved")
+    shape, origin = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    coordinate = mesh.get_coordinate() or [0] * len(placements)
+    first = all(at == 0 for at, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
+    return Piece(tuple(shape), tuple(tensor.shape), tuple(origin), first)
+
+
+class Place(NamedTuple):
+    """Who lays out."""
+
+    rank: int
+    world: int
+    leads: bool
+    """It keeps what all ranks of its node have alike."""
+    attempt: str
+
+
+def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
+    """Give every leaf that this rank keeps its place; what it writes to storage comes first."""
+    stored: list[Callable[[int], Item]] = []
+    others: list[Callable[[int], Item]] = []
+    replicated = True
+    for leaf in leaves:
+        if not isinstance(leaf.value, torch.Tensor):
+            (stored if place.rank == 0 else others).append(functools.partial(_object_item, leaf))
+        elif isinstance(leaf.value, DTensor):
+            replicated = False
+            piece = piece_of(leaf.value)
+            stores = piece.first and math.prod(piece.shape) > 0
+            (stored if stores else others).append(functools.partial(_tensor_item, leaf, piece))
+        elif place.leads or place.rank == 0:
+            shape = tuple(leaf.value.shape)
+            whole = Piece(shape, shape, (0,) * len(shape), True)
+            (stored if place.rank == 0 else others).append(functools.partial(_tensor_item, leaf, whole))
+    items: list[Item] = []
+    end = boundary = 0
+    for group in (stored, others):
+        for make in group:
+            items.append(make(end))
+            end = _align(end + items[-1].length)
+        boundary = end if group is stored else boundary
+    return Layout(
+        rank=place.rank,
+        world=place.world,
+        attempt=place.attempt,
+        replicated=replicated,
+        length=end,
+        stored=boundary,
+        items=tuple(items),
+        **settings,
+    )
+
+
+def _object_item(leaf: Entry, offset: int) -> Item:
+    need = len(pickled(leaf.value))
+    length = SMALLEST_SLOT
+    while length < need + need // 2:
+        length *= 2
+    return ObjectItem(key=leaf.key, path=leaf.path, offset=offset, length=length)
+
+
+def _tensor_item(leaf: Entry, piece: Piece, offset: int) -> Item:
+    dtype = leaf.value.dtype
+    around = frame(dtype, piece.shape)
+    nbytes = math.prod(piece.shape) * dtype.itemsize
+    return TensorItem(
+        key=leaf.key,
+        path=leaf.path,
+        offset=offset,
+        length=len(around.before) + nbytes + len(around.after),
+        data=offset + len(around.before),
+        nbytes=nbytes,
+        dtype=str(dtype).removeprefix("torch."),
+        shape=piece.shape,
+        full=piece.full,
+        origin=piece.origin,
+    )
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGN) * ALIGN
+
+
+def same_shape(layout: Layout, leaves: Sequence[Entry]) -> bool:
+    """Whether these leaves still are what was laid out (a value may yet have outgrown its slot)."""
+    by_key = {item.key: item for item in layout.items}
+    count = 0
+    for leaf in leaves:
+        item = by_key.get(leaf.key)
+        if item is None:
+            if not isinstance(leaf.value, torch.Tensor) or isinstance(leaf.value, DTensor):
+                return False
+            continue
+        count += 1
+        tensor = isinstance(leaf.value, torch.Tensor)
+        if tensor != isinstance(item, TensorItem):
+            return False
+        if isinstance(item, TensorItem) and (
+            tuple(leaf.value.shape) != item.full or str(leaf.value.dtype) != f"torch.{item.dtype}"
+        ):
+            return False
+    return count == len(layout.items)
+
+
+class Image:
+    """The data of one buffer, as torch sees it."""
+
+    def __init__(self, memory: Any, offset: int, layout: Layout) -> None:
+        """The data begin at `offset` of the memory."""
+        self.layout = layout
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=layout.length)
+        self._address = self.bytes.data_ptr()
+
+    def draw_frames(self) -> None:
+        """Write all that does not change from save to save."""
+        for item in self.layout.items:
+            if isinstance(item, TensorItem):
+                around = frame(getattr(torch, item.dtype), item.shape)
+                self._put(item.offset, around.before)
+                self._put(item.data + item.nbytes, around.after)
+
+    def fill(self, leaves: Iterable[Entry]) -> None:
+        """Copy the values in.
+
+        Raises:
+            SlotTooSmall: some value needs more room; what was there is gone.
+        """
+        by_key = {item.key: item for item in self.layout.items}
+        for leaf in leaves:
+            item = by_key.get(leaf.key)
+            if isinstance(item, TensorItem):
+                self._copy_in(item, local(leaf.value).detach())
+            elif item is not None:
+                data = pickled(leaf.value)
+                if len(data) > item.length:
+                    raise SlotTooSmall(item.key)
+                self._put(item.offset, data.ljust(item.length, b"\0"))
+
+    def sums(self) -> list[int]:
+        """The checksums: of every chunk of what goes to storage, then of the rest."""
+        stored = self.layout.stored
+        return [*self._sums(0, stored), *self._sums(stored, self.layout.length)]
+
+    def check(self, sums: Sequence[int], threads: int = 1) -> None:
+        """Compare every byte with the checksums.
+
+        Raises:
+            Damaged: one does not fit.
+        """
+        stored, first = self.layout.stored, chunks(self.layout.stored)
+        spans = ((0, stored, sums[:first]), (stored, self.layout.length, sums[first:]))
+        _share(
+            threads,
+            [
+                functools.partial(self._check, at, min(at + CHUNK, end), want)
+                for start, end, wanted in spans
+                for at, want in zip(range(start, end, CHUNK), wanted, strict=True)
+            ],
+        )
+
+    def read(self, landing: Landing, threads: int = 1) -> None:
+        """Copy the values to where they belong.
+
+        Raises:
+            Damaged: this rank has another part of a tensor now.
+            Misfit: a tensor has another shape in the state.
+        """
+        _share(threads, self._copies(landing))
+        for item in self.layout.items:
+            if isinstance(item, ObjectItem) and landing.wants(item.path):
+                landing.value(item.path, unpickled(self._slice(item.offset, item.length)))
+
+    def _copies(self, landing: Landing) -> list[Callable[[], None]]:
+        copies: list[Callable[[], None]] = []
+        for item in self.layout.items:
+            if isinstance(item, TensorItem) and landing.wants(item.path):
+                target = local(landing.tensor(item.path, getattr(torch, item.dtype), item.full)).detach()
+                if tuple(target.shape) != item.shape:
+                    raise Damaged(f"{item.key}: this rank has another part of it now")
+                copies.append(functools.partial(self._copy_out, item, target))
+        return copies
+
+    def _check(self, start: int, end: int, expected: int) -> None:
+        if self._sum(start, end) != expected:
+            inside = [item.key for item in self.layout.items if item.offset < end and start < item.offset + item.length]
+            raise Damaged(f"the checksum of bytes {start} to {end} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
+
+    def _sums(self, start: int, end: int) -> list[int]:
+        return [self._sum(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
+
+    def _sum(self, start: int, end: int) -> int:
+        return int(self.bytes[start:end].view(torch.int64).sum())
+
+    def _copy_in(self, item: TensorItem, source: Any) -> None:
+        if source.device.type == "cpu" and source.is_contiguous():
+            _memcpy(self._address + item.data, source.data_ptr(), item.nbytes)
+        elif item.nbytes:
+            self._tensor(item).copy_(source)
+
+    def _copy_out(self, item: TensorItem, target: Any) -> None:
+        with torch.no_grad():
+            source = self._tensor(item)
+            if target.device.type == "cpu" and target.is_contiguous() and target.dtype == source.dtype:
+                _memcpy(target.data_ptr(), self._address + item.data, item.nbytes)
+            elif item.nbytes:
+                target.copy_(source)
+
+    def _tensor(self, item: TensorItem) -> Any:
+        return self.bytes[item.data : item.data + item.nbytes].view(getattr(torch, item.dtype)).view(item.shape)
+
+    def _slice(self, offset: int, length: int) -> bytes:
+        return ctypes.string_at(self._address + offset, length)
+
+    def _put(self, offset: int, data: bytes) -> None:
+        _memcpy(self._address + offset, data, len(data))
+
+
+def _share(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
+    """Do all jobs on a few threads; raises what one of them raises."""
+
+    def do(start: int) -> None:
+        for job in jobs[start::threads]:
+            job()
+
+    if threads <= 1:
+        do(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(do, range(threads)):
+            pass

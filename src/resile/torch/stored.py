@@ -1,0 +1,175 @@
+"""Reads a checkpoint from storage into a state: checks it first, then lets DCP deal the pieces to this world.
+
+DCP's `.metadata` is a pickle by its own format. It is read with an unpickler that makes the few classes the format
+consists of and nothing else; values are read with `weights_only=True`. So a checkpoint from elsewhere can be wrong, but
+it cannot run code. (`torch.distributed.checkpoint.load` by itself unpickles whatever it finds.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import mmap
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageMeta
+
+from resile.checkpoint.buffer import NotWhole
+from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.layout import Layout, Part, chunks
+from resile.checkpoint.layout import Path as Steps
+from resile.checkpoint.storage import METADATA, Storage
+from resile.torch.entries import Landing
+from resile.torch.image import Damaged, Image, unpickled
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = {
+    _METADATA: {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _ALLOWED.get(module, ()):
+            return getattr(importlib.import_module(module), name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint's metadata")
+
+
+def read_metadata(path: Path) -> Any:
+    """DCP's metadata of a step.
+
+    Raises:
+        Damaged: it is not there, or it is something else.
+    """
+    try:
+        return _Unpickler(io.BytesIO((path / METADATA).read_bytes())).load()
+    except Exception as error:  # a pickle of unknown origin can fail in any way
+        raise Damaged(f"{METADATA} cannot be read: {error}") from None
+
+
+class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        metadata = read_metadata(Path(self.path))
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        return metadata
+
+
+class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False)
+        self.values: dict[str, Any] = {}
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        self.values[read_item.dest_index.fqn] = unpickled(value.read())
+
+
+def check(storage: Storage, step: int, share: int, shares: int) -> None:
+    """Compare every byte of a step with its checksums; of several ranks each checks its share of the files.
+
+    Raises:
+        Damaged: something is missing, too short, or not as it was written.
+    """
+    path = storage.path(step)
+    try:
+        parts = storage.parts(path)
+    except NotWhole as error:
+        raise Damaged(str(error)) from None
+    if parts and [part.rank for part in parts] != list(range(parts[0].world)):
+        raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
+    for part in parts[share::shares]:
+        if part.length:
+            _check_file(path / data_file(part.rank), part)
+
+
+def _check_file(file: Path, part: Part) -> None:
+    try:
+        with file.open("rb") as opened:
+            size = file.stat().st_size
+            if size != part.length:
+                raise Damaged(f"{file.name} has {size} bytes instead of {part.length}")
+            if len(part.sums) != chunks(part.length):
+                return  # its process ended before the checksums were made
+            with mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE) as memory:  # writable only for torch's sake
+                layout = Layout(
+                    rank=part.rank,
+                    world=part.world,
+                    attempt="",
+                    replicated=False,
+                    length=size,
+                    stored=size,
+                    items=part.items,
+                )
+                image = Image(memory, 0, layout)
+                try:
+                    image.check(part.sums)
+                except Damaged as error:
+                    raise Damaged(f"{file.name}: {error}") from None
+                finally:
+                    del image
+    except OSError as error:
+        raise Damaged(f"{file.name} cannot be read: {error.strerror}") from None
+
+
+def load(storage: Storage, step: int, landing: Landing) -> None:
+    """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
+
+    Raises:
+        Damaged: it cannot be read.
+        Misfit: it does not fit.
+    """
+    path = storage.path(step)
+    metadata = read_metadata(path)
+    paths = _paths(storage, path, metadata)
+    state: dict[str, Any] = {}
+    for key, entry in metadata.state_dict_metadata.items():
+        if not landing.wants(paths[key]):
+            continue
+        if isinstance(entry, BytesStorageMetadata):
+            state[key] = None
+        else:
+            state[key] = landing.tensor(paths[key], entry.properties.dtype, tuple(entry.size))
+    landing.check(paths[key] for key in state)
+    planner = _Planner()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # that this is one process: it is meant to be
+            dcp.load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
+    except Exception as error:  # whatever DCP makes of damaged files
+        raise Damaged(f"it cannot be read: {error}") from error
+    for key, value in planner.values.items():
+        landing.value(paths[key], value)
+
+
+def _paths(storage: Storage, path: Path, metadata: Any) -> dict[str, Steps]:
+    """Where every key belongs: by our own parts, or, in a checkpoint that plain DCP wrote, by its planner's data."""
+    by_parts: dict[str, Steps] = {item.key: item.path for part in storage.parts(path) for item in part.items}
+    planned = getattr(metadata, "planner_data", None) or {}
+    paths: dict[str, Steps] = {}
+    for key in metadata.state_dict_metadata:
+        keys = planned.get(key) or (key,)
+        dcps: Steps = tuple(("l", step) if isinstance(step, int) else ("d", str(step)) for step in keys)
+        paths[key] = by_parts.get(key, dcps)
+    return paths
