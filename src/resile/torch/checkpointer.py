@@ -40,7 +40,7 @@ from resile.checkpoint.line import Line, NoVault
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.storage import CannotStore, Storage, new_file
 from resile.torch.entries import Entry, State, entries, local
-from resile.torch.image import Image, Place, SlotTooSmall, lay_out, same_shape
+from resile.torch.image import Image, Place, SlotTooSmall, lay_out, still_fits
 from resile.torch.restoring import Agreement, Restoring
 from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
 
@@ -160,7 +160,7 @@ class Checkpointer:
                 raise OSError(answer)
 
     def close(self) -> None:
-        """Finish what was begun. The agent keeps what it has."""
+        """Finish what was begun. The agent keeps what it has. A second time does nothing."""
         self.before_update()
         self._copier.shutdown()
         self._sealer.shutdown()
@@ -229,11 +229,8 @@ class Checkpointer:
 
     def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:
         place = self._place()
-        if self._layout is not None:
-            known = self._layout[0]
-            here = (known.rank, known.world, known.attempt) == (place.rank, place.world, place.attempt)
-            if here and same_shape(known, leaves):
-                return self._layout
+        if self._layout is not None and still_fits(self._layout[0], leaves, place):
+            return self._layout
         layout = lay_out(leaves, place, **self._settings)
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout

@@ -148,7 +148,7 @@ def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
             piece = piece_of(leaf.value)
             stores = piece.first and math.prod(piece.shape) > 0
             (stored if stores else others).append(functools.partial(_tensor_item, leaf, piece))
-        elif place.leads or place.rank == 0:
+        elif _keeps(place, leaf):
             shape = tuple(leaf.value.shape)
             whole = Piece(shape, shape, (0,) * len(shape), True)
             (stored if place.rank == 0 else others).append(functools.partial(_tensor_item, leaf, whole))
@@ -201,25 +201,25 @@ def _align(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN
 
 
-def same_shape(layout: Layout, leaves: Sequence[Entry]) -> bool:
+def _keeps(place: Place, leaf: Entry) -> bool:
+    """Whether a rank has this leaf in its checkpoint: what all ranks have alike is kept once per node."""
+    plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
+    return not plain or place.leads or place.rank == 0
+
+
+def still_fits(layout: Layout, leaves: Iterable[Entry], place: Place) -> bool:
     """Whether these leaves still are what was laid out (a value may yet have outgrown its slot)."""
+    if (layout.rank, layout.world, layout.attempt) != (place.rank, place.world, place.attempt):
+        return False
     by_key = {item.key: item for item in layout.items}
-    count = 0
-    for leaf in leaves:
-        item = by_key.get(leaf.key)
-        if item is None:
-            if not isinstance(leaf.value, torch.Tensor) or isinstance(leaf.value, DTensor):
-                return False
-            continue
-        count += 1
-        tensor = isinstance(leaf.value, torch.Tensor)
-        if tensor != isinstance(item, TensorItem):
-            return False
-        if isinstance(item, TensorItem) and (
-            tuple(leaf.value.shape) != item.full or str(leaf.value.dtype) != f"torch.{item.dtype}"
-        ):
-            return False
-    return count == len(layout.items)
+    kept = [leaf for leaf in leaves if _keeps(place, leaf)]
+    return len(kept) == len(by_key) and all(_is_of(by_key.get(leaf.key), leaf.value) for leaf in kept)
+
+
+def _is_of(item: Item | None, value: Any) -> bool:
+    if isinstance(item, TensorItem) and isinstance(value, torch.Tensor):
+        return tuple(value.shape) == item.full and str(value.dtype) == f"torch.{item.dtype}"
+    return isinstance(item, ObjectItem) and not isinstance(value, torch.Tensor)
 
 
 class Image:

@@ -1,0 +1,94 @@
+"""A step is in storage as a whole or not at all, and no longer than retention says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resile.checkpoint.storage import CannotStore, Storage, store_committed
+from tests.checkpoint.parts import filled, layout_of
+
+
+def test_a_step_is_there_only_when_every_rank_has_stored_its_part(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    for rank in (2, 0):
+        assert not storage.store(*filled(layout_of(tmp_path, rank=rank, world=3), step=10))
+        assert storage.steps() == []
+    assert storage.store(*filled(layout_of(tmp_path, rank=1, world=3), step=10))
+    assert storage.steps() == [10]
+    names = sorted(os.listdir(storage.path(10)))
+    assert names == [".metadata", *(f"__{rank}{rest}" for rank in range(3) for rest in (".resile.json", "_0.distcp"))]
+    assert (storage.path(10) / "__1_0.distcp").read_bytes() == bytes([10]) * layout_of().length
+
+
+def test_parts_of_different_attempts_never_make_a_step(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.store(*filled(layout_of(tmp_path, rank=0, world=2, attempt="first"), step=5))
+    storage.store(*filled(layout_of(tmp_path, rank=1, world=2, attempt="second"), step=5))
+    assert storage.steps() == []
+    assert storage.store(*filled(layout_of(tmp_path, rank=0, world=2, attempt="second"), step=5))
+    assert storage.steps() == [5]
+
+
+def test_a_step_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.store(*filled(layout_of(tmp_path), step=5))
+    before = (storage.path(5) / ".metadata").stat()
+    assert not storage.store(*filled(layout_of(tmp_path, attempt="later"), step=5))
+    assert (storage.path(5) / ".metadata").stat() == before
+
+
+def test_retention_keeps_the_last_ones_and_every_nth(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, keep_last=2, keep_every=100)
+    for step in (50, 100, 150, 200, 250, 260, 270):
+        storage.store(*filled(layout_of(tmp_path), step=step))
+    assert storage.steps() == [100, 200, 260, 270]
+    assert sorted(os.listdir(tmp_path)) == ["step-100", "step-200", "step-260", "step-270"]
+
+
+def test_without_retention_everything_is_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        Storage(tmp_path).store(*filled(layout_of(tmp_path), step=step))
+    assert Storage(tmp_path).steps() == [1, 2, 3, 4, 5]
+
+
+def test_drafts_that_a_newer_step_has_overtaken_are_swept(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.store(*filled(layout_of(tmp_path, rank=0, world=2), step=5))
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".step-5.")]
+    storage.store(*filled(layout_of(tmp_path), step=6))
+    assert os.listdir(tmp_path) == ["step-6"]
+
+
+def test_a_buffer_that_was_overwritten_is_not_stored(tmp_path: Path) -> None:
+    buffer, old = filled(layout_of(tmp_path), step=5)
+    buffer.want(old.sequence)
+    filled(layout_of(tmp_path), step=6, buffer=buffer)
+    assert "a newer step took its place" in store_committed(buffer, old.sequence)
+    assert not buffer.wanted, "whatever came of it, the buffer may be overwritten again"
+    with pytest.raises(CannotStore, match="a newer step took its place"):
+        Storage(tmp_path).store(buffer, old)
+    assert Storage(tmp_path).steps() == []
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    buffer, record = filled(layout_of(tmp_path / "file" / "here"), step=5)
+    said = store_committed(buffer, record.sequence)
+    assert said == f"step 5 was not stored in {tmp_path}/file/here: Not a directory"
+
+
+def test_a_full_disk_costs_the_step_and_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    buffer, record = filled(layout_of(tmp_path), step=5)
+    monkeypatch.setattr(os, "sendfile", full)
+    assert store_committed(buffer, record.sequence).endswith("No space left on device")
+    assert Storage(tmp_path).steps() == []
+    monkeypatch.undo()
+    assert store_committed(buffer, record.sequence) == "", "it is tried again from memory"
+    assert Storage(tmp_path).steps() == [5]
+    assert [file for file in tmp_path.rglob(".__*")] == []

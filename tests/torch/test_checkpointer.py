@@ -1,0 +1,368 @@
+"""Checkpoints in memory and in storage: what is restored is what was saved, whole, or it is not restored."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.torch.vaults import (
+    PATIENCE,
+    VaultThread,
+    is_uniform,
+    save_for_ever,
+    spawning,
+    uniform,
+    vault_thread,
+)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from resile.checkpoint.room import LIMIT
+from resile.checkpoint.storage import Storage
+from resile.torch import Checkpointer, ElasticBatchSampler
+from resile.torch.entries import Misfit
+from resile.torch.stored import read_metadata
+
+Open = Callable[..., Checkpointer]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Makes checkpointers, and closes them at the end."""
+    made: list[Checkpointer] = []
+
+    def make(*words: Any, **more: Any) -> Checkpointer:
+        made.append(Checkpointer(*words, **more))
+        return made[-1]
+
+    yield make
+    for checkpointer in made:
+        checkpointer.close()
+
+
+@pytest.fixture
+def vault() -> Iterator[VaultThread]:
+    with vault_thread() as thread:
+        yield thread
+
+
+def model_and_optimizer(seed: int, steps: int) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 2))
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.01}, {"params": model[1:].parameters()}])
+    train(model, optimizer, steps)
+    return model, optimizer
+
+
+def train(model: Any, optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.randn(8, 40)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def full_state(seed: int, steps: int) -> dict[str, Any]:
+    model, optimizer = model_and_optimizer(seed, steps)
+    sampler = ElasticBatchSampler(1000, rank=0, world=1, batch_size=10)
+    sampler.advance(10 * steps)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "sampler": sampler,
+        "epoch": steps,
+        "user": {"rng": torch.get_rng_state(), 5: ("a", None), "list": [{"t": torch.arange(3)}, 2.5], "empty": {}},
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if hasattr(left, "state_dict"):
+        return same(left.state_dict(), right.state_dict())
+    if isinstance(left, dict):
+        return set(left) == set(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
+
+
+def test_one_commit_brings_model_optimizer_sampler_and_values_back_from_memory(
+    opened: Open, vault: VaultThread
+) -> None:
+    saved, other = full_state(0, 3), full_state(1, 0)
+    checkpointer = opened()
+    assert checkpointer.restore(other) is None
+    assert checkpointer.save(3, saved)
+    checkpointer.close()
+    assert opened().restore(other) == 3
+    for name in saved:
+        assert same(saved[name], other[name]), name
+    train(saved["model"], saved["optimizer"], 1)
+    assert not same(saved["model"], other["model"]), "what was restored is a copy, not the memory itself"
+
+
+def test_storage_brings_it_back_without_an_agent_and_dcp_reads_it_without_resile(opened: Open, tmp_path: Path) -> None:
+    saved, other = full_state(0, 3), full_state(1, 0)
+    checkpointer = opened(tmp_path, store_every=3)
+    assert not checkpointer.in_memory
+    assert not checkpointer.save(2, saved), "it is not due, and there is nowhere else to keep it"
+    assert checkpointer.save(3, saved)
+    checkpointer.wait(PATIENCE)
+    assert opened(tmp_path).restore(other) == 3
+    for name in saved:
+        assert same(saved[name], other[name]), name
+    model, optimizer = model_and_optimizer(2, 1)
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)  # which adds to the optimizer's groups
+    plain = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer), "epoch": 0}
+    with pytest.warns(UserWarning, match="single process"):  # that there is no process group
+        dcp.load(plain, checkpoint_id=tmp_path / "step-3")
+    assert plain["epoch"] == 3
+    assert same(plain["model"], saved["model"].state_dict())
+    assert same(plain["optimizer"], get_optimizer_state_dict(saved["model"], saved["optimizer"]))
+
+
+def test_what_plain_dcp_saved_can_be_restored(opened: Open, tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer(0, 2)
+    state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer), "epoch": 7}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save(state, checkpoint_id=tmp_path / "step-40")
+    other, its_optimizer = model_and_optimizer(1, 0)
+    restored = {"model": other, "optimizer": its_optimizer, "epoch": 0}
+    assert opened(tmp_path).restore(restored) == 40
+    assert same(model, other)
+    assert same(optimizer, its_optimizer)
+    assert restored["epoch"] == 7
+
+
+def test_the_newest_of_memory_and_storage_wins(opened: Open, vault: VaultThread, tmp_path: Path) -> None:
+    checkpointer = opened(tmp_path)
+    checkpointer.save(4, uniform(4, 100), store=True)
+    checkpointer.wait(PATIENCE)
+    for step in (5, 6):
+        checkpointer.save(step, uniform(step, 100))
+    state = uniform(0, 100)
+    assert opened(tmp_path).restore(state) == 6
+    assert is_uniform(state, 6)
+    for buffer in vault.vault._buffers[0]:
+        buffer.void()
+    assert opened(tmp_path).restore(state) == 4
+    assert is_uniform(state, 4)
+
+
+def test_a_flipped_bit_in_memory_is_found_named_and_passed_over(
+    opened: Open, vault: VaultThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = opened()
+    for step in (1, 2):
+        checkpointer.save(step, uniform(step, 100_000))
+    checkpointer.close()  # sealed
+    newest = max(vault.vault._buffers[0], key=lambda buffer: buffer.record().step)
+    record = newest.record()
+    item = next(item for item in newest.layout(record).items if item.key == "tensors.t5")
+    newest.map()[record.data_at + item.data + 123_456] ^= 0x10
+    state = uniform(0, 100_000)
+    with caplog.at_level(logging.WARNING, "resile"):
+        assert opened().restore(state) == 1
+    assert is_uniform(state, 1)
+    (words,) = [each.message for each in caplog.records]
+    assert words.startswith("step 2 in memory is not used: the checksum of bytes ")
+    assert "tensors.t5" in words
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "part", "remove", "metadata", "code"])
+def test_damaged_storage_is_found_named_set_aside_and_passed_over(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    checkpointer = opened(tmp_path, store_every=1)
+    for step in (1, 2):
+        checkpointer.save(step, uniform(step, 100_000))
+        checkpointer.wait(PATIENCE)
+    data, part, metadata = (tmp_path / "step-2" / name for name in ("__0_0.distcp", "__0.resile.json", ".metadata"))
+    why = {
+        "flip": "__0_0.distcp: the checksum of bytes",
+        "truncate": "__0_0.distcp has 1000 bytes instead of",
+        "part": "__0.resile.json cannot be read",
+        "remove": "__0_0.distcp cannot be read: No such file",
+        "metadata": ".metadata cannot be read",
+        "code": "posix.mkdir does not belong in a checkpoint's metadata",
+    }[damage]
+    match damage:
+        case "flip":
+            content = bytearray(data.read_bytes())
+            content[len(content) // 2] ^= 1
+            data.write_bytes(content)
+        case "truncate":
+            os.truncate(data, 1000)
+        case "part":
+            part.write_bytes(part.read_bytes()[:-20])
+        case "remove":
+            data.unlink()
+        case "metadata":
+            metadata.write_bytes(metadata.read_bytes()[:-20])
+        case "code":
+            metadata.write_bytes(pickle.dumps(_Mischief(str(tmp_path / "done"))))
+    state = uniform(0, 100_000)
+    with caplog.at_level(logging.WARNING):
+        assert opened(tmp_path).restore(state) == 1
+    assert is_uniform(state, 1)
+    assert "step 2 in storage is not used: " in caplog.text
+    assert why in caplog.text
+    assert not (tmp_path / "done").exists()
+    assert sorted(os.listdir(tmp_path)) == ["damaged-step-2", "step-1"]
+
+
+class _Mischief:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_metadata_says_the_same_as_dcps_own(opened: Open, tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer(0, 1)
+    checkpointer = opened(tmp_path / "ours")
+    checkpointer.save(1, {"model": model, "optimizer": optimizer}, store=True)
+    checkpointer.wait(PATIENCE)
+    state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save(state, checkpoint_id=tmp_path / "dcp")
+    ours, theirs = read_metadata(tmp_path / "ours" / "step-1"), read_metadata(tmp_path / "dcp")
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.planner_data == theirs.planner_data
+    assert ours.storage_data.keys() == theirs.storage_data.keys()
+    with (tmp_path / "ours" / "step-1" / ".metadata").open("rb") as file:
+        assert pickle.load(file) == ours, "and an ordinary unpickler reads it too"
+
+
+def test_an_overlapped_save_holds_the_state_of_its_moment(opened: Open, vault: VaultThread) -> None:
+    model, optimizer = model_and_optimizer(0, 2)
+    state = {"model": model, "optimizer": optimizer}
+    checkpointer = opened()
+    checkpointer.guard(optimizer)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    moments = optimizer.state[model[0].weight]["exp_avg"].clone()
+    assert checkpointer.save(2, state, overlap=True)
+    train(model, optimizer, 1)  # changes running averages in forward, parameters in the guarded step
+    checkpointer.close()
+    other, its_optimizer = model_and_optimizer(1, 0)
+    assert opened().restore({"model": other, "optimizer": its_optimizer}) == 2
+    assert same(other.state_dict(), expected)
+    assert torch.equal(its_optimizer.state[other[0].weight]["exp_avg"], moments)
+
+
+def test_without_room_in_memory_one_sentence_is_said_and_storage_is_used(
+    opened: Open, vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(LIMIT, "64Mi")
+    size = 3_000_000  # eight such tensors are 92 MiB
+    checkpointer = opened(tmp_path, store_every=2)
+    with caplog.at_level(logging.WARNING):
+        assert checkpointer.restore(uniform(0, size)) is None
+        said = caplog.text
+        assert not checkpointer.save(1, uniform(1, size))
+        assert checkpointer.save(2, uniform(2, size))
+    assert "checkpoints go to storage alone" in said, "at start, not at the first save"
+    assert f"{LIMIT} allows 64 MiB" in said
+    assert len(caplog.records) == 1
+    state = uniform(0, size)
+    assert opened(tmp_path).restore(state) == 2
+    assert is_uniform(state, 2)
+
+
+def test_values_that_outgrow_their_place_are_laid_out_anew(opened: Open, vault: VaultThread) -> None:
+    checkpointer = opened()
+    for step, length in ((1, 10), (2, 10), (3, 5000), (4, 5000)):
+        assert checkpointer.save(step, {"words": "x" * length, "t": torch.full((10,), float(step))})
+    state: dict[str, Any] = {"words": "", "t": torch.zeros(10)}
+    assert opened().restore(state) == 4
+    assert state["words"] == "x" * 5000
+    assert float(state["t"].sum()) == 40.0
+
+
+def test_a_checkpoint_of_another_model_is_one_sentence(opened: Open, vault: VaultThread) -> None:
+    opened().save(1, {"model": torch.nn.Linear(4, 3)})
+    with pytest.raises(Misfit, match=r"model.weight has the shape \(3, 4\) in the checkpoint and \(5, 4\) here"):
+        opened().restore({"model": torch.nn.Linear(4, 5)})
+    with pytest.raises(Misfit, match="the checkpoint has no 'epoch'"):
+        opened().restore({"model": torch.nn.Linear(4, 3), "epoch": 1})
+
+
+def test_what_is_on_its_way_to_storage_is_not_overwritten_and_saving_goes_on(
+    opened: Open, vault: VaultThread, tmp_path: Path
+) -> None:
+    checkpointer = opened(tmp_path)
+    for step in range(1, 20):
+        checkpointer.save(step, uniform(step, 50_000), store=step == 10)
+    checkpointer.wait(PATIENCE)
+    state = uniform(0, 50_000)
+    assert Storage(tmp_path).steps() == [10]
+    assert opened(tmp_path).restore(state) == 19
+    assert is_uniform(state, 19)
+
+
+def test_a_process_killed_at_any_moment_of_a_save_costs_at_most_that_save(
+    opened: Open, vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(7)
+    size, last = 1_000_000, 0
+    for _ in range(10):
+        hear, say = spawning.Pipe(duplex=False)
+        process = spawning.Process(
+            target=save_for_ever, args=(str(tmp_path), vault.environment, size, last + 1, say), daemon=True
+        )
+        process.start()
+        say.close()
+        said = [hear.recv() for _ in range(2) if hear.poll(PATIENCE)]
+        time.sleep(dice.uniform(0.0, 0.05))  # the moment to die
+        process.kill()
+        process.join(PATIENCE)
+        while hear.poll():
+            try:
+                said.append(hear.recv())
+            except EOFError:
+                break
+        state = uniform(0, size)
+        checkpointer = opened()
+        last = checkpointer.restore(state) or 0
+        checkpointer.close()
+        assert last - said[-1] in (0, 1), f"the last save that returned was {said[-1]}, restored was {last}"
+        assert is_uniform(state, last)
+    vault.flush()
+    state = uniform(0, size)
+    assert Storage(tmp_path).steps() == [last], "what was left in memory reached storage"
+    monkeypatch.delenv("RESILE_AGENT_SOCKET")
+    assert opened(tmp_path).restore(state) == last
+    assert is_uniform(state, last)
+
+
+def test_a_process_killed_at_any_moment_of_a_commit_to_storage_leaves_only_whole_steps(
+    opened: Open, tmp_path: Path
+) -> None:
+    dice = random.Random(7)
+    size, last = 100_000, 0
+    for _ in range(8):
+        hear, say = spawning.Pipe(duplex=False)
+        process = spawning.Process(target=save_for_ever, args=(str(tmp_path), {}, size, last + 1, say), daemon=True)
+        process.start()
+        say.close()
+        assert hear.poll(PATIENCE)
+        said = hear.recv()
+        time.sleep(dice.uniform(0.0, 0.1))  # the moment to die
+        process.kill()
+        process.join(PATIENCE)
+        state = uniform(0, size)
+        last = opened(tmp_path).restore(state) or 0
+        assert last >= said
+        assert is_uniform(state, last)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("damaged")]

@@ -1,0 +1,95 @@
+"""An agent's vault in a thread of the test, and training processes that save into it and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resile.agent.vault import Vault
+from resile.checkpoint.line import SOCKET
+from resile.torch.checkpointer import Checkpointer
+from resile.wire.variables import AGENT_SOCKET, WORKER
+
+PATIENCE = 60.0
+
+spawning = multiprocessing.get_context("forkserver")
+spawning.set_forkserver_preload(["tests.torch.vaults"])
+
+
+class VaultThread:
+    """A vault that training processes reach as they reach an agent's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.vault = Vault(directory / SOCKET)
+        self.do(self.vault.start)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {AGENT_SOCKET: str(self.directory / "agent.sock"), WORKER: "test.0.0"}
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        async def run() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+
+    def flush(self) -> None:
+        """What the agent does when processes have ended; returns when storage has it."""
+        self.do(self.vault.flush)
+        asyncio.run_coroutine_threadsafe(self.vault.flushed(PATIENCE), self._loop).result(PATIENCE)
+
+    def close(self) -> None:
+        self.do(self.vault.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def vault_thread() -> Iterator[VaultThread]:
+    with tempfile.TemporaryDirectory(prefix="vault-") as directory:  # short: a socket's path has 107 bytes
+        thread = VaultThread(Path(directory))
+        before = {name: os.environ.get(name) for name in thread.environment}
+        os.environ.update(thread.environment)
+        try:
+            yield thread
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+            thread.close()
+
+
+def uniform(step: int, size: int) -> dict[str, Any]:
+    """A state that shows by itself whether it is whole: every number in it is the step."""
+    tensors = {f"t{number}": torch.full((size,), float(step)) for number in range(8)}
+    return {"tensors": tensors, "step": step}
+
+
+def is_uniform(state: dict[str, Any], step: int) -> bool:
+    return state["step"] == step and all(bool((tensor == step).all()) for tensor in state["tensors"].values())
+
+
+def save_for_ever(directory: str | None, environment: dict[str, str], size: int, first: int, said: Any) -> None:
+    """Saves one step after the other, as fast as it can, and says which it has saved."""
+    for name in (AGENT_SOCKET, WORKER):
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    checkpointer = Checkpointer(directory, store_every=0 if environment else 1, keep_last=3)
+    for step in range(first, first + 1_000_000):
+        if checkpointer.save(step, uniform(step, size)):
+            if not environment:
+                checkpointer.wait(PATIENCE)
+            said.send(step)
