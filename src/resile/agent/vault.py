@@ -65,6 +65,8 @@ class Vault:
         self._listener: socket.socket | None = None
         self._writer = ThreadPoolExecutor(1, "resile-store")
         self._writing: set[Future[None]] = set()
+        self._flushed: dict[int, list[Record | None]] = {}
+        """What the buffers held when they were last flushed."""
 
     def start(self) -> None:
         """Listen. Its directory is private to this user already."""
@@ -92,10 +94,14 @@ class Vault:
 
     def flush(self) -> None:
         """Begin to store what processes that have ended left in memory. Until it is, they do not overwrite it."""
+        held = {rank: [buffer.record() for buffer in buffers] for rank, buffers in self._buffers.items()}
+        if held == self._flushed:
+            return
+        self._flushed = held
         newest: list[tuple[Buffer, Record]] = []
         older: list[tuple[Buffer, Record]] = []
         for buffers in self._buffers.values():
-            found = [(buffer, record) for buffer in buffers if (record := _unstored(buffer)) is not None]
+            found = [(buffer, record) for buffer in buffers if (record := _unstored(buffer, buffers)) is not None]
             found.sort(key=lambda pair: pair[1].sequence, reverse=True)
             newest += found[:1]
             older += found[1:]
@@ -201,10 +207,12 @@ class Vault:
         self._submit(work)
 
 
-def _unstored(buffer: Buffer) -> Record | None:
+def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
+    """What a buffer holds, unless that or something newer of its rank is in storage."""
     record = buffer.record()
     try:
-        if record is not None and buffer.stored != record.sequence and buffer.layout(record).directory:
+        stored = max(each.stored for each in siblings)
+        if record is not None and record.sequence > stored and buffer.layout(record).directory:
             return record
     except NotWhole as error:
         log.warning("step %d is not stored: %s", record.step if record is not None else 0, error)
