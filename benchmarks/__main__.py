@@ -12,7 +12,18 @@ from benchmarks import command
 SUITE = command.Suite(
     package="benchmarks",
     # Those that take longest last.
-    names=("help_time", "detect", "recover", "elastic", "master_loss", "rendezvous", "idle", "schedules", "silence"),
+    names=(
+        "help_time",
+        "detect",
+        "recover",
+        "elastic",
+        "checkpoint",
+        "master_loss",
+        "rendezvous",
+        "idle",
+        "schedules",
+        "silence",
+    ),
     about="Every bar of the engine with its figure, and torchrun's beside it.",
     peer="torchrun",
 )

@@ -87,6 +87,7 @@ class Checkpointer:
         self._sealer = ThreadPoolExecutor(1, "resile-seal")
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
+        self._populating: list[Future[None]] = []
         self._nonce: int | None = None
         """Tells the drafts of this run in storage from those that an earlier one left."""
         self._sequence = 0
@@ -141,15 +142,15 @@ class Checkpointer:
         optimizer.register_step_pre_hook(lambda *_: self.before_update())
 
     def wait(self, timeout: float = STORE_PATIENCE) -> None:
-        """Wait until the last step that was to go to storage from this rank is written.
+        """Wait until all work in the background is done: the last step that was to go to storage is written.
 
         Raises:
             TimeoutError: it is not yet.
             OSError: it could not be written; the text says why.
         """
         self.before_update()
-        for sealing in list(self._sealing.values()):
-            sealing.result(timeout)
+        for working in [*self._populating, *self._sealing.values()]:
+            working.result(timeout)
         if self._asked and self._vault is not None:
             sequence, self._asked = self._asked, 0
             answer = self._vault.wait(sequence, timeout)
@@ -203,8 +204,7 @@ class Checkpointer:
         size = places(text, layout.length)[2] + self._growth(state)
         if self._room(size):
             assert self._vault is not None
-            for buffer in self._vault.buffers:
-                self._sealer.submit(_populate, buffer)
+            self._populating = [self._sealer.submit(_populate, buffer) for buffer in self._vault.buffers]
 
     # inside ----------------------------------------------------------------------------------------------------------
 
