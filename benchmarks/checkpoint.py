@@ -53,15 +53,26 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     target = torch.ones_like(source)
     memcpy = ctypes.CDLL(None).memcpy
     memcpy.argtypes, memcpy.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], None
-    figures = {name: [] for name in ("memcpy", "save", "overlap", "copied", "async_save", "torch_save", "torch_load")}
+    names = "memcpy each save overlap copied async_save torch_save torch_load"
+    figures = {name: [] for name in names.split()}
     plain = {"module": module.state_dict()}
 
     def copy():
         memcpy(target.data_ptr(), source.data_ptr(), source.nbytes)
 
+    def copy_each():
+        at = target.data_ptr()
+        for parameter in module:
+            memcpy(at, parameter.data_ptr(), parameter.nbytes)
+            at += parameter.nbytes
+
     copy()
     for turn in range(rounds):
+        time.sleep(0.1)
         figures["memcpy"].append(timed(copy))
+        time.sleep(0.1)
+        figures["each"].append(timed(copy_each))
+        time.sleep(0.1)
         figures["save"].append(timed(lambda: checkpointer.save(turn + 1, state)))
         checkpointer.wait()
         figures["overlap"].append(timed(lambda: checkpointer.save(turn + 1000, state, overlap=True)))
@@ -95,6 +106,9 @@ class Saves(msgspec.Struct):
     """Seconds, and states of memory."""
 
     memcpy: list[float]
+    """Of all bytes at once, which leaves the caches out."""
+    each: list[float]
+    """Tensor by tensor."""
     save: list[float]
     overlap: list[float]
     copied: list[float]
@@ -108,7 +122,7 @@ def run(quick: bool, mib: int = 0) -> list[Row]:
     mib = mib or (QUICK if quick else GIB)
     with Workplace() as place:
         script = place.script("checkpoint.py", SCRIPT)
-        words = ["--standalone", "--max-restarts", "1", script, str(mib), "3" if quick else "9"]
+        words = ["--standalone", "--max-restarts", "1", str(script), str(mib), "3" if quick else "9"]
         say(f"checkpoint: saving {mib} MiB in turns with memcpy, DCP and torch.save")
         process = place.start([BIN / "resile", "run", *words])
         saves = wait_for("all saves", partial(_read, place.path / "saves", Saves, process), SECONDS)
@@ -118,7 +132,7 @@ def run(quick: bool, mib: int = 0) -> list[Row]:
     memcpy = statistics.median(saves.memcpy)
     first, steady = saves.save[0] / memcpy, statistics.median(saves.save[1:]) / memcpy
     dcp = statistics.median(saves.async_save)
-    figures = f"memcpy {_list(saves.memcpy)}; save {_list(saves.save)}"
+    figures = f"memcpy {_list(saves.memcpy)} (by tensor {_list(saves.each)}); save {_list(saves.save)}"
     return [
         Row(measure=f"{name}: stall of the first save", value=first, unit="memcpy", bar=1.2, peer=dcp / memcpy),
         Row(

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 from benchmarks import __main__ as bench
-from benchmarks import detect, help_time, rendezvous, table
+from benchmarks import checkpoint, detect, help_time, rendezvous, table
 from benchmarks.harness import GaveUp, Row, Workplace, percentile, wait_for
 from benchmarks.kube.start import parts_between
 
@@ -81,6 +81,13 @@ def test_help_comes_quickly_and_nothing_heavy_is_imported() -> None:
     assert 0.0 < time_of_help.value < 5.0
     assert time_of_help.peer is not None
     assert heavy.passed, heavy.note
+
+
+def test_checkpoints_are_measured_and_restored() -> None:
+    rows = checkpoint.run(quick=True, mib=16)
+    assert [row.unit for row in rows] == ["memcpy", "memcpy", "ms", "s", "states"]
+    assert all(row.value > 0.0 for row in rows)
+    assert rows[-1].value < 2.2
 
 
 def test_killed_processes_are_noticed() -> None:

@@ -40,7 +40,7 @@ from resile.checkpoint.line import Line, NoVault
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.storage import CannotStore, Storage, new_file
 from resile.torch.entries import Entry, State, entries, local
-from resile.torch.image import Image, Place, SlotTooSmall, lay_out, still_fits
+from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
 from resile.torch.restoring import Agreement, Restoring
 from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
 
@@ -266,7 +266,7 @@ class Checkpointer:
 
             self._copying = self._copier.submit(rest)
         else:
-            image.fill(leaves)
+            image.fill(leaves, copying_threads(layout.length))
             commit()
         return True
 

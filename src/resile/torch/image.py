@@ -11,6 +11,7 @@ import ctypes
 import functools
 import io
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ from resile.torch.entries import Entry, Landing, local
 
 ALIGN = 64
 SMALLEST_SLOT = 512
+PIECE = 32 << 20
+"""Bytes that one thread copies at a time."""
+THREADS = 4
+"""At most, while training stands still for them."""
 _memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
 _memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _memcpy.restype = None
@@ -239,22 +244,28 @@ class Image:
                 self._put(item.offset, around.before)
                 self._put(item.data + item.nbytes, around.after)
 
-    def fill(self, leaves: Iterable[Entry]) -> None:
+    def fill(self, leaves: Iterable[Entry], threads: int = 1) -> None:
         """Copy the values in.
 
         Raises:
             SlotTooSmall: some value needs more room; what was there is gone.
         """
         by_key = {item.key: item for item in self.layout.items}
+        copies: list[Callable[[], None]] = []
         for leaf in leaves:
             item = by_key.get(leaf.key)
             if isinstance(item, TensorItem):
-                self._copy_in(item, local(leaf.value).detach())
+                source = local(leaf.value).detach()
+                if source.device.type == "cpu" and source.is_contiguous():
+                    copies += _memcpies(self._address + item.data, source.data_ptr(), item.nbytes)
+                elif item.nbytes:
+                    self._tensor(item).copy_(source)
             elif item is not None:
                 data = pickled(leaf.value)
                 if len(data) > item.length:
                     raise SlotTooSmall(item.key)
                 self._put(item.offset, data.ljust(item.length, b"\0"))
+        _share(threads, copies)
 
     def sums(self) -> list[int]:
         """The checksums: of every chunk of what goes to storage, then of the rest."""
@@ -297,7 +308,11 @@ class Image:
                 target = local(landing.tensor(item.path, getattr(torch, item.dtype), item.full)).detach()
                 if tuple(target.shape) != item.shape:
                     raise Damaged(f"{item.key}: this rank has another part of it now")
-                copies.append(functools.partial(self._copy_out, item, target))
+                alike = target.device.type == "cpu" and target.is_contiguous() and str(target.dtype)[6:] == item.dtype
+                if alike:
+                    copies += _memcpies(target.data_ptr(), self._address + item.data, item.nbytes)
+                elif item.nbytes:
+                    copies.append(functools.partial(target.copy_, self._tensor(item)))
         return copies
 
     def _check(self, start: int, end: int, expected: int) -> None:
@@ -311,20 +326,6 @@ class Image:
     def _sum(self, start: int, end: int) -> int:
         return int(self.bytes[start:end].view(torch.int64).sum())
 
-    def _copy_in(self, item: TensorItem, source: Any) -> None:
-        if source.device.type == "cpu" and source.is_contiguous():
-            _memcpy(self._address + item.data, source.data_ptr(), item.nbytes)
-        elif item.nbytes:
-            self._tensor(item).copy_(source)
-
-    def _copy_out(self, item: TensorItem, target: Any) -> None:
-        with torch.no_grad():
-            source = self._tensor(item)
-            if target.device.type == "cpu" and target.is_contiguous() and target.dtype == source.dtype:
-                _memcpy(target.data_ptr(), self._address + item.data, item.nbytes)
-            elif item.nbytes:
-                target.copy_(source)
-
     def _tensor(self, item: TensorItem) -> Any:
         return self.bytes[item.data : item.data + item.nbytes].view(getattr(torch, item.dtype)).view(item.shape)
 
@@ -335,16 +336,31 @@ class Image:
         _memcpy(self._address + offset, data, len(data))
 
 
-def _share(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
-    """Do all jobs on a few threads; raises what one of them raises."""
+def _memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
+    """One copy, in pieces that several threads can share."""
+    return [
+        functools.partial(_memcpy, target + at, source + at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)
+    ]
 
-    def do(start: int) -> None:
-        for job in jobs[start::threads]:
+
+def copying_threads(nbytes: int) -> int:
+    """How many threads to copy with: memory is faster than one of them."""
+    return max(1, min(THREADS, os.cpu_count() or 1)) if nbytes > PIECE else 1
+
+
+def _share(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
+    """Do all jobs on a few threads, this one among them; raises what one of them raises."""
+    rest = iter(jobs)  # whoever is free takes the next
+
+    def do() -> None:
+        for job in rest:
             job()
 
     if threads <= 1:
-        do(0)
+        do()
         return
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(do, range(threads)):
-            pass
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(do) for _ in range(threads - 1)]
+        do()
+        for other in others:
+            other.result()

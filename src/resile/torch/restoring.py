@@ -20,7 +20,7 @@ from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.layout import Layout
 from resile.checkpoint.storage import Storage
 from resile.torch.entries import Landing, Misfit, State
-from resile.torch.image import Damaged, Image
+from resile.torch.image import Damaged, Image, copying_threads
 from resile.torch.stored import check, load
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,6 @@ NONE = -1
 MEMORY_STEPS = 2
 STORED_STEPS = 8
 """How many steps of storage are considered, newest first."""
-THREADS = 4
-"""At most, for reading memory back."""
 _BLOCK = 64 << 20
 OK, DAMAGED, MISFIT = 0, 1, 2
 
@@ -195,7 +193,7 @@ class Restoring:
             images = [self._image(each, choice.step) for each in buffers]
             landing.check(item.path for image in images for item in image.layout.items)
             for image in images:
-                image.read(landing, _threads())
+                image.read(landing, copying_threads(image.layout.length))
 
     def _from_storage(self, step: int, landing: Landing) -> None:
         storage, ranks = self._storage, self._agreement
@@ -220,7 +218,7 @@ class Restoring:
         if sums is None:
             log.info("step %d in memory has no checksums: its process ended while they were made", step)
         else:
-            image.check(sums, _threads())
+            image.check(sums, copying_threads(record.length))
         return image
 
     def _from_peer(self, choice: _Choice, landing: Landing) -> None:
@@ -243,7 +241,7 @@ class Restoring:
             image = Image(bytearray(max(layout.length, 1)), 0, layout)
         self._agreement.send(image.bytes, choice.source)
         landing.check(item.path for item in image.layout.items)
-        image.read(landing, _threads())
+        image.read(landing, copying_threads(image.layout.length))
 
     def _drop_newer(self, step: int) -> None:
         """What came after the step that all go on from never was."""
@@ -276,7 +274,3 @@ def _find(buffers: Sequence[Buffer], step: int) -> tuple[Buffer, Record, Layout]
 
 def _place(choice: _Choice) -> str:
     return {MEMORY: "memory", PEER: f"the memory of rank {choice.source}", STORAGE: "storage"}[choice.order]
-
-
-def _threads() -> int:
-    return max(1, min(THREADS, os.cpu_count() or 1))
