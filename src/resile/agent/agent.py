@@ -348,6 +348,7 @@ class Agent:
         name = signal.Signals(number).name
         if self._signals > 1:
             log.warning("%s again: killing what is left", name)
+            self.vault.hurry()
             if self._attempt is not None:
                 self._attempt.kill()
             return

@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import queue
 import socket
 import struct
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -63,8 +66,9 @@ class Vault:
         self._buffers: dict[int, list[Buffer]] = {}
         self._peers: dict[int, _Peer] = {}
         self._listener: socket.socket | None = None
-        self._writer = ThreadPoolExecutor(1, "resile-store")
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
         self._writing: set[Future[None]] = set()
+        self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
 
@@ -75,6 +79,8 @@ class Vault:
         listener.bind(str(self._path))
         listener.listen(BACKLOG)
         self._listener = listener
+        # A daemon, so that a disk that hangs does not keep the agent from ending.
+        threading.Thread(target=self._write, name="resile-store", daemon=True).start()
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
@@ -86,7 +92,8 @@ class Vault:
             self._path.unlink(missing_ok=True)
         for peer in list(self._peers.values()):
             self._hang_up(peer)
-        self._writer.shutdown(wait=False, cancel_futures=True)
+        if self._writing:
+            return  # their memory goes with this process: a descriptor given back now could become another file's
         for buffers in self._buffers.values():
             for buffer in buffers:
                 buffer.close()
@@ -111,17 +118,36 @@ class Vault:
             self._submit(lambda: _store_last(newest, older))
 
     async def flushed(self, patience: float) -> None:
-        """Wait for storage, but not for ever."""
+        """Wait for storage, but not for ever, and not when in a hurry."""
         waiting = [asyncio.wrap_future(future) for future in self._writing]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=patience)
-            if late:
-                log.error("storage did not take the last checkpoint within %.0f s", patience)
+        if not waiting:
+            return
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        written = asyncio.ensure_future(asyncio.wait(waiting))
+        await asyncio.wait([hurry, written], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if not written.done():
+            log.error("storage did not take the last checkpoint in time")
+        for task in (hurry, written):
+            task.cancel()
 
-    def _submit(self, work: object) -> None:
-        future: Future[None] = self._writer.submit(work)  # type: ignore[arg-type]
+    def hurry(self) -> None:
+        """Wait for storage no longer."""
+        self._hurry.set()
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        future: Future[None] = Future()
         self._writing.add(future)
         future.add_done_callback(self._writing.discard)
+        self._work.put((work, future))
+
+    def _write(self) -> None:
+        while True:
+            work, future = self._work.get()
+            try:
+                work()
+            except Exception:  # the one thread that stores must outlive whatever a disk does
+                log.exception("a checkpoint was not stored")
+            future.set_result(None)
 
     # the line --------------------------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class Checkpointer:
         due = self.storage is not None and (
             store if store is not None else bool(self._store_every) and step % self._store_every == 0
         )
+        self._meet()
         if not self.in_memory and not due:
             return False
         leaves = entries(state)
@@ -187,16 +188,24 @@ class Checkpointer:
         self.before_update()
         for sealing in list(self._sealing.values()):
             sealing.result()
+        self.regroup()
+        self._meet()
         own = self._vault.buffers if isinstance(self._vault, Line) else []
         step = Restoring(self._agreement, own, self._leader.buffers if self._leader else own, self.storage).run(state)
         self.reserve(state)
         return step
+
+    def regroup(self) -> None:
+        """The process group is another one now: what is saved from here on belongs to it. For all ranks together."""
+        self._nonce = None
+        self._layout = None
 
     def reserve(self, state: State) -> None:
         """Take the memory that saves of this state will need, in the background, so that the first is no slower.
 
         `restore` does it. What an optimizer will add at its first step is guessed.
         """
+        self._meet()
         if not self.in_memory:
             return
         leaves = entries(state)
@@ -220,10 +229,14 @@ class Checkpointer:
             log.warning("checkpoints are kept in storage alone: %s", error)
             self._vault = OwnBuffers() if self.storage is not None else None
 
-    def _place(self) -> Place:
-        rank, world = self._agreement.rank, self._agreement.world
+    def _meet(self) -> None:
+        """Agree with the other ranks on what tells this run's drafts apart: all of them come here together."""
         if self._nonce is None:
             self._nonce = self._agreement.nonce()
+
+    def _place(self) -> Place:
+        rank, world = self._agreement.rank, self._agreement.world
+        self._meet()
         attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return Place(rank, world, self._local_rank == 0 and self.in_memory, f"{self._nonce:x}.{attempt}.{world}")
 
