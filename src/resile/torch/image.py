@@ -344,8 +344,10 @@ def _memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]
 
 
 def copying_threads(nbytes: int) -> int:
-    """How many threads to copy with: memory is faster than one of them."""
-    return max(1, min(THREADS, os.cpu_count() or 1)) if nbytes > PIECE else 1
+    """How many threads to copy with: memory is faster than one of them, but only cores that are idle help."""
+    cores = os.cpu_count() or 1
+    idle = cores + 1 - round(os.getloadavg()[0])  # this thread's own core counts as idle
+    return max(1, min(THREADS, cores, idle)) if nbytes > PIECE else 1
 
 
 def _share(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
