@@ -1,4 +1,4 @@
-"""What a training script imports: the elastic loop, checkpoints, the sampler that survives resizing, reports of progress.
+"""What a training script imports: the elastic loop, checkpoints, a sampler that survives resizing, reports of progress.
 
 Importing this package costs some 40 ms and does not import torch, so a launcher or a data process may do so; what needs
 torch imports it when it is asked for. Everything here works the same under plain `torchrun` or `python`, where there is
