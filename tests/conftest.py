@@ -1,8 +1,15 @@
-"""Rules of the whole suite: the long proofs run only when they are asked for."""
+"""Rules of the whole suite: the long proofs run only when they are asked for, and signals are as in a terminal."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+
+def pytest_configure() -> None:
+    """Let the processes that tests start be ended by SIGHUP, also when the suite itself runs under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
