@@ -72,6 +72,32 @@ def test_a_pending_node_gets_its_time_again():
     assert job.state.reason == "PendingTimeout"
 
 
+def test_a_node_that_could_not_be_made_is_tried_again_under_its_name():
+    job = managed(2)
+    job.seen(1, NodeStatus.PENDING, NodeEnd(message="a quota"))
+    returned(job, (0, NodeStatus.STARTING))
+    assert job.launched == [1]
+    assert job.node(1).alive
+
+
+def test_what_appears_of_a_node_after_it_was_deleted_is_removed():
+    """Its deletion overtook its launch on their way to the platform."""
+    job = managed(2)
+    job.does(ev.ScaleWanted(role="worker", replicas=1))
+    job.seen(1, NodeStatus.DELETED)
+    job.seen(1, NodeStatus.STARTING)
+    assert job.deleted == [1]
+    job.seen(1, NodeStatus.DELETED)
+    assert job.deleted == []
+
+
+def test_a_node_that_takes_its_leave_is_left_to_it():
+    job = running(2)
+    job.does(ev.AgentLeaving(node=key(1), because="it was told to"))
+    job.seen(1, NodeStatus.RUNNING)
+    assert job.deleted == []
+
+
 def test_agents_that_wait_must_join_again():
     job = managed(2, least=2)
     job.comes(0)

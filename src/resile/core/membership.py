@@ -117,6 +117,8 @@ def seen(turn: Turn, event: NodeSeen) -> None:
     if node.status.ended:
         if event.status is NodeStatus.FAILED:
             _explain(turn, node, event.end)
+        elif not event.status.ended and node.agent is None:  # it was deleted before it was there
+            _remove(turn, node)
         return
     if event.status.ended:
         ended(turn, node, event.status, event.end)
@@ -186,20 +188,24 @@ def listed(turn: Turn, event: NodesListed) -> None:
             continue
         if node.held_until is not None and not node.leaving:
             turn.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
-        elif node.leaving or node.status is not NodeStatus.LAUNCHING:
+        elif node.leaving or node.status not in (NodeStatus.LAUNCHING, NodeStatus.PENDING):
             ended(turn, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
         else:
-            _launch_again(turn, node)
+            _launch_again(turn, node)  # also if it could not start: perhaps there never was anything of it
     for one in event.seen:
-        seen(turn, one)
         known = turn.state.nodes.get(one.node)
-        if known is None or one.status.ended:
+        if known is not None and known.status.ended and not one.status.ended:
+            _remove(turn, known)  # the old master counted it as lost, and may have died before it could remove it
             continue
-        if known.status.ended:  # the old master counted it as lost, and may have died before it could remove it
-            because = describe(known.status, known.end)
-            turn.decide(DeleteNode(node=one.node, grace=turn.timeouts.regroup_grace, because=because))
-        elif known.leaving:
+        seen(turn, one)
+        if known is not None and known.leaving and not one.status.ended:
             turn.decide(DeleteNode(node=one.node, grace=turn.timeouts.exit_grace, because=known.leaving))
+
+
+def _remove(turn: Turn, node: Node) -> None:
+    """Something of a node that has ended is still there."""
+    because = describe(node.status, node.end)
+    turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because=because))
 
 
 def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
