@@ -57,7 +57,9 @@ class KubernetesPlatform:
         self._client = client
         self._address = address or master_address(spec)
         self._tls = tls
-        self._observe: Callable[[Observation], None] | None = None
+        self._early: list[Observation] = []
+        """What was to be told before anybody listened."""
+        self._observe: Callable[[Observation], None] = self._early.append
         self._pods: dict[NodeKey, Manifest] = {}
         self._told: dict[NodeKey, Observation] = {}
         self._ended: dict[NodeKey, asyncio.Event] = {}
@@ -84,6 +86,8 @@ class KubernetesPlatform:
                 log.warning("the job's pods cannot be listed: %s", kube.sentence(error))
                 await asyncio.sleep(kube.pause(attempt))
         self._observe = observe
+        for seen in self._early:
+            observe(seen)
         self._listed(pods, version)
         self._spawn(self._watch(version))
 
@@ -118,7 +122,7 @@ class KubernetesPlatform:
 
     async def close(self) -> None:
         """Stop watching. Pods keep running; what was being sent is not waited for."""
-        self._observe = None
+        self._observe = lambda _: None
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,7 +135,7 @@ class KubernetesPlatform:
             self._tell(_failed(node, "NoSuchRole", f"the job has no role {node.role}"))
             return
         if needs_services(self._spec):
-            await self._ensure_service(node.role, launch.rank)
+            await self._ensure_service(node, launch.rank)
         await self._make(node, pod_manifest(self._spec, launch, self._address, tls=self._tls))
 
     async def _make(self, node: NodeKey, pod: Manifest) -> None:
@@ -148,10 +152,7 @@ class KubernetesPlatform:
                 if code == kube.INVALID or code == 400:
                     self._tell(_failed(node, "Invalid", f"its pod was refused: {kube.sentence(error)}"))
                     return
-                if code == kube.FORBIDDEN and attempt == 1:
-                    why = f"its pod was refused: {kube.sentence(error)}"
-                    self._tell(Observation(node=node, status=NodeStatus.PENDING, end=NodeEnd(message=why)))
-                log.warning("the pod of %s cannot be made now: %s", node, kube.sentence(error))
+                self._cannot(node, "pod", error)
             else:
                 self._answered(node, made)
                 return
@@ -177,20 +178,30 @@ class KubernetesPlatform:
         finally:
             self._launching.pop(node, None)
 
+    def _cannot(self, node: NodeKey, what: str, error: BaseException) -> None:
+        """Something that a node needs is not made now; it is tried again, but not for ever: the job's time runs."""
+        log.warning("the %s of %s cannot be made now: %s", what, node, kube.sentence(error))
+        pod = self._pods.get(node)
+        if pod is not None and not self._replaced(node, pod):
+            return  # it was made: only the answer is missing
+        why = f"its {what} {'was refused' if kube.code_of(error) else 'cannot be made'}: {kube.sentence(error)}"
+        self._tell(Observation(node=node, status=NodeStatus.PENDING, end=NodeEnd(message=why)))
+
     async def _exists(self, node: NodeKey) -> bool:
         """Whether the pod is there and this job's; one that an earlier job of this name left behind is on its way."""
         try:
             pod = await self._client.get(kube.PODS, node_name(self._spec, node.role, node.id))
         except kube.CannotReach:
             return False
-        if not owned(self._spec, pod) or self._released.get(node) == pod["metadata"]["uid"]:
+        if not owned(self._spec, pod) or self._replaced(node, pod):
             return False
         self._answered(node, pod)
         if node in self._pods:
             self._tell(observation(node, self._pods[node]), again=True)
         return True
 
-    async def _ensure_service(self, role: str, rank: Rank) -> None:
+    async def _ensure_service(self, node: NodeKey, rank: Rank) -> None:
+        role = node.role
         if (role, rank) in self._services:
             return
         service = service_manifest(self._spec, role, rank)
@@ -204,7 +215,7 @@ class KubernetesPlatform:
             except kube.CannotReach as error:
                 if kube.code_of(error) == kube.CONFLICT:
                     break
-                log.warning("the Service of %s %d cannot be made now: %s", role, rank, kube.sentence(error))
+                self._cannot(node, "Service", error)
             await asyncio.sleep(kube.pause(attempt))
         self._services.add((role, rank))
 
@@ -255,8 +266,8 @@ class KubernetesPlatform:
             node = self._node_of(thing)
             if node is None:
                 continue
-            if self._released.get(node) == thing["metadata"]["uid"]:
-                continue  # the next of its name is on its way
+            if self._replaced(node, thing):
+                continue
             if change == "DELETED":
                 self._pods.pop(node, None)
                 self._tell(gone(node, thing))
@@ -271,7 +282,12 @@ class KubernetesPlatform:
             if not _younger(pod, version):
                 self._tell(gone(node, self._pods.pop(node)))
         for node, pod in there.items():
-            self._see(node, pod)
+            if not self._replaced(node, pod):
+                self._see(node, pod)
+
+    def _replaced(self, node: NodeKey, pod: Manifest) -> bool:
+        """Whether a pod is let go of and the next of its name is on its way: what becomes of it says nothing."""
+        return node in self._released and self._released[node] == pod["metadata"].get("uid")
 
     def _node_of(self, pod: Manifest) -> NodeKey | None:
         """Which node a pod is; None for the master's own and for those of an earlier job of this name."""
@@ -279,7 +295,9 @@ class KubernetesPlatform:
 
     def _answered(self, node: NodeKey, pod: Manifest) -> None:
         """A pod as the answer to a call shows it: older than what the watch has shown in the meantime, if anything."""
-        if node not in self._told:
+        last, known = self._told.get(node), self._pods.get(node)
+        unmade = last is None or last.status is NodeStatus.PENDING  # if there is no pod: not made so far
+        if unmade if known is None else self._replaced(node, known):
             self._see(node, pod)
 
     def _see(self, node: NodeKey, pod: Manifest) -> None:
@@ -294,9 +312,9 @@ class KubernetesPlatform:
         """Pass on what is new: each word ends in the journal, and a status that only changes its wording is not."""
         last = self._told.get(seen.node)
         same = last is not None and last.status is seen.status and (not seen.status.ended or last.end == seen.end)
-        if self._observe is None or (same and not again):
-            return
         self._told[seen.node] = seen
+        if same and not again:
+            return
         if seen.status.ended:
             self._ended.setdefault(seen.node, asyncio.Event()).set()
         self._observe(seen)
