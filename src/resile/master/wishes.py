@@ -122,7 +122,6 @@ class JobWatch:
             return before
         if now != before:
             self._refused = ""
-            self._remember(now)
             state = self._serving.shell.engine.state
             for role, replicas in now.replicas.items():
                 if before is not None and before.replicas.get(role) == replicas:
@@ -131,6 +130,7 @@ class JobWatch:
                     await self._wish("scale", role=role, replicas=replicas)
             if (before is None or before.suspend != now.suspend) and state.suspended != now.suspend:
                 await self._wish("suspend", on=now.suspend)
+            self._remember(now)  # not before the last answer: a master that dies until then leaves the rest to the next
         self._seen(job, self._refused, REFUSED)
         return now
 
