@@ -81,6 +81,12 @@ def test_a_patch_holds_what_changed_and_removes_what_went() -> None:
     assert difference(before, before) == {}
 
 
+def test_a_condition_that_this_version_does_not_know_is_left_out() -> None:
+    history = [{"type": "Dreaming", "status": "False"}, "?", {"type": "Created", "status": "True"}]
+    told = status(started(), before={"status": {"conditions": history}})
+    assert [entry["type"] for entry in told["status"]["conditions"]] == ["Created", told["phase"]]
+
+
 # phases -------------------------------------------------------------------------------------------------------------
 
 

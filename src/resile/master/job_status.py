@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -49,7 +50,7 @@ def status_of(
     seen = view(state, now)
     phase = shown_phase(state)
     message = state.message or _trouble(state, hindrance) or _recovery(state, phase)
-    known = msgspec.convert((before.get("status") or {}).get("conditions") or [], list[ej.Condition], strict=False)
+    known = _known((before.get("status") or {}).get("conditions") or [])
     status = ej.ElasticJobStatus(
         phase=phase,
         reason=state.reason or phase.reason,
@@ -90,6 +91,15 @@ def difference(before: Plain, after: Plain) -> Plain:
         elif value != old:
             patch[key] = value
     return patch
+
+
+def _known(entries: list[Any]) -> list[ej.Condition]:
+    """The history so far, without what only another version of this program can read."""
+    known = []
+    for entry in entries:
+        with contextlib.suppress(msgspec.ValidationError):
+            known.append(msgspec.convert(entry, ej.Condition, strict=False))
+    return known
 
 
 def _conditions(known: list[ej.Condition], phase: ej.Phase, message: str, at: str) -> list[ej.Condition]:
