@@ -25,6 +25,8 @@ SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=deri
 class MemoryJournal:
     """A journal that can be told to have no room."""
 
+    folds_itself = False
+
     def __init__(self) -> None:
         self.full = False
         self.error: Exception | None = None
@@ -257,6 +259,20 @@ async def test_a_long_journal_is_replaced_by_a_snapshot(monkeypatch: pytest.Monk
     watched.shell.submit(ScaleWanted(role="worker", replicas=3))
     await watched.turn()
     assert watched.journal.snapshots == [watched.shell.engine.state]
+    watched.shell.close()
+
+
+async def test_a_journal_that_folds_itself_is_never_asked_to_while_the_loop_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell_module, "COMPACT_AFTER", 2)
+    watched = Watched()
+    watched.journal.folds_itself = True
+    watched.shell.submit(Started())
+    watched.shell.submit(ScaleWanted(role="worker", replicas=3))
+    await watched.turn()
+    assert len(watched.journal.events) == 2
+    assert watched.journal.snapshots == []
     watched.shell.close()
 
 

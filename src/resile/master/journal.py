@@ -70,6 +70,9 @@ class History(msgspec.Struct, kw_only=True):
 class Journal(Protocol):
     """Where a master keeps what it must not forget."""
 
+    folds_itself: bool
+    """Whether `append` keeps the log short, so that nobody needs to ask for a snapshot while the job runs."""
+
     def load(self) -> History | None:
         """What was written before, or None if nothing was."""
 
@@ -110,6 +113,8 @@ create table if not exists story (
 
 class SQLiteJournal:
     """A journal in one SQLite file, on a local disk or a volume. One writer, any number of readers."""
+
+    folds_itself = False
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Open it, making it if need be (unless `read_only`).

@@ -120,6 +120,8 @@ def peek(config_map: dict[str, Any]) -> JobState | None:
 class KubernetesJournal:
     """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
 
+    folds_itself = True
+
     def __init__(self, spec: JobSpec, client: Client, *, served: str = "") -> None:
         """Nothing is read before `load`.
 

@@ -28,7 +28,10 @@ from resile.master.journal import Journal, JournalDamaged, JournalError, Told
 log = logging.getLogger("resile.master")
 
 COMPACT_AFTER = 20_000
-"""Events in the journal before a snapshot replaces them: a restart replays fewer than this, in well under a second."""
+"""Events in the journal before a snapshot replaces them: a restart replays fewer than this, in well under a second.
+
+The snapshot is written on the event loop, which a local disk takes milliseconds for. A journal behind a network does
+its own, in the thread that writes."""
 RETRY_SECONDS = 0.5
 """Between two attempts to write a journal that could not be written."""
 BROKEN = 70
@@ -211,7 +214,7 @@ class Shell:
         held, self._held = self._held, []
         for decision in held:
             self._execute(decision)
-        if self._since_snapshot >= COMPACT_AFTER:
+        if self._since_snapshot >= COMPACT_AFTER and not self._journal.folds_itself:
             self._compact()
         if self._inbox and self._wake is None:
             self._wake = self._loop.call_soon(self._turn)
