@@ -37,7 +37,7 @@ from resile.core.events import AnyEvent
 from resile.core.state import JobState
 from resile.master.journal import History, JournalDamaged, JournalError, JournalGone, JournalTaken, Told
 from resile.platform.kubernetes import client as kube
-from resile.platform.kubernetes.pods import owned, owner
+from resile.platform.kubernetes.pods import owned
 
 FORMAT = "1"
 FOLD_BYTES = Bytes(128 * 1024)
@@ -46,6 +46,8 @@ FOLD_ENTRIES = 200
 LARGEST = Bytes(900 * 1024)
 """Of all values together; a ConfigMap holds 1 MiB."""
 STORY_LINES = 300
+LOADS = 10
+"""How often it is read again because the master before this one wrote meanwhile, which it can as long as it lives."""
 _SNAPSHOT, _STORY, _LOG = "snapshot", "story", "log-"
 
 Values = dict[str, bytes]
@@ -147,15 +149,25 @@ class KubernetesJournal:
     def load(self) -> History | None:
         """What was written before, or None; from now on this process is the writer.
 
+        What another master writes until then is a part of it: no version is taken whose content was not read.
+
         Raises:
             JournalError: it cannot be read now, or an earlier job of this name has not been cleared away yet.
             JournalDamaged: it is not what was written.
         """
+        for _ in range(LOADS):
+            with contextlib.suppress(_Conflict):
+                return self._load()
+        raise JournalError(self._restless)
+
+    def _load(self) -> History | None:
         found = self._get()
         if found is not None and not owned(self._spec, found):
             raise JournalError(f"the journal {self._name} is still that of an earlier job of this name")
         if found is None:
-            found = self._create()
+            raise JournalError(
+                f"the journal {self._name} is not there: the operator makes it, together with the master"
+            )
         data = found.get("data") or {}
         if data.get("format", FORMAT) != FORMAT:
             raise JournalDamaged(
@@ -171,7 +183,7 @@ class KubernetesJournal:
                 f"the journal {self._name} is empty, but {self._served}: somebody deleted what was in it; "
                 "restore it from a copy, or delete the job to start it anew"
             )
-        self._patch({}, first=True)
+        self._patch({}, first=True)  # a conflict here means that what was read is not the newest
         return history
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
@@ -219,10 +231,10 @@ class KubernetesJournal:
 
     def _read(self, values: Values) -> History | None:
         unpacked = _unpack(values)
+        self._values = values
         if unpacked is None:
             return None
         history, story, self._following, self._next = unpacked
-        self._values = values
         self._story = tuple(story[-STORY_LINES:])
         return history
 
@@ -281,13 +293,15 @@ class KubernetesJournal:
                     self._version = cast(dict[str, Any], written)["metadata"]["resourceVersion"]
                 return
             except _Conflict:
+                if first:
+                    raise
                 # Somebody labelled it, or an answer of ours was lost, or another master has come.
-                if self._look(data, binary, first=first):
+                if self._look(data, binary):
                     return
                 if not again:
-                    raise JournalError(f"the journal {self._name} is changed by somebody all the time") from None
+                    raise JournalError(self._restless) from None
 
-    def _look(self, data: dict[str, str], binary: dict[str, str | None], *, first: bool) -> bool:
+    def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
         """Whether what we meant to write is there already; takes up the newest version if it is still ours.
 
         To what is to be written it adds all the rest if the ConfigMap is a new one that nobody has written to.
@@ -297,12 +311,12 @@ class KubernetesJournal:
             raise JournalGone(self._gone)
         there = found.get("binaryData") or {}
         writer = (found.get("data") or {}).get("writer")
-        if not first and not writer and not there and owned(self._spec, found):
+        if not writer and not there and owned(self._spec, found):
             memos = {f"memo.{key}": value for key, value in self._memos.items()}
             data |= {"format": FORMAT, "writer": self._writer, **memos}
             for key, value in self._values.items():
                 binary.setdefault(key, base64.b64encode(value).decode())
-        elif not first and writer != self._writer:
+        elif writer != self._writer:
             raise JournalTaken(f"another master has taken over the journal {self._name}")
         self._version = found["metadata"]["resourceVersion"]
         for key in there:
@@ -320,12 +334,6 @@ class KubernetesJournal:
                     return None
                 raise
 
-    def _create(self) -> dict[str, Any]:
-        metadata = {"name": self._name, "namespace": self._spec.namespace, "ownerReferences": [owner(self._spec)]}
-        with self._asking("made"):
-            made = self._client.create(kube.CONFIG_MAPS.from_dict({"metadata": metadata}))
-        return cast(dict[str, Any], made)
-
     @contextlib.contextmanager
     def _asking(self, verb: str) -> Iterator[None]:
         try:
@@ -340,6 +348,10 @@ class KubernetesJournal:
     @property
     def _gone(self) -> str:
         return f"the journal {self._name} was deleted; it is written again once the operator has made a new one"
+
+    @property
+    def _restless(self) -> str:
+        return f"the journal {self._name} is changed by somebody all the time"
 
     @contextlib.contextmanager
     def _clear_words(self) -> Iterator[None]:
