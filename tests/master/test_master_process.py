@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from resile.api.ids import Round
-from resile.master.supervisor import JOB_FAILED
+from resile.master import __main__ as main_module
+from resile.master import on_kubernetes
+from resile.master.supervisor import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.wire import messages as ms
+from resile.wire.connection import CannotListen
 from resile.wire.handshake import NotWelcome
 from tests.master.masters import PATIENCE, Peer, command, master, new_job
 
@@ -155,15 +159,26 @@ def test_a_taken_port_is_one_sentence_and_no_restart(tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         ended = _run(directory, "--supervise", "--port", str(port))
-    assert ended.returncode == 2
+    assert ended.returncode == CANNOT_SERVE
     assert ended.stderr.strip() == f"resile master: cannot listen on 127.0.0.1:{port}: address already in use"
+
+
+def test_a_taken_port_in_a_pod_may_become_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(*_: object) -> bool:
+        raise CannotListen("address already in use")
+
+    monkeypatch.setattr(on_kubernetes, "serve_on_kubernetes", serve)
+    monkeypatch.setattr(main_module, "_allow_many_agents", lambda: None)
+    where = ["--platform", "kubernetes", "--job", "j", "--directory", str(tmp_path / "job")]
+    monkeypatch.setattr(sys, "argv", ["master", *where])
+    assert main_module.main() == TRY_AGAIN
 
 
 def test_a_damaged_journal_is_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:
     directory = new_job(tmp_path)
     directory.journal.write_bytes(b"no journal" * 1000)
     ended = _run(directory, "--supervise")
-    assert ended.returncode == 2
+    assert ended.returncode == CANNOT_SERVE
     assert ended.stderr.count("\n") == 1
     assert f"the journal {directory.journal} is damaged" in ended.stderr
     assert directory.journal.read_bytes() == b"no journal" * 1000
@@ -177,7 +192,7 @@ async def test_a_journal_that_was_emptied_is_refused_and_the_job_does_not_start_
     for file in directory.path.glob("journal.db*"):
         file.unlink()
     ended = await asyncio.to_thread(_run, directory, "--supervise")
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert (ended.returncode, ended.stderr.count("\n")) == (CANNOT_SERVE, 1)
     assert "is empty, but a master has served this job before" in ended.stderr
 
 
@@ -186,7 +201,7 @@ def test_a_directory_without_a_job_is_one_sentence(tmp_path: Path) -> None:
     directory = new_job(tmp_path / "other")
     directory.path = tmp_path / "job"
     ended = _run(directory)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert (ended.returncode, ended.stderr.count("\n")) == (CANNOT_SERVE, 1)
     assert "is not there" in ended.stderr
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from resile.api.elasticjob import Phase
 from resile.api.mistakes import BadManifest
-from resile.operator import settings
+from resile.master import supervisor
+from resile.operator import decisions, settings
 from resile.operator.decisions import (
     Action,
     Decision,
@@ -231,7 +232,7 @@ def test_a_master_that_is_being_deleted_cannot_end_the_job() -> None:
     [
         (0, Phase.SUCCEEDED, "the master ended with success"),
         (10, Phase.FAILED, "the master found that the job failed: exit code 10 (no worker is left)"),
-        (2, Phase.FAILED, "the master cannot serve the job: exit code 2 (no worker is left)"),
+        (78, Phase.FAILED, "the master cannot serve the job: exit code 78 (no worker is left)"),
     ],
 )
 def test_a_final_exit_without_a_word_ends_the_job(code: int, phase: Phase, words: str) -> None:
@@ -240,6 +241,19 @@ def test_a_final_exit_without_a_word_ends_the_job(code: int, phase: Phase, words
     status = only(SetStatus, decision.actions)
     assert (status.phase, status.message) == (phase, words)
     assert not any(isinstance(action, StartMaster | RemoveMaster) for action in decision.actions)
+
+
+def test_the_operator_reads_the_exit_codes_that_masters_give() -> None:
+    codes = (supervisor.JOB_SUCCEEDED, supervisor.JOB_FAILED, supervisor.CANNOT_SERVE)
+    assert codes == decisions.FINAL
+    assert not {1, 2} & {*codes}
+
+
+@pytest.mark.parametrize("code", [1, 2, 126, 127])
+def test_an_exit_that_is_not_a_masters_word_ends_no_job(code: int) -> None:
+    """A shell before the master, or Python itself, gives such codes."""
+    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=code))
+    assert only(StartMaster, decision.actions).lost == f"exit code {code}"
 
 
 def test_an_ended_job_gets_no_new_master() -> None:
@@ -302,7 +316,7 @@ def test_a_deleted_journal_is_made_again_for_the_master_that_asks_for_it() -> No
 
 
 def test_nodes_whose_master_will_never_serve_again_are_stopped() -> None:
-    actions = decided(job("Running", "JobRunning"), pod("Failed", exit_code=2, words="the journal is damaged")).actions
+    actions = decided(job("Running", "JobRunning"), pod("Failed", exit_code=78, words="the journal is damaged")).actions
     assert [type(action) for action in actions] == [StopNodes, SetStatus, Tell]
     assert StopNodes() not in decided(job("Running"), pod("Failed", exit_code=10)).actions
 

@@ -271,7 +271,7 @@ async def test_a_master_comes_back_even_if_its_own_part_of_the_manifest_is_wrong
 
 async def test_only_nodes_that_run_are_stopped_when_no_master_will_come(stage: Stage) -> None:
     stage.submit(job("Running", "JobRunning"))
-    stage.pods.show(stage.cluster.put(POD, pod("Failed", exit_code=2, words="the journal is damaged")))
+    stage.pods.show(stage.cluster.put(POD, pod("Failed", exit_code=78, words="the journal is damaged")))
     for name, phase, owner in (("runs", "Running", UID), ("ended", "Failed", UID), ("stranger", "Running", "another")):
         stage.cluster.put(POD, pod(phase, uid=name, owner=owner, metadata={"name": name}))
     await stage.look()

@@ -83,10 +83,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         return asyncio.run(_until_told(run_master(directory, options, make_platform)))
     except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
         print(f"resile master: {error}", file=sys.stderr)
-        # A disk may get room and an old port may become free again; nodes are out there, waiting for this master.
-        returning = isinstance(error, CannotListen) and directory.address() is not None
+        # A disk may get room and an old port may become free again; nodes are out there, waiting for this master. In a
+        # pod the directory is new every time, and nobody chose a port that could be wrong.
         full = isinstance(error, JournalError) and not isinstance(error, JournalDamaged)
-        return supervisor.TRY_AGAIN if returning or full else supervisor.CANNOT_SERVE
+        in_a_pod = arguments.platform == "kubernetes"
+        taken = isinstance(error, CannotListen) and (in_a_pod or directory.address() is not None)
+        return supervisor.TRY_AGAIN if taken or full else supervisor.CANNOT_SERVE
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:

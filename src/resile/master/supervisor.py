@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 JOB_SUCCEEDED = 0
 JOB_FAILED = 10
-CANNOT_SERVE = 2
+CANNOT_SERVE = 78  # `EX_CONFIG`
 ALREADY_SERVED = 3
-"""Exit codes of a master after which another start would change nothing. None of them is 1: that is what Python gives
-for an error that nobody caught, and such a master is started again."""
+"""Exit codes of a master after which another start would change nothing. None of them is 1 or 2: the one is what Python
+gives for an error that nobody caught, the other what shells and argument parsers give for words that they do not
+understand. Neither comes from a master that has looked at its job, and such a one is started again."""
 
 TRY_AGAIN = 75
 """`EX_TEMPFAIL`: what kept the master from serving may pass."""

@@ -24,7 +24,7 @@ from resile.operator.trouble import End, end, short, trouble
 
 JOB_SUCCEEDED = 0
 JOB_FAILED = 10
-CANNOT_SERVE = 2
+CANNOT_SERVE = 78
 FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE)
 """Exit codes of a master (`resile.master.supervisor`) after which another start would change nothing."""
 
