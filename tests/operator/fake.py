@@ -29,7 +29,9 @@ class FakeCluster:
         metadata = item["metadata"]
         key = (kind.__name__, metadata["namespace"], metadata["name"])
         change = "MODIFIED" if key in self.objects else "ADDED"
-        stored = {**item, "metadata": {"uid": str(key), **metadata, "resourceVersion": str(next(self._versions))}}
+        version = str(next(self._versions))
+        uid = self.objects[key]["metadata"]["uid"] if key in self.objects else f"{metadata['name']}-{version}"
+        stored = {**item, "metadata": {"uid": uid, **metadata, "resourceVersion": version}}
         self.objects[key] = stored
         self._tell(change, stored)
         return stored

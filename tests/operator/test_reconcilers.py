@@ -156,6 +156,49 @@ async def test_a_secret_that_nobody_remembers_is_made_anew_and_its_master_with_i
     assert stage.reasons() == ["MasterCreated", "SecretReplaced"]
 
 
+@pytest.mark.parametrize("name", [TOKEN, TLS])
+@pytest.mark.parametrize("verb", ["apply", "delete"])
+async def test_a_master_that_holds_an_old_secret_goes_whatever_failed_when_the_new_one_was_made(
+    stage: Stage, name: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.submit(job())
+    await stage.look()
+    stage.cluster.drop(SECRET, "red", name)
+    stage.reconciler = stage.another_operator()
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ClusterError(0, "the API server did not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(stage.cluster, verb, fail)
+        with pytest.raises(ClusterError):
+            await stage.look()
+    assert stage.names("Pod") == [MASTER]
+    stage.jobs.show(stage.cluster.objects["ElasticJob", *KEY])
+    await stage.look()
+    assert stage.names("Pod") == []
+    stage.pods.shown.clear()
+    await stage.look()
+    stage.now += settings.LOOK_AFTER
+    await stage.look()
+    assert stage.names("Pod") == [MASTER], "the next one has the new ones, and stays"
+    assert stage.reasons().count("MasterRestarted") == 1
+
+
+async def test_a_secret_that_was_restored_is_the_same_to_the_next_operator(stage: Stage) -> None:
+    stage.submit(job())
+    await stage.look()
+    master = stage.cluster.objects["Pod", "red", MASTER]["metadata"]["uid"]
+    for _ in range(2):
+        stage.cluster.drop(SECRET, "red", TOKEN)
+        stage.now += settings.LOOK_AFTER
+        await stage.look()
+    stage.reconciler = stage.another_operator()
+    await stage.look()
+    assert stage.cluster.objects["Pod", "red", MASTER]["metadata"]["uid"] == master
+    assert "SecretReplaced" not in stage.reasons()
+
+
 async def test_a_mirror_that_is_behind_does_not_cost_the_new_master_its_life(stage: Stage) -> None:
     stage.submit(job("Running", "JobRunning"))
     stage.cluster.put(POD, pod(uid="new"))

@@ -47,7 +47,7 @@ from resile.operator.events import tell
 from resile.operator.masterpod import master_pod
 from resile.operator.metrics import Metrics
 from resile.operator.mirror import Mirror
-from resile.operator.preparing import Prepared, Secrets, prepare, together
+from resile.operator.preparing import Prepared, Secrets, outdated, prepare, together
 from resile.operator.reading import read_job, read_masters_part
 from resile.operator.status import job_patch
 from resile.operator.trouble import short
@@ -144,8 +144,9 @@ class Jobs:
                 await tell(self._cluster, job, reason, message, warning=warning, now=self._clock())
             case Prepare():
                 prepared = await prepare(self._cluster, spec, memory.secrets)
-                memory.prepared, memory.secrets = self._clock(), prepared.secrets
-                await self._tell_of_secrets(job, prepared)
+                memory.secrets = prepared.secrets
+                await self._compare_secrets(job, prepared)
+                memory.prepared = self._clock()
             case StartMaster():
                 await self._start(action, job, spec, memory)
             case RemoveMaster(uid=uid):
@@ -171,23 +172,26 @@ class Jobs:
                 raise TryAgain("it is gone") from error
             raise
 
-    async def _tell_of_secrets(self, job: Object, prepared: Prepared) -> None:
+    async def _compare_secrets(self, job: Object, prepared: Prepared) -> None:
         """Say which Secrets were gone. One with new content is of no use to a master that holds the old one."""
         for name in prepared.restored:
             sentence = f"the Secret {name} was gone; it was made again as it was"
             await tell(self._cluster, job, Reason.SECRET_RESTORED, sentence, warning=True, now=self._clock())
         metadata = job["metadata"]
         pod = self._pods.get(Key(metadata["namespace"], master_name(metadata["name"])))
-        if not prepared.replaced or pod is None or not objects.owned_by(pod, metadata["uid"]):
+        if pod is None or not objects.owned_by(pod, metadata["uid"]) or pod["metadata"].get("deletionTimestamp"):
             return
-        names = " and ".join(prepared.replaced)
+        names = " and ".join(outdated(pod, prepared))
+        if not names:
+            return
         sentence = f"the Secret {names} was gone; it was made anew, and the master is started again with it"
         await tell(self._cluster, job, Reason.SECRET_REPLACED, sentence, warning=True, now=self._clock())
         await self._remove_master(job, pod["metadata"]["uid"])
 
     async def _start(self, action: StartMaster, job: Object, spec: ElasticJob, memory: _Memory) -> None:
         namespace = spec.metadata.namespace
-        pod = master_pod(spec, self._image, action.index, objects.owner(spec))
+        mounted = [objects.identity(secret) for secret in memory.secrets.values()]
+        pod = master_pod(spec, self._image, action.index, objects.owner(spec), mounted)
         try:
             made = await self._cluster.create(POD, pod)
         except ClusterError as error:

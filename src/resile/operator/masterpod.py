@@ -6,6 +6,7 @@ own Role allows. It alone mounts the key of the job's certificate. A template ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from resile.api.elasticjob import ElasticJob, MasterSpec
@@ -28,6 +29,9 @@ TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
 MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
 """Which container is the master, also where a template puts others beside it; `kubectl logs` shows that one."""
 
+SECRETS_ANNOTATION = "resile.secrets"
+"""Which Secrets the master was started with, so that one who holds an old token or key is known for ever."""
+
 USER = 65532
 TOKEN_LIFE = 3607
 """Kubernetes' own choice for the tokens it mounts: an hour, and a little that tells them apart."""
@@ -37,8 +41,8 @@ _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "vo
 """Lists whose items are told apart by a field: an item of the template takes the place of ours."""
 
 
-def master_pod(job: ElasticJob, image: str, index: int, owner: Object) -> Object:
-    """The pod; `index` counts the masters that the job has had."""
+def master_pod(job: ElasticJob, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
+    """The pod; `index` counts the masters that the job has had, `secrets` are the identities of what it mounts."""
     name = master_name(job.metadata.name)
     given = job.spec.replica_specs.master or MasterSpec()
     template_metadata = given.template.get("metadata") or {}
@@ -59,6 +63,7 @@ def master_pod(job: ElasticJob, image: str, index: int, owner: Object) -> Object
             "annotations": {
                 **{key: value for key, value in annotations.items() if key not in _NOT_COPIED},
                 MAIN_ANNOTATION: spec["containers"][0]["name"],
+                **({SECRETS_ANNOTATION: ",".join(secrets)} if secrets else {}),
             },
             "ownerReferences": [owner],
         },

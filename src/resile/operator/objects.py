@@ -25,6 +25,8 @@ from resile.platform.kubernetes.pods import TRUSTED
 
 _RBAC = "rbac.authorization.k8s.io"
 TOKEN_BYTES = 32
+RESTORES = "resile.restores"
+"""On a Secret that was made again as it was: the uid of the first of them."""
 
 
 def owner(job: ElasticJob) -> Object:
@@ -88,6 +90,21 @@ def trusting(credentials: Object, pair: Object) -> Object:
     """What to apply to a Secret of the nodes so that it trusts the key pair; refused if it is gone in between."""
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
+
+
+def again(new: Object, before: Object) -> Object:
+    """A Secret that was deleted, as one to make: its content, and whose content that is."""
+    return {
+        **new,
+        "metadata": {**new["metadata"], "annotations": {RESTORES: identity(before)}},
+        "data": before["data"],
+    }
+
+
+def identity(secret: Object) -> str:
+    """What tells the content of a Secret from that of another of its name, and gives nothing of it away."""
+    metadata = secret["metadata"]
+    return str((metadata.get("annotations") or {}).get(RESTORES) or metadata["uid"])
 
 
 def certificate(pair: Object) -> str:

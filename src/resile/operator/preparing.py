@@ -16,6 +16,7 @@ import msgspec
 from resile.api.elasticjob import ElasticJob
 from resile.operator import objects
 from resile.operator.cluster import CONFIG_MAP, ROLE_BINDING, SECRET, Cluster, Kind, Object
+from resile.operator.masterpod import SECRETS_ANNOTATION
 from resile.operator.workqueue import TryAgain
 
 Secrets = Mapping[str, Object]
@@ -29,7 +30,7 @@ class Prepared(msgspec.Struct, frozen=True):
     restored: tuple[str, ...] = ()
     """Secrets that were gone and are there again as they were."""
     replaced: tuple[str, ...] = ()
-    """Secrets with new content, where a master or nodes may hold an older one."""
+    """Secrets with new content, where a master or nodes may hold an older one. Said once: see `outdated`."""
 
 
 async def prepare(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepared:
@@ -52,6 +53,18 @@ async def prepare(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepared
     await cluster.apply(ROLE_BINDING, objects.binding(job))
     assert isinstance(prepared, Prepared)
     return prepared
+
+
+def outdated(pod: Object, prepared: Prepared) -> tuple[str, ...]:
+    """The Secrets whose content is another than when a master's pod was made, whenever and by whom they were changed.
+
+    A pod that an older operator made does not say what it was made with: only what is new now counts.
+    """
+    noted = (pod["metadata"].get("annotations") or {}).get(SECRETS_ANNOTATION)
+    if not noted:
+        return prepared.replaced
+    held = noted.split(",")
+    return tuple(name for name, secret in prepared.secrets.items() if objects.identity(secret) not in held)
 
 
 async def together(*requests: Awaitable[Any]) -> list[Any]:
@@ -83,7 +96,7 @@ async def _secrets(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepare
 
 async def _secret(cluster: Cluster, new: Object, job: ElasticJob, known: Secrets) -> tuple[Object, bool]:
     before = known.get(new["metadata"]["name"])
-    return await _make_once(cluster, SECRET, {**new, "data": before["data"]} if before else new, job)
+    return await _make_once(cluster, SECRET, objects.again(new, before) if before else new, job)
 
 
 async def _make_once(cluster: Cluster, kind: Kind, item: Object, job: ElasticJob) -> tuple[Object, bool]:
