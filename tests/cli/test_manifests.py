@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,16 @@ RELEASES = ("1.25", kubernetes_validate.latest_version())
 Object = dict[str, Any]
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl renders kustomize trees")
+OLDEST_WITH_CEL = 21
+"""Whose kustomize knows `patches`; a cluster that knows CEL comes with a later one."""
+
+
+def minor_of_kubectl() -> int:
+    """The second number of kubectl's version, "20+" included."""
+    told = subprocess.run(
+        ["kubectl", "version", "--client", "-o", "json"], capture_output=True, text=True, check=True
+    ).stdout
+    return int(json.loads(told)["clientVersion"]["minor"].rstrip("+"))
 
 
 def resile(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -71,8 +82,19 @@ def test_kustomize_renders_what_the_command_prints():
 
 @needs_kubectl
 def test_the_overlay_with_cel_is_what_the_flag_prints():
+    if (minor := minor_of_kubectl()) < OLDEST_WITH_CEL:
+        pytest.skip(f"kubectl 1.{minor} cannot read the overlay, as its first lines say")
     assert by_name(rendered("cel")) == by_name(printed("--cel"))
     assert "x-kubernetes-validations" not in resile("manifests").stdout
+
+
+def test_what_is_installed_by_default_renders_with_the_kubectl_of_the_oldest_cluster_too():
+    folders = [name for name in kustomize.files() if name.endswith("kustomization.yaml") and "cel/" not in name]
+    assert len(folders) > 4
+    for name in folders:
+        written = yaml.safe_load(kustomize.files()[name])
+        assert all(resource.endswith(".yaml") for resource in written["resources"]), f"{name}: a folder is a base"
+        assert "patches" not in written
 
 
 @needs_kubectl

@@ -28,8 +28,12 @@ ServiceAccount, which every other pod there has as well, those that train includ
 a ServiceAccount and a Role of its own, so this file grants nothing. Applied over DLRover's, it takes the old rights
 back."""
 
+_DEFAULT = """\
+Folders are `bases` here because kubectl before 1.21 takes none among `resources`; newer ones warn, and do the same."""
+
 _CEL = """\
-What `config/default` installs, with rules in CEL, for Kubernetes 1.25 and later. Older clusters do not know them."""
+What `config/default` installs, with rules in CEL, for Kubernetes 1.25 and later. Older clusters do not know them,
+and kubectl before 1.21 cannot read this file."""
 
 _PRIORITY = """\
 The PriorityClasses that `priority: high`, `low` and fractions of an ElasticJob name: kubectl apply -k config/priority.
@@ -71,7 +75,7 @@ def files() -> dict[str, str]:
             _kustomization(["deployment.yaml"], images=[{"name": name, "newName": name, "newTag": tag}])
         ],
         "operator/deployment.yaml": [installation.deployment()],
-        "default/kustomization.yaml": [_kustomization(["namespaces.yaml", "../crd", "../rbac", "../operator"])],
+        "default/kustomization.yaml": [_kustomization(["namespaces.yaml"], bases=["../crd", "../rbac", "../operator"])],
         "default/namespaces.yaml": installation.namespaces(),
         "cel/kustomization.yaml": [_kustomization(["../default"], patches=[*map(_cel, DEFINITIONS)])],
         **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in DEFINITIONS},
@@ -83,6 +87,7 @@ def files() -> dict[str, str]:
         "rbac/default_role.yaml": installation.default_role(),
     }
     comments = {
+        "default/kustomization.yaml": _DEFAULT,
         "cel/kustomization.yaml": _CEL,
         "priority/priority_classes.yaml": _PRIORITY,
         "rbac/default_role.yaml": _DEFAULT_ROLE,
