@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 
 import pytest
 from lightkube import Client, KubeConfig
-from lightkube.resources.core_v1 import NodeStatus
+from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import NodeStatus, ServiceAccountToken
 from lightkube.types import PatchType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +56,24 @@ def kubectl(*words: str, stdin: str | None = None, check: bool = True, deadline:
 
 def patch_node(node: str, *operations: Mapping[str, str]) -> None:
     """Change the status of a Kubernetes node by JSON patches, which no old kubectl can."""
+    with _client() as client:
+        client.patch(NodeStatus, node, [dict(operation) for operation in operations], patch_type=PatchType.JSON)
+
+
+def token_of(account: str, namespace: str) -> str:
+    """A token of a ServiceAccount, as its pods have one; old kubectl cannot ask for it."""
+    with _client() as client:
+        wanted = ServiceAccountToken(metadata=ObjectMeta(), spec=TokenRequestSpec(audiences=[]))
+        given = client.create(wanted, account, namespace=namespace)
+    assert given.status is not None
+    return str(given.status.token)
+
+
+@contextmanager
+def _client() -> Iterator[Client]:
     client = Client(config=KubeConfig.from_file(KUBECONFIG))
     try:
-        client.patch(NodeStatus, node, [dict(operation) for operation in operations], patch_type=PatchType.JSON)
+        yield client
     finally:
         client.close()
 

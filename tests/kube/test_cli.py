@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -28,6 +27,7 @@ from tests.kube.space import (
     kubectl,
     master,
     plan,
+    token_of,
     training,
     until,
 )
@@ -395,18 +395,8 @@ def test_a_deleted_job_is_gone_with_its_pods_when_the_command_returns(terminal: 
 
 def test_a_stranger_is_told_what_is_forbidden(terminal: Terminal, steady: str) -> None:
     terminal.space.kubectl("create", "serviceaccount", "stranger")
-
-    def token() -> str:
-        account = terminal.space.get("serviceaccount", "stranger")
-        secret = next((one["name"] for one in account.get("secrets") or []), "")
-        return (
-            kubectl("-n", terminal.space.name, "get", "secret", secret, "-o", "jsonpath={.data.token}")
-            if secret
-            else ""
-        )
-
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
-    config["users"][0]["user"] = {"token": base64.b64decode(until("a token", token)).decode()}
+    config["users"][0]["user"] = {"token": token_of("stranger", terminal.space.name)}
     path = terminal.place / "stranger"
     path.write_text(json.dumps(config))
     for words in (["get", "jobs"], ["delete", steady], ["submit", terminal.manifest(job("new", STAY))]):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.kube.space import Space, job, kubectl, master, new_space, training
+from tests.kube.space import Space, job, kubectl, master, new_space, token_of, training
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -101,7 +101,7 @@ def test_a_training_pod_can_do_nothing_at_the_api(spaces: tuple[Space, Space]) -
     pod = min(here.pods("same"))
     assert "No such file" in here.kubectl("exec", pod, "--", "sh", "-c", f"ls {ACCOUNT} 2>&1 || true")
     asked = [*everything(here, other), *masters_own(here)]
-    for token in ("", kubectl("-n", here.name, "create", "token", "default").strip()):
+    for token in ("", token_of("default", here.name)):
         allowed = {what for what, code in answers(here, pod, token, asked).items() if code not in (401, 403)}
         assert not allowed, "with a token of its account" if token else "without a token"
 
