@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kube.seeds import PATIENCE
-from tests.kube.space import IMAGE, KUBECONFIG, ROOT, Space, kubectl, new_space, run
+from tests.kube.space import IMAGE, JOBS, KUBECONFIG, ROOT, Space, in_the_way, kubectl, new_space, run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,12 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kubernetes() -> None:
-    """A cluster, and the CRDs of this checkout on it."""
+    """A cluster on which nobody works, and the CRDs of this checkout on it."""
     if os.environ.get("RESILE_KUBE_TESTS") != "1":
         pytest.skip("needs a cluster: make cluster, make test-kube")
     assert Path(KUBECONFIG).exists(), "the cluster is not up: run `make cluster`"
+    if why_not := in_the_way():
+        pytest.fail(why_not, pytrace=False)
     kubectl("apply", "-k", str(ROOT / "config/crd"))
-    kubectl("wait", "--for=condition=Established", "crd/elasticjobs.elastic.iml.github.io", "--timeout=30s")
+    kubectl("wait", "--for=condition=Established", f"crd/{JOBS}", "--timeout=30s")
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"
 DEADLINE = 60.0
 COMMAND_DEADLINE = 90.0
 GROUP = "elastic.iml.github.io/v1alpha1"
+JOBS = "elasticjobs.elastic.iml.github.io"
 
 
 def environment() -> dict[str, str]:
@@ -76,6 +77,35 @@ def _client() -> Iterator[Client]:
         yield client
     finally:
         client.close()
+
+
+def in_the_way() -> str:
+    """Why tests must not be run on this cluster, in one sentence; nothing if they may.
+
+    They deploy an operator that serves every namespace, and remove it, all jobs of `dlrover` and the PriorityClasses
+    afterwards. The cluster of hack/cluster is theirs; on another one that may be somebody's work.
+    """
+    if _is_ours():
+        return ""
+    found = kubectl("get", "deployments", "-A", "--field-selector=metadata.name=resile-operator", "-o", "name")
+    if found.strip():
+        return f"{KUBECONFIG}: an operator of resile is deployed there, which the tests would remove; they did nothing"
+    if kubectl("get", "crd", JOBS, "--ignore-not-found", "-o", "name").strip():
+        listed = json.loads(kubectl("get", JOBS, "-A", "-o", "json"))["items"]
+        names = [f"{one['metadata']['namespace']}/{one['metadata']['name']}" for one in listed]
+        if names:
+            return f"{KUBECONFIG}: there are ElasticJobs ({', '.join(names[:3])}), which the tests would disturb"
+    return ""
+
+
+def _is_ours() -> bool:
+    """Whether the cluster is the one that hack/cluster brings up."""
+    ours = STATE / "kubeconfig"
+    return ours.exists() and _server(KUBECONFIG) == _server(ours)
+
+
+def _server(path: str | Path) -> str:
+    return str(KubeConfig.from_file(path).get().cluster.server)
 
 
 def until(
