@@ -71,20 +71,23 @@ class _Reader:
             CommandError: the log of a pod that still runs could not be read for `PATIENCE`.
         """
         name, tail = pod["metadata"]["name"], None if whole else self._tail
-        last, heard = "", time.monotonic()
+        read, heard = Bookmark(), time.monotonic()
         while True:
-            since = int(time.monotonic() - heard) + MARGIN_SECONDS if last else None
+            again = read.reopen()
             lines = self._cluster.log(
-                name, container=main_container(pod), tail=None if last else tail, since=since, follow=True, stamps=True
+                name,
+                container=main_container(pod),
+                tail=None if again else tail,
+                since=int(time.monotonic() - heard) + MARGIN_SECONDS if again else None,
+                follow=True,
+                stamps=True,
             )
             problem: CommandError | None = None
             try:
                 async for line in lines:
-                    stamp, _, text = line.partition(" ")
                     heard = time.monotonic()
-                    if sortable(stamp) > last:
-                        last = sortable(stamp)
-                        self.show(name, text)
+                    if read.passes(line):
+                        self.show(name, line.partition(" ")[2])
                         sys.stdout.flush()
             except CommandError as error:
                 problem = error
@@ -102,6 +105,34 @@ class _Reader:
         elif self.prefix:
             line = f"[{pod}] {line}"
         sys.stdout.write(line + "\n")
+
+
+class Bookmark:
+    """How far a log with time stamps was read, so that reading on from a little before it repeats nothing.
+
+    Stamps alone do not say: what a container writes to stdout and what it writes to stderr are stamped by two who do
+    not wait for each other, so that equal and slightly older stamps come later. They only count after `reopen`.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._latest = ""
+        self._repeating = False
+
+    def reopen(self) -> bool:
+        """The log is read again from somewhere before the mark, which is the answer: whether there is one."""
+        self._repeating = bool(self._last)
+        return self._repeating
+
+    def passes(self, line: str) -> bool:
+        """Whether a line lies behind the mark; it is the mark from then on."""
+        stamp = sortable(line.partition(" ")[0])
+        if self._repeating and stamp <= self._latest:
+            self._repeating = line != self._last
+            return False
+        self._repeating = False
+        self._last, self._latest = line, max(self._latest, stamp)
+        return True
 
 
 async def _once(cluster: Cluster, reader: _Reader, job: Manifest, only: str) -> None:
