@@ -1,16 +1,18 @@
-"""Commands that wait for a cluster: no line of a log is lost or printed twice."""
+"""Commands that wait for a cluster: no line of a log is lost or printed twice, and no failure is waited out."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 
 from resile.cli.cluster import logs
-from resile.cli.cluster.connection import Cluster, Watch
+from resile.cli.cluster.connection import Cluster, Wanted, Watch
 from resile.cli.cluster.logs import Bookmark, _Reader
 from resile.cli.errors import CommandError
+from resile.platform.kubernetes import client as kube
 
 POD = {
     "metadata": {"name": "one-edljob-worker-0", "namespace": "red", "uid": "u0"},
@@ -80,3 +82,23 @@ async def test_a_followed_log_goes_on_behind_its_last_line(
     assert capsys.readouterr().out.splitlines() == TEXTS
     assert [how["tail"] for how in server.asked] == [100, None]
     assert [bool(how["since"]) for how in server.asked] == [False, True]
+
+
+class Surprised:
+    """A cluster whose watch fails after the list, in a way that nobody expects."""
+
+    async def changes(self, wanted: Wanted) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        yield "LISTED", {"items": []}
+        await asyncio.sleep(0)
+        raise RuntimeError("out of the blue")
+
+
+async def test_whoever_waits_for_news_hears_of_every_failure() -> None:
+    async def wait_for_news() -> None:
+        async with Watch(cast(Cluster, Surprised()), (Wanted(kube.PODS, "red"),)) as watching:
+            while True:
+                await watching.change(5.0)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="out of the blue"):
+            await wait_for_news()

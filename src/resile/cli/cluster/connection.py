@@ -317,7 +317,7 @@ class Watch:
         self._wanted = wanted
         self._found: dict[Kind, dict[str, Manifest]] = {}
         self._bell = asyncio.Event()
-        self._failed: CommandError | None = None
+        self._failed: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -370,7 +370,7 @@ class Watch:
                 else:
                     self._found[wanted.kind][thing["metadata"]["uid"]] = thing
                 self._bell.set()
-        except CommandError as error:
+        except Exception as error:  # a task that ended in silence would be waited for without end; `change` raises it
             self._failed = error
             self._bell.set()
 
