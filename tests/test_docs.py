@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from resile.operator.settings import TTL_ANNOTATION
+
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 
@@ -88,6 +90,32 @@ def test_every_guarantee_names_tests_that_exist() -> None:
         for name in named:
             path, _, test = name.partition("::")
             assert f"def {test}(" in (ROOT / path).read_text() if test else (ROOT / path).is_file(), name
+
+
+def test_every_decision_is_in_the_list_of_decisions() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"^\| \[(\d{4})\]\((\1-[^)]*\.md)\)", (folder / "README.md").read_text(), re.M)
+    assert [name for _, name in listed] == sorted(page.name for page in folder.glob("0*.md"))
+
+
+def test_every_folder_of_the_source_has_its_row_in_contributing() -> None:
+    table = re.findall(r"^\| ((?:`\w+`,? ?)+)\|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    named = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    assert named == {folder.parent.name for folder in (ROOT / "src/resile").glob("*/__init__.py")}
+
+
+def test_the_page_of_the_cluster_asks_for_what_its_check_asks_for() -> None:
+    checked = (ROOT / "hack/cluster/requirements.py").read_text()
+    memory, build, run = (
+        re.search(rf"^{name} = (\d+) \* GIB$", checked, re.M)[1]  # type: ignore[index]
+        for name in ("MEMORY", "DISK_TO_BUILD", "DISK_TO_RUN")
+    )
+    needs = f"{memory} GB of memory, {build} GB of disk while building and {run} GB after"
+    assert needs in (ROOT / "hack/cluster/README.md").read_text()
+
+
+def test_the_time_to_live_of_pods_is_spelled_as_the_operator_reads_it() -> None:
+    assert f"annotation `{TTL_ANNOTATION}`" in (ROOT / "docs/kubernetes.md").read_text()
 
 
 def test_no_page_has_a_placeholder() -> None:
