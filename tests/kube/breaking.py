@@ -24,8 +24,8 @@ def restart(part: str) -> None:
 @contextmanager
 def frozen(machine: str) -> Iterator[None]:
     """A machine that stands still, with all that runs on it."""
-    run(CLUSTER, "freeze", machine)
     try:
+        run(CLUSTER, "freeze", machine)
         yield
     finally:
         run(CLUSTER, "thaw", machine)
@@ -36,8 +36,9 @@ def frozen(machine: str) -> Iterator[None]:
 def without_kubelet(machine: str) -> Iterator[None]:
     """A machine whose kubelet is gone, while its containers run on."""
     kubelet = f"kubelet-{machine.rpartition('-')[2]}"
-    os.kill(int(json.loads((STATE / "processes" / f"{kubelet}.json").read_text())["pid"]), signal.SIGKILL)
+    pid = int(json.loads((STATE / "processes" / f"{kubelet}.json").read_text())["pid"])
     try:
+        os.kill(pid, signal.SIGKILL)
         yield
     finally:
         restart(kubelet)

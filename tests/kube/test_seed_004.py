@@ -51,17 +51,20 @@ def seat(deployed: None) -> Iterator[str]:
     found = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     nodes = [node["metadata"]["name"] for node in found if node["status"]["nodeInfo"]["kubeletVersion"]]
     path = "/status/capacity/" + name.replace("/", "~1")
-    for number, node in enumerate(nodes):
-        share = SEATS // len(nodes) + (number < SEATS % len(nodes))
-        patch_node(node, {"op": "add", "path": path, "value": str(share)})
-    until("the seats", lambda: sum(_seats(node, name) for node in nodes) == SEATS)
-    yield name
-    for node in nodes:
-        patch_node(node, {"op": "remove", "path": path})
+    try:
+        for number, node in enumerate(nodes):
+            share = SEATS // len(nodes) + (number < SEATS % len(nodes))
+            patch_node(node, {"op": "add", "path": path, "value": str(share)})
+        until("the seats", lambda: sum(int(_room(node, "allocatable").get(name, 0)) for node in nodes) == SEATS)
+        yield name
+    finally:
+        for node in nodes:
+            if name in _room(node, "capacity"):
+                patch_node(node, {"op": "remove", "path": path})
 
 
-def _seats(node: str, name: str) -> int:
-    return int(json.loads(kubectl("get", "node", node, "-o", "json"))["status"]["allocatable"].get(name, 0))
+def _room(node: str, kind: str) -> dict[str, str]:
+    return dict(json.loads(kubectl("get", "node", node, "-o", "json"))["status"][kind])
 
 
 def _example(file: str, seat: str, more: str) -> str:
