@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.seeds import PATIENCE
-from tests.kube.space import IMAGE, ROOT, environment, until
+from tests.kube.seeds import PATIENCE, pod_rows
+from tests.kube.space import IMAGE, ROOT, environment, kubectl, until
 
 PAGES = ("README.md", "docs/kubernetes.md")
 BLOCK = re.compile(r"^```bash cluster\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.S | re.M)
@@ -59,6 +59,12 @@ def followed(command: str, shown: str) -> bool:
     return done.returncode == 0 and (not shown or re.search(pattern(shown), done.stdout) is not None)
 
 
+def nothing_left() -> None:
+    """Both pages have a job of one name: no pod of the page before may be taken for one of this page."""
+    kubectl("-n", "dlrover", "delete", "scaleplan,elasticjob", "sample", "sample-plan", "--ignore-not-found")
+    until("the end of the pods of an earlier sample", lambda: not pod_rows("sample"), PATIENCE)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_line_of_the_page_does_what_it_says(page: str, deployed: None) -> None:
@@ -66,6 +72,7 @@ def test_every_line_of_the_page_does_what_it_says(page: str, deployed: None) -> 
     assert commands, f"{page} has no line for a cluster"
     if IMAGE != "resile:dev":
         pytest.skip("the page's jobs run resile:dev")
+    nothing_left()
     for command, shown in commands:
         until(f"`{command}` with\n{shown}", lambda command=command, shown=shown: followed(command, shown))
 

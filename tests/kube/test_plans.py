@@ -60,9 +60,10 @@ def requests(pod: dict[str, Any]) -> dict[str, str]:
     return dict(pod["spec"]["containers"][0].get("resources", {}).get("requests") or {})
 
 
-def conditions(space: Space) -> dict[str, str]:
+def condition(space: Space, kind: str) -> dict[str, str]:
+    """What the job's history says of a phase; nothing if it was never in it."""
     entries = (space.status("long").get("status") or {}).get("conditions") or []
-    return {entry["type"]: entry["reason"] for entry in entries}
+    return next((dict(entry) for entry in entries if entry["type"] == kind), {})
 
 
 def test_a_plan_gives_new_nodes_its_resources_and_leaves_the_others_as_they_are(two: Space) -> None:
@@ -79,7 +80,7 @@ def test_a_plan_gives_new_nodes_its_resources_and_leaves_the_others_as_they_are(
     assert all(requests(after[name]) == {} for name in before)
     two.until_members("long", 3)
     assert "scalePlan" not in two.until_status("long", phase="Running")
-    assert conditions(two)["Scaling"] == "JobScaling"
+    assert condition(two, "Scaling")["reason"] == "JobScaling"
 
 
 def test_plans_at_once_are_executed_in_order_and_a_created_node_gets_its_rank(two: Space) -> None:
@@ -187,8 +188,13 @@ def test_a_plan_ends_with_its_job(cluster: Space) -> None:
 
 
 def test_a_lost_node_makes_the_job_restart_until_it_trains_again(two: Space) -> None:
+    two.until_status("long", phase="Running")
+    before = condition(two, "Restarting").get("lastTransitionTime")
     victim = max(two.pods("long"))
     two.kubectl("delete", "pod", victim, "--wait=false")
-    two.until("the phase Restarting", lambda: conditions(two).get("Restarting") == "JobRestarting")
+    two.until("the phase Restarting", lambda: condition(two, "Restarting").get("lastTransitionTime") != before)
+    assert condition(two, "Restarting")["reason"] == "JobRestarting"
     two.until_members("long", 2)
     two.until_status("long", phase="Running")
+    assert condition(two, "Restarting")["status"] == "False"
+    assert victim not in two.pods("long")
