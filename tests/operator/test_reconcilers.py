@@ -320,3 +320,24 @@ async def test_only_nodes_that_run_are_stopped_when_no_master_will_come(stage: S
     await stage.look()
     assert set(stage.names("Pod")) == {"ended", MASTER, "stranger"}
     assert stage.jobs.shown[KEY]["status"]["message"].endswith("(the journal is damaged)")
+
+
+async def test_pods_are_deleted_a_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is renewed over the same connections."""
+    stage.submit(job("Running", "JobRunning"))
+    stage.pods.show(stage.cluster.put(POD, pod("Failed", exit_code=78)))
+    for number in range(100):
+        stage.cluster.put(POD, pod(uid=f"{number}", metadata={"name": f"worker-{number}"}))
+    under_way, most, delete = 0, 0, stage.cluster.delete
+
+    async def counted(*what: Any, **how: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await delete(*what, **how)
+        under_way -= 1
+
+    monkeypatch.setattr(stage.cluster, "delete", counted)
+    await stage.look()
+    assert stage.names("Pod") == [MASTER]
+    assert most == settings.DELETIONS

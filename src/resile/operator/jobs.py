@@ -6,9 +6,10 @@ news, and lead to another look.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -94,6 +95,7 @@ class Jobs:
         self._metrics = metrics
         self._clock = clock
         self._memories: dict[Key, _Memory] = {}
+        self._deletions = asyncio.Semaphore(settings.DELETIONS)
 
     async def look(self, key: Key) -> Seconds | None:
         """Do what a job needs; tells when to look again."""
@@ -235,15 +237,22 @@ class Jobs:
             for pod in await self._pods_of(job)
             if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
         ]
-        await together(*(self._cluster.delete(POD, namespace, name) for name in running if name != master))
+        await self._delete_pods(namespace, (name for name in running if name != master))
 
     async def _remove_pods(self, job: Object) -> None:
         namespace = job["metadata"]["namespace"]
         own = await self._pods_of(job)
-        await together(*(self._cluster.delete(POD, namespace, pod["metadata"]["name"]) for pod in own))
+        await self._delete_pods(namespace, (pod["metadata"]["name"] for pod in own))
         if own:
             sentence = f"removed {len(own)} pods: the job ended longer ago than its time to live"
             await tell(self._cluster, job, Reason.PODS_REMOVED, sentence, warning=False, now=self._clock())
+
+    async def _delete_pods(self, namespace: str, names: Iterable[str]) -> None:
+        async def delete(name: str) -> None:
+            async with self._deletions:
+                await self._cluster.delete(POD, namespace, name)
+
+        await together(*map(delete, names))
 
 
 def _waiting(job: Object) -> Phase | None:

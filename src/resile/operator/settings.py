@@ -27,6 +27,9 @@ to do so is the right to read all of them."""
 WORKERS = 8
 """Objects looked at concurrently: enough to hide the latency of requests, few enough to spare the API server."""
 
+DELETIONS = 16
+"""Pods deleted at a time: a job may have hundreds, and the renewal of the lease must not wait behind them."""
+
 LEASE_DURATION = Seconds(15.0)
 """How long a silent leader is believed to live."""
 RENEW_DEADLINE = Seconds(10.0)
