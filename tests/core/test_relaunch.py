@@ -250,6 +250,22 @@ def test_a_machine_that_fell_silent_gets_no_new_node_for_a_while():
     assert avoided(job) == [()]
 
 
+@pytest.mark.parametrize(("machines", "silent"), [(2, 2), (4, 2), (5, 3), (8, 8)])
+def test_no_machine_is_avoided_if_half_of_them_fell_silent_together(machines: int, silent: int):
+    job = on_machines(machines)
+    for number in range(silent):
+        job.does(ev.AgentSilent(node=key(number), seconds=2.0))
+    assert avoided(job) == [()]
+
+
+@pytest.mark.parametrize(("machines", "silent"), [(1, 1), (2, 1), (5, 2)])
+def test_a_single_machine_or_a_few_that_fell_silent_are_avoided(machines: int, silent: int):
+    job = on_machines(machines)
+    for number in range(silent):
+        job.does(ev.AgentSilent(node=key(number), seconds=2.0))
+    assert avoided(job) == [tuple(f"m{number}" for number in range(silent))]
+
+
 def test_a_machine_is_trusted_again_when_an_agent_speaks_from_it():
     job = on_machines(2)
     job.does(ev.AgentSilent(node=key(1), seconds=2.0))
@@ -277,7 +293,7 @@ def test_a_machine_whose_hardware_failed_is_avoided():
 
 
 def test_no_more_machines_are_avoided_than_fit_into_a_launch():
-    job = on_machines(MOST_SUSPECTS + 2)
+    job = on_machines(3 * MOST_SUSPECTS)
     for number in range(MOST_SUSPECTS + 1):
         job.does(ev.AgentSilent(node=key(number), seconds=2.0))
     assert len(avoided(job)[0]) == MOST_SUSPECTS

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import httpx2
+import msgspec
 import pytest
 from lightkube import ApiError, AsyncClient
 from lightkube.models.meta_v1 import Status
@@ -141,6 +142,18 @@ async def test_a_refusal_that_comes_before_anybody_listens_is_told_when_somebody
     listing.set()
     await starting
     assert [(seen.status, seen.end.reason) for seen in told] == [(NodeStatus.FAILED, "Invalid")]
+    await platform.close()
+
+
+async def test_a_pod_without_room_elsewhere_is_let_go_in_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tested, "NO_ROOM", 60.0)
+    api = FakeAPI()
+    spec = job()
+    hasty = msgspec.structs.replace(spec, timeouts=msgspec.structs.replace(spec.timeouts, pend=0.1))
+    platform = KubernetesPlatform(hasty, cast(AsyncClient, api))
+    avoiding = Launch(node=NODE, rank=Rank(1), replicas=3, avoid=("n1",))
+    platform._see(NODE, await api.create(tested.pod_manifest(spec, avoiding, "here:1")))
+    await until(lambda: len(api.made) == 2)
     await platform.close()
 
 

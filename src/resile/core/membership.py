@@ -101,9 +101,24 @@ def _launch_again(turn: Turn, node: Node) -> None:
             replicas=turn.state.targets.get(node.key.role, 0),
             relaunch_count=node.relaunch_count,
             resources=node.resources,
-            avoid=tuple(sorted(name for name, until in turn.state.suspects.items() if until > turn.now)),
+            avoid=_avoided(turn),
         )
     )
+
+
+def _avoided(turn: Turn) -> tuple[str, ...]:
+    """Machines that get nothing new now.
+
+    None of them, if they are several and half or more of those that the job uses: then it was rather the master's own
+    network that failed, and a job that keeps off all its machines finds room nowhere.
+    """
+    state = turn.state
+    silent = {name for name, until in state.suspects.items() if until > turn.now}
+    if len(silent) > 1:
+        used = silent.union(state.nodes[key].machine for key in turn.index.places.values()) - {""}
+        if 2 * len(silent) >= len(used):
+            return ()
+    return tuple(sorted(silent))
 
 
 def seen(turn: Turn, event: NodeSeen) -> None:

@@ -160,7 +160,7 @@ class KubernetesPlatform:
 
     async def _release(self, node: NodeKey, uid: str) -> None:
         """Let a pod that finds no room elsewhere have the machines that it avoids: it is made again under its name."""
-        await asyncio.sleep(NO_ROOM)
+        await asyncio.sleep(min(NO_ROOM, self._spec.timeouts.pend / 2))  # it must have the time to start then
         pod = self._pods.get(node)
         if pod is None or pod["metadata"]["uid"] != uid or not held_back(pod) or node in self._launching:
             return
