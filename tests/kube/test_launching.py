@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import pytest
 from lightkube import ApiError, AsyncClient
-from lightkube.models.meta_v1 import Status
+from lightkube.models.meta_v1 import Status, StatusDetails
 
 from resile.api.ids import NodeId, NodeKey, Rank
 from resile.api.reports import NodeStatus
@@ -51,6 +51,8 @@ class FakeAPI:
         return self.there
 
     async def delete(self, kind: Any, name: str, grace_period: int) -> None:
+        if self.there is None:
+            raise ApiError(status=Status(code=404, message="not found", details=StatusDetails(name=name)))
         self.there = None
         self.on_delete()
 
@@ -103,6 +105,22 @@ async def test_a_name_that_a_strangers_pod_holds_is_said() -> None:
     await until(lambda: told)
     assert told[-1].status is NodeStatus.PENDING
     assert "already exists" in told[-1].end.message
+    await platform.close()
+
+
+async def test_a_pod_that_was_deleted_before_it_was_there_is_removed_when_it_is_asked_for() -> None:
+    told: list[Observation] = []
+    api = FakeAPI()
+    platform = platform_on(api, told)
+    grace = job().timeouts.regroup_grace
+    platform.launch(LAUNCH)
+    platform.delete(NODE, grace)
+    await until(lambda: told)
+    assert told[-1].status is NodeStatus.DELETED
+    platform._see(NODE, await api.create(tested.pod_manifest(job(), LAUNCH, "here:1")))
+    assert told[-1].status is NodeStatus.STARTING
+    platform.delete(NODE, grace)
+    await until(lambda: api.there is None)
     await platform.close()
 
 

@@ -315,8 +315,11 @@ class KubernetesPlatform:
         self._told[seen.node] = seen
         if same and not again:
             return
+        ended = self._ended.setdefault(seen.node, asyncio.Event())
         if seen.status.ended:
-            self._ended.setdefault(seen.node, asyncio.Event()).set()
+            ended.set()
+        else:
+            ended.clear()  # if it was set: the pod was deleted before it was there
         self._observe(seen)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
