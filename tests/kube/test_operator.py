@@ -183,7 +183,7 @@ def test_a_job_of_the_same_name_gets_a_token_and_a_journal_of_its_own(operated: 
 
 def test_jobs_end_as_their_masters_do(operated: Space) -> None:
     operated.apply(
-        manifest("good", "exit 0"), manifest("bad", "echo no worker is left; exit 10"), manifest("lost", "exit 2")
+        manifest("good", "exit 0"), manifest("bad", "echo no worker is left; exit 10"), manifest("lost", "exit 78")
     )
     until("Succeeded", lambda: operated.status("good").get("phase") == "Succeeded")
     until("Failed", lambda: operated.status("bad").get("phase") == "Failed")
