@@ -1,12 +1,16 @@
-"""Commands that wait for a cluster: no line of a log is lost or printed twice, and no failure is waited out."""
+"""Commands that wait for a cluster: no line of a log is lost or printed twice, no failure is waited out."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
+from lightkube import AsyncClient
+from tests.scripted import answer, listed, scripted, thing, watched
 
 from resile.cli.cluster import logs
 from resile.cli.cluster.connection import Cluster, Wanted, Watch
@@ -82,6 +86,21 @@ async def test_a_followed_log_goes_on_behind_its_last_line(
     assert capsys.readouterr().out.splitlines() == TEXTS
     assert [how["tail"] for how in server.asked] == [100, None]
     assert [bool(how["since"]) for how in server.asked] == [False, True]
+
+
+@pytest.mark.parametrize("said", ["", json.dumps({"type": "ADDED", "object": thing("a", "2")})])
+async def test_a_server_that_closes_watches_at_once_is_asked_with_pauses(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(kube, "pause", lambda attempt: pauses.append(attempt) or 0.0)
+    async with scripted(listed("1"), *[answer(said)] * 5, watched(("ADDED", thing("b", "3")))) as server:
+        cluster = Cluster(AsyncClient(config=server.config, namespace="red"), server.config)
+        async with aclosing(cluster.changes(Wanted(kube.PODS, "red"))) as changes, asyncio.timeout(10):
+            while (await anext(changes))[1].get("metadata", {}).get("name") != "b":
+                pass
+        await cluster.close()
+    assert pauses == [1, 2, 3, 4, 5]
 
 
 class Surprised:
