@@ -177,8 +177,8 @@ def test_a_job_is_submitted_and_followed_to_its_good_end(terminal: Terminal) -> 
     assert any("RoundFormed      round 1 runs with" in line for line in story)
     assert "job short succeeded" in out
     assert re.fullmatch(r"10 steps in .*, goodput .*%", last)
-    nodes = terminal.out("get", "nodes", "short")
-    assert re.search(r"^short-edljob-worker-0 +0/1 +Completed", nodes, re.M)
+    ended = r"^short-edljob-worker-0 +0/1 +Completed"  # the kubelet says so a moment after the process has
+    until("the worker's end", lambda: re.search(ended, terminal.out("get", "nodes", "short"), re.M))
     assert re.search(r"^\[short-edljob-worker-1\] .*rank \d of 2 starts at step 0", terminal.out("logs", "short"), re.M)
     assert "is over (Succeeded) and will not run again" in terminal.refused(
         "submit", terminal.manifest(job("short", ""))
