@@ -252,6 +252,24 @@ async def test_only_one_leads_and_the_next_follows_when_it_resigns(cluster: Fake
         await until(waiting.done)
 
 
+async def test_a_renewal_that_was_cut_short_does_not_keep_the_leader_from_resigning(cluster: FakeCluster) -> None:
+    first = candidate(cluster, "one")
+    await first.win()
+    written = cluster.objects["Lease", "red", settings.LEASE]
+    cluster.put(LEASE, {**written, "spec": {**written["spec"], "renewTime": "later"}})  # its answer was never read
+    await first.resign()
+    assert cluster.objects["Lease", "red", settings.LEASE]["spec"]["holderIdentity"] == ""
+
+
+async def test_a_leader_whose_lease_was_taken_leaves_it_to_the_next(cluster: FakeCluster) -> None:
+    first = candidate(cluster, "one")
+    await first.win()
+    written = cluster.objects["Lease", "red", settings.LEASE]
+    cluster.put(LEASE, {**written, "spec": {**written["spec"], "holderIdentity": "two"}})
+    await first.resign()
+    assert cluster.objects["Lease", "red", settings.LEASE]["spec"]["holderIdentity"] == "two"
+
+
 async def test_a_silent_leader_is_followed_after_its_time_by_the_followers_own_clock(
     cluster: FakeCluster, quick: None
 ) -> None:

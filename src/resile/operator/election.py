@@ -74,11 +74,13 @@ class Election:
 
     async def resign(self) -> None:
         """Give the Lease back, so that nobody has to wait for its end."""
-        if self._lease is None or _spec(self._lease).get("holderIdentity") != self._identity:
-            return
         with contextlib.suppress(ClusterError, TimeoutError):
             async with asyncio.timeout(settings.RETRY_PERIOD):
-                await self._write(self._lease, holder="", duration=Seconds(1.0))
+                while _spec(self._lease).get("holderIdentity") == self._identity:
+                    if await self._write(self._lease, holder="", duration=Seconds(1.0)):
+                        return
+                    # A conflict: a renewal that was cut short by the end of this operator was written nevertheless.
+                    self._lease = await self._cluster.get(LEASE, self._namespace, settings.LEASE)
 
     async def _attempt(self) -> bool:
         """Take the Lease if nobody holds it, or if its holder has been silent for too long."""
