@@ -10,6 +10,9 @@ import pytest
 
 from tests.kube.space import Space, job, plan, training
 
+LEAVES = 180.0
+"""For a job whose name is taken by the pods of one before: those are given their grace, and the collector its time."""
+
 
 @pytest.fixture(scope="module")
 def long(cluster: Space) -> str:
@@ -111,6 +114,19 @@ def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Spa
     cluster.until("no pods", lambda: not cluster.pods(long))
     cluster.kubectl("patch", "elasticjob", long, "--type=merge", "-p", '{"spec": {"suspend": false}}')
     cluster.until_members(long, 2)
+
+
+def test_a_job_made_again_at_once_is_left_alone_by_the_master_of_the_one_before(cluster: Space) -> None:
+    again = job("again", training(100_000), 1)
+    cluster.apply(again)
+    cluster.until_members("again", 1)
+    cluster.kubectl("delete", "elasticjob", "again")
+    cluster.apply(again, plan("more", "again", replicaResourceSpecs={"worker": {"replicas": 2}}))
+    cluster.until_members("again", 2, LEAVES)
+    cluster.until("the plan's end", lambda: _phase(cluster, "more") == "Succeeded")
+    status = cluster.until_status("again", phase="Running")
+    assert "Failed" not in [entry["type"] for entry in status["status"]["conditions"]]
+    assert "completionTime" not in status["status"]
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,9 @@ async def _still_there(client: AsyncClient, job: Manifest) -> Manifest | None:
     while True:
         attempt += 1
         try:
-            found = cast(Manifest, await client.get(kube.JOBS, job["metadata"]["name"]))
-            same = found["metadata"]["uid"] == job["metadata"]["uid"]
-            return found if same and not found["metadata"].get("deletionTimestamp") else None
+            found = await kube.same(client, kube.JOBS, job["metadata"]["name"], job["metadata"]["uid"])
+            return found if found and not found["metadata"].get("deletionTimestamp") else None
         except kube.CannotReach as error:
-            if kube.absent(error):
-                return None
             log.warning("whether the job was deleted cannot be asked now: %s", kube.sentence(error))
         await asyncio.sleep(kube.pause(attempt))
 

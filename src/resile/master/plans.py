@@ -4,6 +4,9 @@ A plan goes Pending, Scaling, and then Succeeded or Failed with a reason and a s
 keeps the plans under way in the journal, so a master that comes back asks for every plan again that has no end yet and
 is told what became of it. Writing a status is tried as long as the plan is there; the wait is bounded, and nothing
 but plans waits for it.
+
+A plan names its job by name alone. One that is seen while this very job is there was made in its time and is the
+master's; one that is seen after the job is gone is left to the next job of that name.
 """
 
 from __future__ import annotations
@@ -183,10 +186,12 @@ class PlanWatch:
     async def _execute(self, plan: Manifest) -> None:
         try:
             read = read_manifest(plan)
-        except BadManifest as bad:
+        except BadManifest as bad:  # whichever job it is for
             await self._tell(plan, PlanPhase.FAILED, INVALID, "; ".join(str(mistake) for mistake in bad.mistakes))
             return
         if not isinstance(read, ScalePlan) or read.job != self._spec.name or read.scale_type is not ScaleType.MANUAL:
+            return
+        if not await self._job_is_there():
             return
         later = not_supported(read)
         if later:
@@ -203,6 +208,16 @@ class PlanWatch:
         if read.status.phase is not PlanPhase.SCALING:
             await self._tell(plan, PlanPhase.SCALING, "Scaling", "")
 
+    async def _job_is_there(self) -> bool:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await kube.same(self._client, kube.JOBS, self._spec.name, self._spec.uid) is not None
+            except kube.CannotReach as error:
+                log.warning("whether the job is still there cannot be asked now: %s", kube.sentence(error))
+            await asyncio.sleep(kube.pause(attempt))
+
     async def _tell_ends(self) -> None:
         ends = self._serving.shell.engine.state.plan_ends
         for uid, plan in list(self._open.items()):
@@ -216,11 +231,13 @@ class PlanWatch:
         """Write a plan's status, again and again until it is written or the plan is gone."""
         now = stamp(self._serving.shell.now)
         before = plan.get("status") or {}
-        status: Manifest = {"phase": phase.value, "reason": reason, "message": message or None}
-        status["createTime"] = before.get("createTime") or now
+        status: Manifest = {"createTime": now, **before, "phase": phase.value, "reason": reason}
+        status.pop("message", None)
+        if message:
+            status["message"] = message
         if phase in OVER:
             status["finishTime"] = now
-        plan["status"] = {**before, **status}
+        plan["status"] = status
         name = plan["metadata"]["name"]
         log.info("ScalePlan %s: %s%s", name, phase.value, f": {message}" if message else "")
         attempt = 0
@@ -230,13 +247,13 @@ class PlanWatch:
                 await self._client.patch(
                     kube.PLANS.Status,
                     name,
-                    {"metadata": {"uid": plan["metadata"]["uid"]}, "status": status},
-                    patch_type=PatchType.MERGE,
+                    kube.new_status(plan["metadata"]["uid"], status),
+                    patch_type=PatchType.JSON,
                     namespace=self._spec.namespace,
                 )
                 return
             except kube.CannotReach as error:
-                if kube.code_of(error) in (kube.NOT_FOUND, kube.CONFLICT, kube.INVALID):
+                if kube.absent(error) or kube.code_of(error) == kube.INVALID:
                     return  # it is gone, and perhaps another one of its name is there
                 log.warning("the status of ScalePlan %s cannot be written: %s", name, kube.sentence(error))
             await asyncio.sleep(kube.pause(attempt))

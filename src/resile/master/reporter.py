@@ -2,6 +2,7 @@
 
 Both are for people and programs that look; nothing is decided by them, so a server that does not answer delays them and
 nothing else. What changes is written within a second, steps alone every ten. Events are bounded in number and rate.
+A status is written to this very job alone: once that is gone, a later one of its name is another master's.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Reporter:
         self._serving = serving
         self._hindrance = hindrance
         self._written: dict[str, Any] = {}
+        self._gone = False
+        """The job is not there any more, which is for ever."""
         self._steps_at = 0.0
         self._changed = asyncio.Event()
         self._changed.set()
@@ -135,6 +138,8 @@ class Reporter:
             await asyncio.sleep(STATUS_SECONDS)
 
     async def _write_status(self, *, steps: bool) -> None:
+        if self._gone:
+            return
         shell = self._serving.shell
         wanted = status_of(shell.engine.state, shell.now, self._written, self._generation, self._hindrance)
         if not shell.engine.state.phase.over:
@@ -146,16 +151,27 @@ class Reporter:
             await self._client.patch(
                 kube.JOBS.Status,
                 self._spec.name,
-                {"status": patch},
-                patch_type=PatchType.MERGE,
+                kube.new_status(self._spec.uid, wanted),
+                patch_type=PatchType.JSON,
                 namespace=self._spec.namespace,
             )
         except kube.CannotReach as error:
+            if kube.code_of(error) in (kube.NOT_FOUND, kube.INVALID) and await self._is_gone():
+                self._gone = True
+                log.info("the job is gone, and its status is not written any more")
+                return
             log.warning("the status of the job cannot be written now: %s", kube.sentence(error))
             self._changed.set()
             return
         self._written = wanted
         self._steps_at = asyncio.get_running_loop().time()
+
+    async def _is_gone(self) -> bool:
+        """Whether that is sure."""
+        try:
+            return await kube.same(self._client, kube.JOBS, self._spec.name, self._spec.uid) is None
+        except kube.CannotReach:
+            return False
 
     def _complaint(self) -> dict[str, str]:
         """What is wrong with the job besides its nodes, as a reason and a message; nothing if nothing is."""

@@ -97,6 +97,32 @@ def absent(error: BaseException) -> bool:
     return error.status.details is not None and bool(error.status.details.name)
 
 
+async def same(client: AsyncClient, kind: Kind, name: str, uid: str) -> Manifest | None:
+    """The object of this name, if it is this very one; None if it is gone, though another may have its name by now.
+
+    Raises:
+        CannotReach: that cannot be said now.
+    """
+    try:
+        found = cast(Manifest, await client.get(kind, name))
+    except ApiError as error:
+        if absent(error):
+            return None
+        raise
+    return found if found["metadata"]["uid"] == uid else None
+
+
+def new_status(uid: str, status: Manifest) -> list[Manifest]:
+    """The JSON patch that replaces the status of this very object, and is refused (`INVALID`) by another of its name.
+
+    A merge patch is no guard: of a custom resource's status the server passes over a uid that is not the object's.
+    """
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status", "value": status},
+    ]
+
+
 def sentence(error: BaseException) -> str:
     """What went wrong, in one line."""
     if code_of(error):

@@ -1,0 +1,152 @@
+"""A master writes for its own job alone, not for a later one of the same name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from lightkube import AsyncClient
+
+from resile.api.job import JobSpec, RoleSpec
+from resile.core.engine import Engine
+from resile.core.events import PlanWanted, Started, StopWanted
+from resile.core.state import new_state
+from resile.master.app import Serving
+from resile.master.plans import PlanWatch
+from resile.master.reporter import Reporter
+from resile.platform.kubernetes import client as kube
+from tests.kube.space import plan
+from tests.master.fakeapi import FakeAsyncApi, Object, refusal
+
+
+class Master:
+    """As much of a master as its companions look at; wishes are answered by `answers`, in order."""
+
+    def __init__(self, api: FakeAsyncApi, uid: str) -> None:
+        self.spec = JobSpec(name="j", namespace="red", uid=uid, roles={"worker": RoleSpec(replicas=2)})
+        self.client = cast(AsyncClient, api)
+        self.engine = Engine(new_state(self.spec, 0.0))
+        self.engine.handle(Started(), 1.0)
+        self.asked: list[Any] = []
+        self.answers: list[str] = []
+        shell = SimpleNamespace(
+            engine=self.engine, now=5.0, trouble=None, after_turn=lambda: None, submit=self.asked.append
+        )
+        executor = SimpleNamespace(noted=lambda _: None)
+        self.serving = cast(Serving, SimpleNamespace(shell=shell, asks=_Asks(self), executor=executor, fresh=False))
+
+    def stopped(self) -> None:
+        self.engine.handle(StopWanted(because="the job was deleted"), 4.0)
+
+
+class _Asks:
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    async def wish(self, event: PlanWanted) -> str:
+        self._master.asked.append(event)
+        return self._master.answers.pop(0)
+
+
+@pytest.fixture
+def api() -> FakeAsyncApi:
+    return FakeAsyncApi()
+
+
+def status(api: FakeAsyncApi, kind: kube.Kind = kube.JOBS, name: str = "j") -> Object:
+    return dict(api.objects[kind.__name__, name].get("status") or {})
+
+
+# the status of the job ------------------------------------------------------------------------------------------
+
+
+def reporter(api: FakeAsyncApi) -> tuple[Master, Reporter]:
+    found = api.put(kube.JOBS, "j")
+    master = Master(api, found["metadata"]["uid"])
+    return master, Reporter(master.spec, master.client, master.serving, found, lambda _: "")
+
+
+async def test_the_status_of_the_job_is_written_whoever_changed_it_meanwhile(api: FakeAsyncApi) -> None:
+    master, reporter_ = reporter(api)
+    await reporter_._write_status(steps=True)
+    assert status(api)["phase"] == "Pending"
+    api.objects["ElasticJob", "j"]["metadata"]["resourceVersion"] = "77"
+    master.stopped()
+    await reporter_._write_status(steps=True)
+    assert (status(api)["phase"], status(api)["message"]) == ("Failed", "the job was deleted")
+
+
+async def test_the_master_of_a_deleted_job_leaves_the_next_one_of_its_name_alone_for_good(api: FakeAsyncApi) -> None:
+    master, reporter_ = reporter(api)
+    await reporter_._write_status(steps=True)
+    master.stopped()
+    api.put(kube.JOBS, "j")
+    await reporter_._write_status(steps=True)
+    assert status(api) == {}
+    tried = api.patches
+    await reporter_._write_status(steps=True)
+    assert api.patches == tried
+
+
+async def test_the_absence_of_the_job_is_final(api: FakeAsyncApi) -> None:
+    master, reporter_ = reporter(api)
+    api.drop(kube.JOBS, "j")
+    await reporter_._write_status(steps=True)
+    api.put(kube.JOBS, "j", metadata={"uid": master.spec.uid})
+    await reporter_._write_status(steps=True)
+    assert status(api) == {}
+
+
+async def test_a_server_that_says_no_without_knowing_is_asked_again(api: FakeAsyncApi) -> None:
+    _, reporter_ = reporter(api)
+
+    def refuse(_: str) -> None:
+        raise refusal(kube.NOT_FOUND, "")
+
+    api.before = refuse
+    await reporter_._write_status(steps=True)
+    api.before = lambda _: None
+    await reporter_._write_status(steps=True)
+    assert status(api)["phase"] == "Pending"
+
+
+# plans ----------------------------------------------------------------------------------------------------------
+
+
+def planned(api: FakeAsyncApi, name: str = "p") -> Object:
+    made = plan(name, "j", replicaResourceSpecs={"worker": {"replicas": 3}})
+    return api.put(kube.PLANS, name, **made)
+
+
+async def test_a_plan_is_told_how_far_it_is(api: FakeAsyncApi) -> None:
+    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+    master.answers = ["the job is suspended; resume it first"]
+    await PlanWatch(master.spec, master.client, master.serving)._execute(planned(api))
+    assert status(api, kube.PLANS, "p") == {
+        "phase": "Failed",
+        "reason": "Refused",
+        "message": "the job is suspended; resume it first",
+        "createTime": "1970-01-01T00:00:05Z",
+        "finishTime": "1970-01-01T00:00:05Z",
+    }
+
+
+async def test_a_plan_that_comes_after_the_job_was_deleted_is_left_to_the_next_of_its_name(api: FakeAsyncApi) -> None:
+    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+    watch = PlanWatch(master.spec, master.client, master.serving)
+    api.drop(kube.JOBS, "j")
+    await watch._execute(planned(api, "early"))
+    api.put(kube.JOBS, "j")
+    await watch._execute(planned(api, "late"))
+    assert master.asked == []
+    assert (status(api, kube.PLANS, "early"), status(api, kube.PLANS, "late")) == ({}, {})
+
+
+async def test_another_plan_of_the_same_name_is_not_told_the_end_of_the_first(api: FakeAsyncApi) -> None:
+    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+    master.answers = ["no"]
+    first = planned(api)
+    planned(api)
+    await PlanWatch(master.spec, master.client, master.serving)._execute(first)
+    assert status(api, kube.PLANS, "p") == {}
