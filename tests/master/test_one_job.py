@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from lightkube import AsyncClient
 
 from resile.api.job import JobSpec, RoleSpec
+from resile.core.decisions import Reply
 from resile.core.engine import Engine
 from resile.core.events import PlanWanted, Started, StopWanted
-from resile.core.state import new_state
+from resile.core.state import MAX_PLAN_ENDS, new_state
 from resile.master.app import Serving
 from resile.master.plans import PlanWatch
 from resile.master.reporter import Reporter
 from resile.platform.kubernetes import client as kube
+from tests.core.given import running
 from tests.kube.space import plan
 from tests.master.fakeapi import FakeAsyncApi, Object, refusal
 
@@ -150,3 +154,47 @@ async def test_another_plan_of_the_same_name_is_not_told_the_end_of_the_first(ap
     planned(api)
     await PlanWatch(master.spec, master.client, master.serving)._execute(first)
     assert status(api, kube.PLANS, "p") == {}
+
+
+class Core:
+    """A job that trains, and the answers of its real core."""
+
+    def __init__(self, master: Master) -> None:
+        self.job = running(2)
+        master.serving.shell.engine = self.job.engine
+        self.shell = master.serving.shell
+        master.serving.asks.wish = self._wish  # type: ignore[method-assign]
+
+    async def _wish(self, event: PlanWanted) -> str:
+        self.job.does(msgspec.structs.replace(event, request=9))
+        (reply,) = self.job.said(Reply)
+        return str(reply.error)
+
+
+async def rest(api: FakeAsyncApi) -> None:
+    """Until nothing is written any more."""
+    before = -1
+    while before != api.patches:
+        before = api.patches
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "end"),
+    [({"replicaResourceSpecs": {"worker": {"replicas": 2}}}, "Succeeded"), ({"createPods": [{}]}, "Failed")],
+)
+async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeAsyncApi, wish: Object, end: str) -> None:
+    """Some are done at once; others wait for nodes, and end all together when the job does."""
+    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+    core = Core(master)
+    watch = PlanWatch(master.spec, master.client, master.serving)
+    names = [f"p{number}" for number in range(MAX_PLAN_ENDS + 50)]
+    watch._listed([api.put(kube.PLANS, name, **plan(name, "j", **wish)) for name in names])
+    work = asyncio.create_task(watch._work())
+    await rest(api)
+    core.job.does(StopWanted(because="enough"))
+    core.shell.after_turn()
+    await rest(api)
+    work.cancel()
+    assert {status(api, kube.PLANS, name).get("phase") for name in names} == {end}

@@ -27,6 +27,7 @@ from resile.api.podtemplate import is_gpu, read_resources
 from resile.api.reports import NodeResources
 from resile.api.scaleplan import PlanPhase, PodMeta, ScalePlan, ScaleType
 from resile.core.events import Move, NodeWish, PlanDropped, PlanWanted, RoleWish
+from resile.core.state import MAX_PLAN_ENDS
 from resile.master.app import Serving
 from resile.master.job_status import stamp
 from resile.platform.kubernetes import client as kube
@@ -176,12 +177,14 @@ class PlanWatch:
     # what is done ---------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        """Take plans, never more than the core remembers the ends of: one forgotten untold would be executed again."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self._new:
-                await self._execute(self._new.pop(0))
             await self._tell_ends()
+            while self._new and len(self._open) < MAX_PLAN_ENDS:
+                await self._execute(self._new.pop(0))
+                await self._tell_ends()
 
     async def _execute(self, plan: Manifest) -> None:
         try:
