@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from resile.api.ids import NodeId, NodeKey
@@ -79,6 +80,12 @@ def test_a_patch_holds_what_changed_and_removes_what_went() -> None:
     before = {"a": 1, "deep": {"x": 1, "y": 2}, "gone": True}
     assert difference(before, {"a": 1, "deep": {"x": 1, "y": 3}}) == {"deep": {"y": 3}, "gone": None}
     assert difference(before, before) == {}
+
+
+def test_a_status_that_comes_back_from_the_server_as_it_was_written_is_not_written_again() -> None:
+    told = status(started())
+    back = json.loads(json.dumps(told))
+    assert difference(back, status(started(), before=back)) == {}
 
 
 def test_a_condition_that_this_version_does_not_know_is_left_out() -> None:

@@ -75,8 +75,7 @@ def status_of(
         last_failure=_last_failure(state),
         observed_generation=generation,
     )
-    plain: Plain = msgspec.to_builtins(status)
-    return plain
+    return msgspec.json.decode(msgspec.json.encode(status), type=Plain)  # lists, as the server's: `difference` compares
 
 
 def difference(before: Plain, after: Plain) -> Plain:
