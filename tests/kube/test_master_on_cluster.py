@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
+from lightkube import ApiError
+from lightkube.types import PatchType
 
-from tests.kube.space import Space, job, plan, training
+from resile.platform.kubernetes import client as kube
+from tests.kube.space import KUBECONFIG, Space, job, plan, training
 
 LEAVES = 180.0
 """For a job whose name is taken by the pods of one before: those are given their grace, and the collector its time."""
@@ -116,14 +120,39 @@ def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Spa
     cluster.until_members(long, 2)
 
 
+@pytest.mark.parametrize("kind", [kube.JOBS, kube.PLANS], ids=["job", "plan"])
+def test_a_status_meant_for_an_earlier_object_of_the_same_name_is_refused(
+    space: Space, kind: kube.Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job("same", "true") if kind is kube.JOBS else plan("same", "none", removePods=[{"type": "worker", "id": 0}])
+
+    def write(uid: str) -> None:
+        client.patch(kind.Status, "same", kube.new_status(uid, {"phase": "Failed"}), patch_type=PatchType.JSON)
+
+    monkeypatch.setenv("KUBECONFIG", KUBECONFIG)
+    with closing(kube.sync_client(space.name)) as client:
+        space.apply(made)
+        earlier = space.uid(made["kind"], "same")
+        write(earlier)
+        assert space.status("same", made["kind"]) == {"phase": "Failed"}
+        space.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(made))
+        with pytest.raises(ApiError) as refused:
+            write(earlier)
+        assert kube.code_of(refused.value) == kube.INVALID
+        assert space.status("same", made["kind"]) == {}
+        space.kubectl("delete", made["kind"], "same")
+        with pytest.raises(ApiError) as refused:
+            write(earlier)
+        assert kube.absent(refused.value)
+
+
 def test_a_job_made_again_at_once_is_left_alone_by_the_master_of_the_one_before(cluster: Space) -> None:
-    again = job("again", training(100_000), 1)
+    again = job("again", "sleep 1000", 1)
     cluster.apply(again)
-    cluster.until_members("again", 1)
-    cluster.kubectl("delete", "elasticjob", "again")
-    cluster.apply(again, plan("more", "again", replicaResourceSpecs={"worker": {"replicas": 2}}))
-    cluster.until_members("again", 2, LEAVES)
-    cluster.until("the plan's end", lambda: _phase(cluster, "more") == "Succeeded")
+    cluster.until_status("again", phase="Running")
+    cluster.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(again))
+    cluster.apply(plan("more", "again", replicaResourceSpecs={"worker": {"replicas": 2}}))
+    cluster.until("the plan's end", lambda: _phase(cluster, "more") == "Succeeded", LEAVES)
     status = cluster.until_status("again", phase="Running")
     assert "Failed" not in [entry["type"] for entry in status["status"]["conditions"]]
     assert "completionTime" not in status["status"]
