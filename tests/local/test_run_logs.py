@@ -89,7 +89,7 @@ def test_an_agent_whose_console_is_not_read_is_not_taken_for_lost(runs: Runs) ->
         f"--rdzv-endpoint=127.0.0.1:{runs.port}",
         "--rdzv-conf=last_call_timeout=0.1",
         "--max-restarts=100",
-        runs.script("from probe import *\nnote('start', round=1)\nprint('x' * 300_000, flush=True)\nnote('through')\n"),
+        runs.script("from probe import *\nnote('start', round=1)\nprint('x' * 3_000_000, flush=True)\nnote('through')\n"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -104,5 +104,5 @@ def test_an_agent_whose_console_is_not_read_is_not_taken_for_lost(runs: Runs) ->
     assert runs.master() == master
     assert stuck.process.stdout is not None
     said = stuck.process.stdout.read()
-    assert said.count(b"x") >= 300_000
+    assert said.count(b"x") >= 3_000_000
     assert stuck.wait() == 0
