@@ -75,7 +75,7 @@ def _example(file: str, seat: str, more: str) -> str:
     manifest = yaml.safe_load((MNIST / file).read_text())
     container = manifest["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["containers"][0]
     container["command"][-1] = container["command"][-1].replace("--num_epochs 5", more)
-    container["resources"]["requests"].update({"cpu": "100m", "memory": "512Mi", seat: "1"})
+    container["resources"]["requests"].update({"cpu": "500m", "memory": "512Mi", seat: "1"})
     container["resources"]["limits"].update({"cpu": "2", seat: "1"})
     return json.dumps(manifest)
 
