@@ -77,7 +77,7 @@ def test_fifty_megabytes_pass(runs: Runs) -> None:
 
 
 def test_a_long_line_without_an_end_passes_too(runs: Runs) -> None:
-    run = runs.run(runs.script("import sys\nsys.stdout.write('x' * 3_000_000)\nsys.stdout.flush()\n"))
+    run = runs.run(runs.script("import sys\nsys.stdout.write('x' * 3000000)\nsys.stdout.flush()\n"))
     assert run.process.returncode == 0
     assert run.out == "x" * 3_000_000
 
@@ -89,7 +89,7 @@ def test_an_agent_whose_console_is_not_read_is_not_taken_for_lost(runs: Runs) ->
         f"--rdzv-endpoint=127.0.0.1:{runs.port}",
         "--rdzv-conf=last_call_timeout=0.1",
         "--max-restarts=100",
-        runs.script("from probe import *\nnote('start', round=1)\nprint('x' * 3_000_000, flush=True)\nnote('through')\n"),
+        runs.script("from probe import *\nnote('start', round=1)\nprint('x' * 3000000, flush=True)\nnote('through')\n"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
