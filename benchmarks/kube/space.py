@@ -143,15 +143,19 @@ class Space:
 
     def remove_jobs(self) -> None:
         """All jobs and pods of this space, by force: nobody else removes what is on a Node object without kubelet."""
-        # Jobs first, or masters would replace the pods; not by kubectl, which would take 40 s for 200 of them.
-        self.client.deletecollection(Jobs, namespace=self.name)
 
         def gone() -> bool:
+            # Jobs first, or masters would replace the pods; not by kubectl, which would take 40 s for 200 of them. The
+            # server answers only when all are deleted, which for 200 takes longer than one call may: so ask again.
             with contextlib.suppress(*kube.CannotReach):
+                self.client.deletecollection(Jobs, namespace=self.name)
                 self.client.deletecollection(Pod, namespace=self.name, grace_period=0)
-            return not any(True for _ in self.client.list(kube.PODS, namespace=self.name))
+                return not any(
+                    True for kind in (kube.JOBS, kube.PODS) for _ in self.client.list(kind, namespace=self.name)
+                )
+            return False
 
-        wait_for("the removal of the pods", gone, every=0.2)
+        wait_for("the removal of jobs and pods", gone, every=0.2)
 
     def _remove(self) -> None:
         say(f"removing {self.name}")
