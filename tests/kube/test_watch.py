@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -110,3 +112,23 @@ async def test_an_object_is_absent_only_if_the_server_names_it() -> None:
                 await client.get(kube.PODS, "a")
             await client.close()
             assert kube.absent(raised.value) is expected
+
+
+async def test_a_server_that_closes_watches_at_once_is_asked_with_pauses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(kube, "pause", lambda attempt: pauses.append(attempt) or 0.0)
+    async with scripted(*[answer("")] * 4, watched(FIRST)) as server, asyncio.timeout(DEADLINE):
+        config = {
+            "clusters": [{"name": "one", "cluster": {"server": server.config.cluster.server}}],
+            "contexts": [{"name": "one", "context": {"cluster": "one", "user": "me"}}],
+            "users": [{"name": "me", "user": {}}],
+            "current-context": "one",
+        }
+        (tmp_path / "config").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        client = kube.async_client("red")
+        assert (await anext(kube.follow(client, kube.PODS, "1")))[0] == "ADDED"
+        await client.close()
+    assert pauses == [1, 2, 3, 4]

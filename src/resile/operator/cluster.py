@@ -21,6 +21,7 @@ from lightkube.types import PatchType
 from resile.api import elasticjob, scaleplan
 from resile.api.metadata import GROUP, VERSION
 from resile.operator import settings
+from resile.platform.kubernetes.client import pace_watches
 
 Object = dict[str, Any]
 Kind = type[GenericNamespacedResource]
@@ -85,9 +86,11 @@ class Cluster:
         try:
             config = KubeConfig.from_env().get()
             timeout = httpx2.Timeout(settings.REQUEST)
-            return cls(AsyncClient(config=config, timeout=timeout, field_manager=settings.FIELD_MANAGER))
+            client = AsyncClient(config=config, timeout=timeout, field_manager=settings.FIELD_MANAGER)
         except (ConfigError, OSError, ValueError, AssertionError) as error:
             raise NoCluster(str(error) or "the cluster's configuration cannot be read") from error
+        pace_watches(client)
+        return cls(client)
 
     @property
     def namespace(self) -> str:

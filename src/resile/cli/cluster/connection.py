@@ -39,8 +39,6 @@ PATIENCE = 60.0
 """Seconds without an answer after which a command that waits gives up."""
 IDLE_SECONDS = 60.0
 """A watch that says nothing for so long is opened again, in case its connection is dead and nobody told."""
-BRIEF_SECONDS = 1.0
-"""A watch that ends earlier was refused without a word; the next one waits."""
 UNAUTHORIZED = 401
 INSTALL = "`make deploy`, or `resile manifests | kubectl apply -f -`, installs resile there"
 
@@ -128,7 +126,7 @@ class Cluster:
 
     def __init__(self, client: AsyncClient, config: SingleConfig) -> None:
         self._client = client
-        _pace_watches(client)
+        kube.pace_watches(client)
         self.namespace = str(client.namespace)
         self.name = config.context_name
         self.server = config.cluster.server
@@ -304,28 +302,6 @@ class Cluster:
         if code == kube.NOT_FOUND and ours and not _names_object(error):
             return CommandError(f"the cluster (context {self.name}) knows no {elasticjob.KIND}; {INSTALL}")
         return CommandError(f"the cluster refuses: {words}")
-
-
-def _pace_watches(client: AsyncClient) -> None:
-    """Have pauses made between watches that end as soon as they are opened.
-
-    lightkube itself opens a watch again when the server closes it without an error, at once and without end. It offers
-    no say in that, so its HTTP client is asked: before each request that client calls its hooks.
-    """
-    opened: dict[str, tuple[float, int]] = {}
-
-    async def wait(request: httpx2.Request) -> None:
-        if "watch" not in request.url.params:
-            return
-        which = str(request.url.copy_remove_param("resourceVersion"))
-        last, brief = opened.get(which, (-BRIEF_SECONDS, 0))
-        brief = brief + 1 if time.monotonic() - last < BRIEF_SECONDS else 0
-        if brief:
-            await asyncio.sleep(kube.pause(brief))
-        opened[which] = time.monotonic(), brief
-
-    http = cast(Any, client)._client._client
-    http.event_hooks = {**http.event_hooks, "request": [*http.event_hooks["request"], wait]}
 
 
 def _names_object(error: BaseException) -> bool:

@@ -2,14 +2,15 @@
 
 Objects are sent and read as they are, not through typed models: a template may hold fields newer than any model. A
 watch never ends: it is opened again at once when the server ends it, from a fresh list when its place is lost or what
-came made no sense, and after a pause that grows, up to a bound, while the server does not answer or answers no. Its
-place moves on only with what was passed on, so no change is lost.
+came made no sense, and after a pause that grows, up to a bound, while the server does not answer, answers no, or ends
+every watch as soon as it is opened. Its place moves on only with what was passed on, so no change is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
@@ -56,6 +57,8 @@ IDLE_SECONDS = Seconds(60.0)
 """A watch that says nothing for so long is opened again, in case its connection is dead and nobody told."""
 FIRST_PAUSE, LONGEST_PAUSE = Seconds(0.1), Seconds(5.0)
 """Between attempts to reach a server that does not answer."""
+BRIEF_SECONDS = Seconds(1.0)
+"""A watch that ends earlier was refused without a word; the next one waits."""
 
 OddAnswer = (KeyError, ValueError, TypeError, AttributeError, NotReadyError)
 """What lightkube raises over an answer that is not the API server's: of a proxy, or of a server that is starting up."""
@@ -72,7 +75,31 @@ def async_client(namespace: str) -> AsyncClient:
     Raises:
         ConfigError: neither is there.
     """
-    return AsyncClient(namespace=namespace, timeout=httpx2.Timeout(CALL_SECONDS), field_manager="resile-master")
+    client = AsyncClient(namespace=namespace, timeout=httpx2.Timeout(CALL_SECONDS), field_manager="resile-master")
+    pace_watches(client)
+    return client
+
+
+def pace_watches(client: AsyncClient) -> None:
+    """Have pauses made between watches that end as soon as they are opened.
+
+    lightkube itself opens a watch again when the server closes it without an error, at once and without end. It offers
+    no say in that, so its HTTP client is asked: before each request that client calls its hooks.
+    """
+    opened: dict[str, tuple[float, int]] = {}
+
+    async def wait(request: httpx2.Request) -> None:
+        if "watch" not in request.url.params:
+            return
+        which = str(request.url.copy_remove_param("resourceVersion"))
+        last, brief = opened.get(which, (-BRIEF_SECONDS, 0))
+        brief = brief + 1 if time.monotonic() - last < BRIEF_SECONDS else 0
+        if brief:
+            await asyncio.sleep(pause(brief))
+        opened[which] = time.monotonic(), brief
+
+    http = cast(Any, client)._client._client
+    http.event_hooks = {**http.event_hooks, "request": [*http.event_hooks["request"], wait]}
 
 
 def sync_client(namespace: str) -> Client:
@@ -176,10 +203,6 @@ async def follow(
                     yield change, thing
         except TimeoutError:
             failures = 0  # it was well, and nothing happened
-            continue
-        except StopAsyncIteration:
-            failures += 1
-            await asyncio.sleep(pause(failures))
             continue
         except CannotReach as error:
             failures += 1
