@@ -120,8 +120,9 @@ def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
     assert re.search(
         r"^Last failure \(first of round 1\):\n  on worker-1 .* signal 9", bench.out("describe", "steady"), re.MULTILINE
     )
-    said = bench.out("chaos", "kill-process", "steady", "--rank", "0").splitlines()
-    assert re.fullmatch(r"noticed after \d.*s, next step after \d.*s", said[1])
+    for strike in (["kill-process", "steady", "--rank", "0"], ["freeze-node", "steady", "worker-0"]):
+        said = bench.out("chaos", *strike).splitlines()
+        assert re.fullmatch(r"noticed after \d.*s, next step after \d.*s", said[1])
     assert len(bench.out("chaos", "kill-process", "steady", "--rank", "0", "--no-wait").splitlines()) == 1
     back = bench.out("chaos", "kill-master", "steady").splitlines()[-1]
     assert re.fullmatch(r"the master was back after \d.*s", back)

@@ -150,11 +150,17 @@ def test_what_a_cluster_refuses_is_one_sentence(
 def test_a_configuration_that_cannot_be_used_costs_one_sentence(bench: Workbench) -> None:
     good = kubeconfig(bench.place / "good", "https://127.0.0.1:1")
     broken = bench.place / "broken"
-    for text in ("", "[", "clusters: 3", "contexts: []", '{"clusters": [], "contexts": []}'):
+    unusable, malformed = "the cluster's configuration cannot be used", f"{broken} is no kubeconfig file"
+    for text, said in {
+        "": malformed,
+        "some words": malformed,
+        "[": unusable,
+        "clusters: 3": malformed,
+        "contexts: []": malformed,
+        '{"clusters": [], "contexts": []}': unusable,
+    }.items():
         broken.write_text(text)
-        assert "the cluster's configuration cannot be used" in bench.refused(
-            "get", "jobs", "--kubeconfig", str(broken)
-        ), text
+        assert said in bench.refused("get", "jobs", "--kubeconfig", str(broken)), text
     assert "there is no context 'lob' in" in bench.refused("get", "jobs", "--kubeconfig", good, "--context", "lob")
     assert "does not exist; set KUBECONFIG" in bench.refused("get", "jobs", "--kubeconfig", str(bench.place / "none"))
     assert "--local means this machine" in bench.refused("get", "jobs", "--local", "--context", "lab", code=2)

@@ -66,10 +66,14 @@ def kill_node(job: str, node: str, place: Place, wait: bool, output: str) -> Non
 @click.argument("job")
 @click.argument("node")
 @namespace_option
+@wait_option
 @output_option("table", "json")
-def freeze_node(job: str, node: str, namespace: str | None, output: str) -> None:
-    """SIGSTOP every process of NODE: it keeps its connections and says nothing."""
-    _strike(job, namespace, output, lambda directory: local.freeze_node(directory, node))
+def freeze_node(job: str, node: str, namespace: str | None, wait: bool, output: str) -> None:
+    """SIGSTOP every process of NODE: it keeps its connections and says nothing.
+
+    It counts as lost when nothing was heard of it for about two seconds; thawed later, it is told to end.
+    """
+    _strike(job, namespace, output, lambda directory: local.freeze_node(directory, node), wait)
 
 
 @chaos.command("thaw-node")

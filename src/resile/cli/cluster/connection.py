@@ -102,14 +102,21 @@ def _config(place: Place) -> SingleConfig:
 
 def _merged(paths: list[Path]) -> KubeConfig:
     """Several files as one, the first that names a thing counts, as for kubectl."""
-    whole = KubeConfig.from_file(paths[0])
+    whole = _read(paths[0])
     for path in paths[1:]:
-        other = KubeConfig.from_file(path)
+        other = _read(path)
         whole.clusters = {**other.clusters, **whole.clusters}
         whole.contexts = {**other.contexts, **whole.contexts}
         whole.users = {**other.users, **whole.users}
         whole.current_context = whole.current_context or other.current_context
     return whole
+
+
+def _read(path: Path) -> KubeConfig:
+    try:
+        return KubeConfig.from_file(path)
+    except (KeyError, TypeError, AttributeError) as error:  # lightkube reads what is there as if it were well formed
+        raise CommandError(f"{path} is no kubeconfig file: its clusters, contexts or users are malformed") from error
 
 
 class Wanted(msgspec.Struct, frozen=True):
