@@ -113,6 +113,24 @@ def test_a_job_that_lost_a_node_is_restarting_until_it_trains_again() -> None:
     assert status(job.engine)["phase"] == "Running"
 
 
+def test_a_job_that_fails_again_and_again_before_its_first_step_says_so() -> None:
+    job = running(2)
+
+    def fail_and_join() -> None:
+        job.fails(1)
+        for number in (0, 1):
+            joins_again(job, number)
+
+    fail_and_join()
+    assert "no step so far" not in status(job.engine).get("message", "")
+    fail_and_join()
+    told = status(job.engine)
+    assert told["phase"] == "Running"
+    assert told["message"].startswith("2 failures and no step so far; the last on worker-1: rank ")
+    job.steps(1)
+    assert "no step so far" not in status(job.engine).get("message", "")
+
+
 def test_a_job_of_plain_commands_restarts_until_they_run_again() -> None:
     engine = started()
     for key in (W0, W1):

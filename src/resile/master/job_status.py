@@ -23,6 +23,8 @@ Plain = dict[str, Any]
 
 MAX_NAMED = 3
 """Nodes that a sentence names."""
+MANY_CRASHES = 2
+"""Failures before the first step that are worth a word: one may be bad luck."""
 _NOT_A_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -159,11 +161,22 @@ def _recovery(state: JobState, phase: ej.Phase) -> str:
     """What a job that does not train as it should is waiting for."""
     if phase is ej.Phase.RESTARTING and state.progress.outages:
         return state.progress.outages[-1].because
+    if phase is ej.Phase.RUNNING and state.progress.step < 0:
+        return _crashing(state)
     if phase is ej.Phase.SCALING:
         coming = sorted(str(key) for change in state.changes for key in change.coming)
         going = sorted(str(key) for change in state.changes for key in change.going)
         return "; ".join([*_some("to come", coming), *_some("to leave", going)])
     return ""
+
+
+def _crashing(state: JobState) -> str:
+    """That processes end badly again and again before their first step, and how; empty if they do not."""
+    times = sum(len(node.crashes) for node in state.nodes.values())
+    if times < MANY_CRASHES or not state.blame.failures:
+        return ""
+    key, failure = min(state.blame.failures, key=lambda pair: pair[1].at)
+    return f"{times} failures and no step so far; the last on {key}: {failure}"
 
 
 def _some(what: str, names: list[str]) -> list[str]:
