@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from resile.torch import states
-from resile.torch.averaging import Averager, Buffers
 
 
 def sent(state):
@@ -81,32 +80,3 @@ def received(bytes_):
 def test_bytes_that_are_no_state_are_refused(bytes_):
     with pytest.raises(states.BadState):
         received(bytes_)
-
-
-def test_gradients_of_one_process_are_those_of_an_ordinary_backward_pass():
-    torch.manual_seed(2)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    batch = torch.randn(5, 4)
-    model(batch).sum().backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters()]
-    averager = Averager(model.parameters(), bucket=32)
-    for own_zero_grad in (False, True):
-        averager.begin()
-        if own_zero_grad:
-            model.zero_grad(set_to_none=True)
-        model(batch).sum().backward()
-        averager.average(1)
-        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), plain, strict=True))
-
-
-def test_a_step_that_is_broken_off_leaves_the_buffers_as_they_were():
-    model = torch.nn.BatchNorm1d(3)
-    buffers = Buffers(model)
-    model(torch.randn(4, 3))
-    buffers.share(1)
-    buffers.keep()
-    kept = model.running_mean.clone()
-    model(torch.randn(4, 3))
-    buffers.undo()
-    assert torch.equal(model.running_mean, kept)
-    assert model.num_batches_tracked == 1

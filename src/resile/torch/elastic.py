@@ -34,7 +34,7 @@ import torch.distributed as dist
 from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
 from resile.torch.averaging import Averager, Buffers
-from resile.torch.group import Group, GroupLost, default_backend
+from resile.torch.group import Group, GroupLost, default_backend, from_collective
 from resile.torch.progress import enter_round, report_step
 from resile.torch.sampler import ElasticBatchSampler, Share
 from resile.wire.messages import Placed
@@ -46,6 +46,11 @@ TIMEOUT = 1800.0
 """Seconds that a collective may take; torch's own default."""
 MOST_MEETINGS = 20
 """Meetings in a row that come to nothing before this process gives up: something other than a loss is wrong."""
+MOST_IN_VAIN = 2
+"""How often the same processes meet again because of an error in a collective, without a step in between."""
+VERDICT = 3.0
+"""Seconds for the master to end the round, after an error that may or may not come from a loss. It hears of a process's
+end at once and of a node's silence after a fifth of the recovery budget (2 s by default)."""
 
 
 class Stateful(Protocol):
@@ -113,6 +118,10 @@ class Elastic:
         self._averager = Averager(model.parameters())
         self._buffers = Buffers(model)
         self._agreed_in: int = NO_ROUND
+        self._identity = int.from_bytes(os.urandom(7))
+        self._members: frozenset[int] = frozenset()
+        self._in_vain = 0
+        """Times that this round's members met again since the last step, though none of them was lost."""
         self._group: Group | None = None
         self._met = False
         self._asked = False
@@ -168,20 +177,29 @@ class Elastic:
                 return
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, backwards: int = 1) -> Iterator[None]:
         """One step: compute gradients inside. At the end they are averaged and the optimizer's step is taken.
 
-        A step in which a peer is lost ends quietly and is not taken; any other exception is passed on.
+        A step in which a peer is lost ends quietly and is not taken; any other exception is passed on. Averaging begins
+        during the last backward pass, as soon as there are gradients.
+
+        Args:
+            backwards: how often `backward` is called, on this rank, for gradients to add up: nothing is sent before the
+                last time. Ranks may have different numbers; with 0 a rank adds nothing to the gradients of the others.
         """
         self.meet()
-        self._averager.begin()
+        self._averager.begin(self.world, backwards)
         self._asked, self.stepped = True, False
         try:
             yield
-            self._averager.average(self.world)
-            self._buffers.share(self.world)
+            self._averager.send()
+            self._buffers.send(self.world)
+            self._averager.wait()
+            self._buffers.wait()
         except Exception as error:
-            if not self._caused_by_loss(error):
+            lost = self._is_loss(error)
+            self._break_off(lost)
+            if not lost:
                 raise
             log.info("step %d is broken off: %s", self.completed, str(error).partition("\n")[0])
             return
@@ -204,6 +222,7 @@ class Elastic:
         if self._group is not None:
             group, self._group = self._group, None
             group.destroy(in_peace=self._done)
+            self._averager.close()
             gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
 
     @property
@@ -233,11 +252,12 @@ class Elastic:
                 if self._line.over(placed.round):
                     raise GroupLost(f"round {placed.round} is over")
                 group.form()
-                self._agree(placed)
-            except (GroupLost, RuntimeError) as error:
+                found = self._agree(self._agreed_in, placed.rank, placed.world_size)
+            except RuntimeError as error:
                 log.info("met in vain: %s", str(error).partition("\n")[0])
                 why = error
                 continue
+            self._enter(placed, found)
             return
         raise RuntimeError(f"{MOST_MEETINGS} rounds in a row did not come together; the last: {why}")
 
@@ -251,15 +271,21 @@ class Elastic:
             atexit.register(_destroy_at_exit)
         if dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._take_in(repair.agree(self._standing(NO_ROUND), self._state, self.rank, self.world, self._device))
+        self._take_in(self._agree(NO_ROUND, self.rank, self.world))
 
-    def _agree(self, placed: Placed) -> None:
-        found = repair.agree(self._standing(self._agreed_in), self._state, placed.rank, placed.world_size, self._device)
+    def _agree(self, agreed_in: int, rank: int, world: int) -> repair.Agreement:
+        mine = repair.Standing(self.completed, agreed_in)
+        return repair.agree(mine, self._identity, self._state, rank, world, self._device)
+
+    def _enter(self, placed: Placed, found: repair.Agreement) -> None:
+        """The members have agreed: this process is one of them now."""
         self.rank, self.world, self.round = placed.rank, placed.world_size, placed.round
         _tell_script(placed)
         enter_round(placed.round)
         self._take_in(found)
         self._agreed_in = placed.round
+        self._in_vain = self._in_vain + 1 if found.members == self._members else 0
+        self._members = found.members
         log.info(
             "round %d: rank %d of %d at step %d, state of rank %d (%d bytes)",
             placed.round,
@@ -269,9 +295,6 @@ class Elastic:
             found.source,
             found.sent,
         )
-
-    def _standing(self, agreed_in: int) -> repair.Standing:
-        return repair.Standing(self.completed, agreed_in)
 
     def _state(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -298,6 +321,7 @@ class Elastic:
             self.sampler.advance(self._samples)
         self._buffers.keep()
         self.completed += 1
+        self._in_vain = 0
         self.stepped = True
 
     def _taken(self) -> bool:
@@ -314,7 +338,7 @@ class Elastic:
             if self.world > 1:
                 dist.barrier()
         except RuntimeError as error:
-            if not self._caused_by_loss(error):
+            if not self._is_loss(error):
                 raise
             self._regroup()
             return False
@@ -323,13 +347,23 @@ class Elastic:
             self._line.close()
         return True
 
-    def _caused_by_loss(self, error: Exception) -> bool:
+    def _break_off(self, lost: bool) -> None:
+        """Nothing of this step is under way any more. Peers that wait for the rest of it are not left waiting."""
+        if self._group is not None and (lost or self._averager.under_way):
+            self._group.abort()
+            self._averager.abandon()
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Whether an error means that a peer is gone, so that a new round is the answer to it.
+
+        An error of a collective does, unless the same processes met again because of it and it came back: then nobody
+        was lost. Another error does if the master ends the round.
+        """
         if self._line is None or self._group is None:
             return False
-        if isinstance(error, dist.DistError):
-            return True
-        text = str(error)
-        return isinstance(error, RuntimeError) and (self._group.over or "gloo" in text or "NCCL" in text)
+        if self._group.over or not from_collective(error):
+            return isinstance(error, RuntimeError) and self._line.await_over(self.round, VERDICT)
+        return self._in_vain < MOST_IN_VAIN
 
 
 def _tell_script(placed: Placed) -> None:

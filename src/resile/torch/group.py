@@ -33,8 +33,10 @@ LONGEST_PROBE = 0.05
 BREAK_AGAIN = 0.005
 """Seconds between two looks for new connections of a group that is broken off while it is made."""
 
+_TORCH_DISTRIBUTED = os.path.join(os.path.dirname(dist.__file__), "")
 
-class GroupLost(Exception):
+
+class GroupLost(RuntimeError):
     """The group is broken, or could not be made: somebody was lost, or the round is over."""
 
 
@@ -148,6 +150,16 @@ class Group:
                     raise
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PROBE)
+
+
+def from_collective(error: BaseException) -> bool:
+    """Whether an error was raised by a collective, or by what stands around one: not by its words, but by its place."""
+    if isinstance(error, GroupLost | dist.DistError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED)
 
 
 def default_backend() -> str:

@@ -21,6 +21,7 @@ class Standing(NamedTuple):
 
     step: int
     agreed_in: int
+    """NO_ROUND for one that never did: what it has is a beginning, not the outcome of training."""
 
 
 class Agreement(NamedTuple):
@@ -33,15 +34,20 @@ class Agreement(NamedTuple):
     """That state, for a process that had another one; None for those that have it."""
     sent: int
     """Bytes that went over the group; 0 where all had the same state already."""
+    members: frozenset[int]
+    """The identities of all members."""
 
 
-def agree(mine: Standing, state: Callable[[], Any], rank: int, world: int, device: torch.device) -> Agreement:
+def agree(
+    mine: Standing, identity: int, state: Callable[[], Any], rank: int, world: int, device: torch.device
+) -> Agreement:
     """Find the most advanced state of a group, and give it to everybody else.
 
     What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
 
     Args:
         mine: this process's standing.
+        identity: a number that no other process has.
         state: gives this process's state, if it is the one that counts.
         rank: in the group.
         world: members of the group.
@@ -52,20 +58,23 @@ def agree(mine: Standing, state: Callable[[], Any], rank: int, world: int, devic
         BadState: the state cannot be sent.
     """
     if world == 1:
-        return Agreement(mine.step, 0, None, 0)
-    gathered = [torch.empty(2, dtype=torch.int64, device=device) for _ in range(world)]
-    dist.all_gather(gathered, torch.tensor(mine, dtype=torch.int64, device=device))
-    standings = [Standing(*one.tolist()) for one in gathered]
+        return Agreement(mine.step, 0, None, 0, frozenset([identity]))
+    row = torch.tensor([*mine, identity], dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(row) for _ in range(world)]
+    dist.all_gather(gathered, row)
+    rows = [one.tolist() for one in gathered]
+    standings = [Standing(step, agreed_in) for step, agreed_in, _ in rows]
+    members = frozenset(row[2] for row in rows)
     source = max(range(world), key=lambda each: (standings[each], -each))
     best = standings[source]
     if best.agreed_in and all(standing == best for standing in standings):
-        return Agreement(best.step, source, None, 0)
+        return Agreement(best.step, source, None, 0, members)
     if rank == source:
         description, tensors = states.describe(state())
         sent = _give(description, tensors, source, device)
-        return Agreement(best.step, source, None, sent)
+        return Agreement(best.step, source, None, sent, members)
     received, sent = _take(source, device)
-    return Agreement(best.step, source, received, sent)
+    return Agreement(best.step, source, received, sent, members)
 
 
 def _give(description: bytes, tensors: list[torch.Tensor], source: int, device: torch.device) -> int:

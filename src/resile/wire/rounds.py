@@ -67,6 +67,12 @@ class RoundLine:
         """Whether this round is known to be over."""
         return round_ <= self._over
 
+    def await_over(self, round_: Round, timeout: float) -> bool:
+        """Wait to be told that this round is over; False if that does not come within `timeout` seconds."""
+        with self._turn:
+            self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
+            return self.over(round_)
+
     def ready(self, step: int, timeout: float | None = None) -> Placed:
         """Say that this process is in no round, and wait for its place in one.
 
@@ -120,5 +126,7 @@ class RoundLine:
                     self._placed = message
                     self._turn.notify_all()
             case RoundOver():
-                self._over = max(self._over, message.round)
+                with self._turn:
+                    self._over = max(self._over, message.round)
+                    self._turn.notify_all()
                 self._on_over(message.round)

@@ -1,0 +1,171 @@
+"""Gradients that are averaged while the backward pass runs are those of one process that saw all the samples."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from resile.torch.averaging import Averager, Buffers, TooManyPasses, _divided
+
+WORLD = 2
+
+
+def model() -> Any:
+    torch.manual_seed(2)
+    parts = [torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)]
+    return torch.nn.Sequential(*parts)
+
+
+def batch(rank: int) -> torch.Tensor:
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(rank))
+
+
+def gradients(net: Any) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in net.parameters()]
+
+
+def alone(rank: int, loss: Any) -> list[torch.Tensor]:
+    """What one process without peers computes; a parameter without a gradient has 0."""
+    net = model()
+    loss(net, batch(rank)).backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+
+
+def whole(net: Any, inputs: torch.Tensor) -> torch.Tensor:
+    return net(inputs).square().sum()
+
+
+def without_the_last_layer(net: Any, inputs: torch.Tensor) -> torch.Tensor:
+    return net[:3](inputs).square().sum()
+
+
+def averaged(averager: Averager, net: Any, inputs: list[torch.Tensor], loss: Any = whole) -> list[torch.Tensor]:
+    averager.begin(WORLD, backwards=len(inputs))
+    for each in inputs:
+        loss(net, each).backward()
+    averager.send()
+    averager.wait()
+    return gradients(net)
+
+
+def one_rank(rank: int, directory: str) -> None:
+    """Everything that takes a group, in one pair of processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+    found: dict[str, Any] = {}
+    net = model()
+    averager = Averager(net.parameters(), bucket=32, first_bucket=16)
+    sent_in_backward = []
+    hook = net[0].weight.register_hook(lambda _: sent_in_backward.append(averager.under_way))
+    found["whole"] = averaged(averager, net, [batch(rank)])
+    found["again"] = averaged(averager, net, [batch(rank)])
+    hook.remove()
+    found["overlap"] = sent_in_backward
+    found["unused"] = averaged(averager, net, [batch(rank)], without_the_last_layer if rank else whole)
+    found["uneven"] = averaged(averager, net, [batch(rank), batch(rank)] if rank else [])
+    averager.begin(WORLD)
+    whole(net, batch(rank)).backward()
+    with pytest.raises(TooManyPasses, match=r"step\(backwards="):
+        whole(net, batch(rank)).backward()
+    averager.send()
+    averager.wait()
+    averager.close()
+    found["closed"] = averaged(averager, net, [batch(rank)])
+    buffers = Buffers(net)
+    net(batch(rank))
+    buffers.send(WORLD)
+    buffers.wait()
+    buffers.keep()
+    found["mean"] = net[1].running_mean.clone()
+    torch.save(found, f"{directory}/{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(one_rank, (str(directory),), WORLD)
+    return [torch.load(Path(directory) / str(rank)) for rank in range(WORLD)]
+
+
+def mean_of(*parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [sum(each[1:], each[0]) for each in zip(*[[g / WORLD for g in part] for part in parts], strict=True)]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def close(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    """As far as processes with other numbers of threads compute the same."""
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(left, right, strict=True))
+
+
+def test_every_rank_has_the_mean_of_all_gradients_step_after_step(found: list[dict[str, Any]]) -> None:
+    expected = mean_of(alone(0, whole), alone(1, whole))
+    assert close(found[0]["whole"], expected)
+    for rank in found:
+        assert same(rank["whole"], found[0]["whole"])
+        assert same(rank["again"], found[0]["whole"]), "nothing of the step before is left"
+        assert same(rank["closed"], found[0]["whole"]), "without hooks, at the end"
+
+
+def test_the_first_bucket_is_on_its_way_before_the_backward_pass_ends(found: list[dict[str, Any]]) -> None:
+    assert all(rank["overlap"] == [True, True] for rank in found)
+
+
+def test_a_parameter_that_a_rank_did_not_use_counts_as_0_there(found: list[dict[str, Any]]) -> None:
+    expected = mean_of(alone(0, whole), alone(1, without_the_last_layer))
+    assert all(close(rank["unused"], expected) for rank in found)
+
+
+def test_several_backward_passes_add_up_and_ranks_may_have_different_numbers_of_them(
+    found: list[dict[str, Any]],
+) -> None:
+    expected = alone(1, whole)  # twice on one of two ranks
+    assert all(close(rank["uneven"], expected) for rank in found)
+
+
+def test_buffers_become_those_of_rank_0(found: list[dict[str, Any]]) -> None:
+    assert torch.equal(found[0]["mean"], found[1]["mean"])
+
+
+def test_gradients_of_one_process_are_those_of_an_ordinary_backward_pass() -> None:
+    net, plain = model(), alone(0, whole)
+    averager = Averager(net.parameters(), bucket=32)
+    for own_zero_grad in (False, True):
+        averager.begin(1)
+        if own_zero_grad:
+            net.zero_grad(set_to_none=True)
+        whole(net, batch(0)).backward()
+        averager.send()
+        averager.wait()
+        assert same(gradients(net), plain)
+
+
+def test_buckets_follow_the_backward_pass_and_the_first_is_small() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(8)) for _ in range(9)]
+    divided = list(_divided(parameters, size=4 * 32, first=32))
+    assert [len(each) for each in divided] == [1, 4, 4]
+    assert [p for each in divided for p in each] == list(reversed(parameters))
+    assert math.prod(divided[0][0].shape) == 8
+
+
+def test_a_step_that_is_broken_off_leaves_the_buffers_as_they_were() -> None:
+    net = torch.nn.BatchNorm1d(3)
+    buffers = Buffers(net)
+    net(torch.randn(4, 3))
+    buffers.send(1)
+    buffers.wait()
+    buffers.keep()
+    kept = net.running_mean.clone()
+    net(torch.randn(4, 3))
+    buffers.undo()
+    assert torch.equal(net.running_mean, kept)
+    assert net.num_batches_tracked == 1
