@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resile.api.permutation import ShuffledOrder
-from resile.torch.sampler import ElasticBatchSampler
+from resile.torch.sampler import ElasticBatchSampler, ElasticSampler
 
 worlds = st.integers(1, 9)
 sizes = st.integers(0, 300)
@@ -99,6 +99,7 @@ def test_resizing_a_living_sampler_is_the_same_as_restoring_a_new_one(size, batc
 
 
 @given(size=st.integers(1, 200), world=worlds)
+@settings(deadline=None)
 def test_with_a_fixed_global_batch_a_step_holds_the_same_samples_in_any_world(size, world):
     alone = list(ElasticBatchSampler(size, rank=0, world=1, global_batch_size=12))
     together = a_world(size, world, fixed_global=True, batch=12)
@@ -217,3 +218,38 @@ def test_advancing_past_the_end_is_refused():
 def test_importing_the_package_does_not_import_torch():
     check = "import sys, resile.torch; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@given(size=sizes, lives=lives, last_world=worlds)
+@settings(deadline=None, max_examples=50)
+def test_samples_that_are_dealt_one_by_one_count_exactly_once_too(size, lives, last_world):
+    state = None
+    seen: Counter[int] = Counter()
+    for world, limit in [*lives, (last_world, None)]:
+        samplers = [ElasticSampler(size, rank=rank, world=world) for rank in range(world)]
+        for sampler in samplers:
+            if state:
+                sampler.load_state_dict(state)
+        turns = max(map(len, samplers)) if limit is None else min(limit, min(map(len, samplers)))
+        for sampler in samplers:
+            dealt = list(sampler)
+            assert len(dealt) == len(sampler)
+            seen.update(dealt[:turns])
+        samplers[0].advance(min(turns * world, size - samplers[0].completed))
+        state = samplers[0].state_dict()
+    assert seen == Counter(range(size))
+
+
+@pytest.mark.parametrize(("tail", "dealt"), [("uneven", [3, 3, 2, 2]), ("drop", [2] * 4), ("repeat", [3] * 4)])
+def test_ranks_that_step_together_get_equally_many_samples_if_they_ask_for_it(tail, dealt):
+    samplers = [ElasticSampler(10, rank=rank, world=4, tail=tail) for rank in range(4)]
+    assert [len(list(sampler)) for sampler in samplers] == [len(sampler) for sampler in samplers] == dealt
+    assert len({sample for sampler in samplers for sample in sampler}) == (8 if tail == "drop" else 10)
+    with pytest.raises(ValueError, match="tail must be"):
+        ElasticSampler(10, tail="cut")
+
+
+def test_the_last_step_is_left_out_if_that_is_asked_for():
+    sampler = ElasticBatchSampler(10, world=2, batch_size=2, drop_last=True, shuffle=False)
+    assert list(sampler) == [[0, 1], [4, 5]]
+    assert len(sampler) == len([*sampler.shares()]) == sampler.steps_per_epoch == 2

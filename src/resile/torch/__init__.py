@@ -1,4 +1,4 @@
-"""What a training script imports: the elastic loop, checkpoints, a sampler that survives resizing, reports of progress.
+"""What a training script imports: the elastic loop, checkpoints, data that survive resizing, reports of progress.
 
 Importing this package costs some 40 ms and does not import torch, so a launcher or a data process may do so; what needs
 torch imports it when it is asked for. Everything here works the same under plain `torchrun` or `python`, where there is
@@ -8,13 +8,22 @@ no agent to talk to.
 from typing import TYPE_CHECKING, Any
 
 from resile.torch.progress import report_step
-from resile.torch.sampler import ElasticBatchSampler, Share
+from resile.torch.sampler import ElasticBatchSampler, ElasticSampler, Share
 
 if TYPE_CHECKING:
     from resile.torch.checkpointer import Checkpointer
     from resile.torch.elastic import Elastic
+    from resile.torch.loader import ElasticLoader
 
-__all__ = ["Checkpointer", "Elastic", "ElasticBatchSampler", "Share", "report_step"]
+__all__ = [
+    "Checkpointer",
+    "Elastic",
+    "ElasticBatchSampler",
+    "ElasticLoader",
+    "ElasticSampler",
+    "Share",
+    "report_step",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +36,8 @@ def __getattr__(name: str) -> Any:
         from resile.torch.elastic import Elastic
 
         return Elastic
+    if name == "ElasticLoader":
+        from resile.torch.loader import ElasticLoader
+
+        return ElasticLoader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,8 +35,9 @@ from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
 from resile.torch.averaging import Averager, Buffers
 from resile.torch.group import Group, GroupLost, default_backend, from_collective
+from resile.torch.loader import ElasticLoader, Step
 from resile.torch.progress import enter_round, report_step
-from resile.torch.sampler import ElasticBatchSampler, Share
+from resile.torch.sampler import ElasticBatchSampler, Position
 from resile.wire.messages import Placed
 from resile.wire.rounds import RoundLine
 
@@ -71,7 +72,7 @@ class Elastic:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        sampler: ElasticBatchSampler | None = None,
+        sampler: ElasticBatchSampler | ElasticLoader | None = None,
         scheduler: Any = None,
         state: Mapping[str, Stateful] | None = None,
         before_step: Callable[[], object] | None = None,
@@ -84,7 +85,8 @@ class Elastic:
         Args:
             model: not wrapped in DDP: gradients are averaged here.
             optimizer: of the model's parameters.
-            sampler: deals the samples; its rank and world are set here, and its position belongs to the state.
+            sampler: deals the samples, or loads them, too; its rank and world are set here, and its position belongs
+                to the state.
             scheduler: takes a step with every step of the optimizer.
             state: whatever else has to be the same everywhere, by name.
             before_step: called between averaging and the optimizer's step: the place to clip gradients.
@@ -127,6 +129,7 @@ class Elastic:
         self._asked = False
         self._done = False
         self._samples = 0
+        self._passes = 1
         self._total = 0
         self._line = RoundLine.from_environment(self._round_over)
         if self._line is not None and dist.is_initialized():
@@ -135,10 +138,11 @@ class Elastic:
 
     # the loop ---------------------------------------------------------------------------------------------------------
 
-    def epochs(self, count: int, loader: Iterable[Any]) -> Iterator[tuple[Share, Any]]:
-        """The batches of `count` epochs, each with this rank's share of the step; the loader asks the sampler for them.
+    def epochs(self, count: int, loader: Iterable[Any]) -> Iterator[Any]:
+        """The steps of `count` epochs, from where the sampler stands.
 
-        Begins where the sampler stands. Returns when every member of the round has taken the last step.
+        Of an `ElasticLoader` they are what it gives. Any other loader asks the sampler for its batches; they come with
+        this rank's share of the step: (share, batch). Returns when every member of the round has taken the last step.
         """
         sampler = self.sampler
         if sampler is None:
@@ -146,12 +150,13 @@ class Elastic:
         self.meet()
         while True:
             while sampler.epoch < count:
-                self._total = self.completed + len(sampler) + (count - sampler.epoch - 1) * sampler.steps_per_epoch
-                for share, batch in zip(sampler.shares(), loader, strict=True):
+                self._total = self._steps_until(count)
+                for samples, dealt in _dealt(sampler, loader):
                     if self._lost:
                         break
-                    self._asked, self._samples = False, share.total
-                    yield share, batch
+                    self._asked, self._samples = False, samples
+                    self._passes = len(dealt) if isinstance(dealt, Step) else 1
+                    yield dealt
                     if not self._taken():
                         break
                 else:
@@ -177,7 +182,7 @@ class Elastic:
                 return
 
     @contextlib.contextmanager
-    def step(self, backwards: int = 1) -> Iterator[None]:
+    def step(self, backwards: int | None = None) -> Iterator[None]:
         """One step: compute gradients inside. At the end they are averaged and the optimizer's step is taken.
 
         A step in which a peer is lost ends quietly and is not taken; any other exception is passed on. Averaging begins
@@ -186,9 +191,10 @@ class Elastic:
         Args:
             backwards: how often `backward` is called, on this rank, for gradients to add up: nothing is sent before the
                 last time. Ranks may have different numbers; with 0 a rank adds nothing to the gradients of the others.
+                None: once for each pass of the step that an `ElasticLoader` gave, and once with any other data.
         """
         self.meet()
-        self._averager.begin(self.world, backwards)
+        self._averager.begin(self.world, self._passes if backwards is None else backwards)
         self._asked, self.stepped = True, False
         try:
             yield
@@ -332,6 +338,13 @@ class Elastic:
             report_step(self.completed, self._total)
         return self.stepped
 
+    def _steps_until(self, epochs: int) -> int:
+        """How many steps it will have been in this world at the end of so many epochs; 0: nobody knows."""
+        sampler = self.sampler
+        if sampler is None or sampler.size is None:
+            return 0
+        return self.completed + len(sampler) + (epochs - sampler.epoch - 1) * sampler.steps_per_epoch
+
     def _all_done(self) -> bool:
         """Whether every member has taken the last step, so that nobody is needed any more; if not, a new round."""
         try:
@@ -364,6 +377,17 @@ class Elastic:
         if self._group.over or not from_collective(error):
             return isinstance(error, RuntimeError) and self._line.await_over(self.round, VERDICT)
         return self._in_vain < MOST_IN_VAIN
+
+
+def _dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """The rest of an epoch: how many samples the world has in each step, and what the script is given of it."""
+    if isinstance(loader, ElasticLoader):
+        if loader is not sampler:
+            raise ValueError("an ElasticLoader deals its samples itself: give it to Elastic as its sampler, too")
+        return ((step.total, step) for step in loader.steps())
+    if not isinstance(sampler, ElasticBatchSampler):
+        raise ValueError(f"epochs() has an ElasticLoader as its sampler and was given a {type(loader).__name__}")
+    return ((share.total, (share, batch)) for share, batch in zip(sampler.shares(), loader, strict=True))
 
 
 def _tell_script(placed: Placed) -> None:

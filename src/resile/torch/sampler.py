@@ -2,8 +2,9 @@
 
 The position in an epoch is counted in samples that the whole world has consumed, not in batches of one rank, so it
 means the same to any number of ranks: after a resize the rest of the epoch is dealt again from there. Nothing is
-padded and nothing is dropped. What this asks in return is that the last step of an epoch (and every step, if the global
-batch does not divide by the world) may give ranks different numbers of samples, so the loss must be scaled:
+padded and, unless asked for, nothing is dropped. What this asks in return is that the last step of an epoch (and every
+step, if the global batch does not divide by the world) may give ranks different numbers of samples, so the loss must be
+scaled:
 
     sampler = ElasticBatchSampler(len(dataset), batch_size=32, rank=rank, world=world)
     loader = DataLoader(dataset, batch_sampler=sampler)
@@ -15,39 +16,175 @@ batch does not divide by the world) may give ranks different numbers of samples,
             optimizer.step()
             sampler.advance(share.total)             # belongs to the step: save state_dict() with the model
 
-The guarantee, held by `tests/torch/test_sampler.py`: with a state that is saved and restored together with the model,
-through any sequence of resizes, every sample of an epoch enters the model exactly once, all ranks take the same
-number of steps, and the gradient of a step is the mean over the samples of that step.
+`ElasticLoader` does all of this by itself. The guarantee, held by `tests/torch/test_sampler.py`: with a state that is
+saved and restored together with the model, through any sequence of resizes, every sample of an epoch enters the model
+exactly once, all ranks take the same number of steps, and the gradient of a step is the mean over the samples of that
+step.
 
-This module does not import torch: a `DataLoader` takes any iterable of index lists as its `batch_sampler`.
+This module does not import torch: a `DataLoader` takes any iterable of indices or of index lists.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-
-import msgspec
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, TypeVar
 
 from resile.api.permutation import ShuffledOrder
+from resile.torch.dealing import Share, passes, spans, steps_in
+
+__all__ = ["ElasticBatchSampler", "ElasticSampler", "Iteration", "Position", "Share"]
 
 log = logging.getLogger(__name__)
 
-
-class Share(msgspec.Struct, frozen=True):
-    """What one rank has of one step."""
-
-    count: int
-    """Samples of this rank that count. With 0 the rank is given one sample to repeat, so that it takes part in the
-    collectives of the step; it counts for nothing because `weight` is 0."""
-    total: int
-    """Samples of the whole world in this step: what to `advance` by once the step is done."""
-    weight: float
-    """count * world / total: multiply the mean loss of this rank by it, and DDP's average over the ranks becomes the
-    mean over all samples of the step. 1.0 wherever all ranks have the same number of samples."""
+T = TypeVar("T")
+UNKNOWN = -1
+"""The size of a stream, in a state."""
 
 
-class ElasticBatchSampler:
+class Position:
+    """Where a world stands in its data: which epoch, and how many samples of it are consumed."""
+
+    def __init__(
+        self, size: int | None, *, rank: int = 0, world: int = 1, seed: int = 0, shuffled_together: int = 0
+    ) -> None:
+        """Start at the beginning of epoch 0.
+
+        Args:
+            size: Samples of an epoch; None: nobody knows before its end.
+            rank: This process's place in the world; `Elastic` sets it.
+            world: Number of processes; `Elastic` sets it.
+            seed: Together with the epoch, fixes the order.
+            shuffled_together: How many samples change places with each other; 0: the order is the data's own.
+        """
+        if size is not None and size < 0:
+            raise ValueError(f"size must be at least 0, not {size}")
+        self.size = size
+        self.epoch = 0
+        self.completed = 0
+        """Samples of this epoch that the world has consumed."""
+        self._seed = seed
+        self._shuffled_together = shuffled_together
+        self.resize(rank, world)
+
+    def resize(self, rank: int, world: int) -> None:
+        """Take place `rank` in a world of `world`; the rest of the epoch is dealt anew."""
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} is not in a world of {world}")
+        self.rank = rank
+        self.world = world
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch`; a no-op for the epoch this sampler is in, so the position restored from a checkpoint stays."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.completed = 0
+
+    def advance(self, samples: int) -> None:
+        """Count `samples` of the whole world as consumed. Call it once the step's update is in the model."""
+        if samples < 0 or (self.size is not None and samples > self.size - self.completed):
+            of = "a stream" if self.size is None else self.size
+            raise ValueError(f"cannot advance by {samples} samples: {self.completed} of {of} are completed")
+        self.completed += samples
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: plain numbers, the same on every rank, meaningful to any world."""
+        return {"epoch": self.epoch, "completed": self.completed, **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            ValueError: The state is not a position in this data set and order; this sampler has not moved.
+        """
+        here = self._identity
+        state = {"shuffled": here["shuffled"], **state}  # states of older releases do not say it
+        for field in ("epoch", "completed", *here):
+            if type(state.get(field)) is not int:
+                raise ValueError(f"a sampler state needs a whole number `{field}`, not {state.get(field)!r}")
+        for field, value in here.items():
+            if state[field] != value:
+                raise ValueError(
+                    f"the sampler state is of other data: its {field} is {state[field]}, here it is {value}"
+                )
+        if state["epoch"] < 0 or not self.has(state["completed"]):
+            raise ValueError(
+                f"the sampler state is at sample {state['completed']} of {here['size']}, epoch {state['epoch']}"
+            )
+        self.epoch = state["epoch"]
+        self.completed = state["completed"]
+        left = self.left_per_rank(self.completed)
+        log.info("Load epoch = %d, completed num = %d, num_samples = %s", self.epoch, self.completed, left)
+
+    @property
+    def _identity(self) -> dict[str, int]:
+        """What must be the same for a position to mean the same sample."""
+        size = UNKNOWN if self.size is None else self.size
+        return {"size": size, "seed": self._seed, "shuffled": self._shuffled_together}
+
+    def has(self, completed: int) -> bool:
+        """Whether so many samples of an epoch can have been consumed."""
+        return completed >= 0 and (self.size is None or completed <= self.size)
+
+    def left_per_rank(self, completed: int) -> str:
+        """How many samples are left for a rank then, in words."""
+        return "unknown" if self.size is None else str(-(-(self.size - completed) // self.world))
+
+
+class Iteration(Iterator[T]):
+    """One way through the rest of an epoch, which can say how far it is and be taken there.
+
+    It runs ahead of the position by what is prefetched. With these two methods torchdata's `StatefulDataLoader`, which
+    keeps count of what it has prefetched, saves the place of the last batch that it gave.
+    """
+
+    def __init__(self, position: Position, deal: Callable[[int], Iterator[tuple[int, T]]]) -> None:
+        """Begin at the position; `deal` gives, from a place on, what comes and the place after it."""
+        self._position = position
+        self._deal = deal
+        self._at = position.completed
+        self._rest = deal(self._at)
+
+    def __next__(self) -> T:
+        self._at, dealt = next(self._rest)
+        return dealt
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is, in samples that the world has been dealt."""
+        return {"completed": self._at}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go there.
+
+        Raises:
+            ValueError: there is no such place.
+        """
+        at = state.get("completed")
+        if type(at) is not int or not self._position.has(at):
+            raise ValueError(f"an iteration needs a place `completed` in its data, not {at!r}")
+        self._at = at
+        self._rest = self._deal(at)
+        left = self._position.left_per_rank(at)
+        log.info("Load epoch = %d, completed num = %d, num_samples = %s", self._position.epoch, at, left)
+
+
+class _Sampler(Position):
+    """What samplers of data with a known size have in common."""
+
+    size: int
+
+    def __init__(self, size: int, *, rank: int, world: int, seed: int, shuffle: bool) -> None:
+        super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=size if shuffle else 0)
+        self._shuffle = shuffle
+
+    def _order(self) -> Callable[[int, int], list[int]]:
+        """What stands at the places from one to another, in the order of this epoch."""
+        if self._shuffle:
+            return ShuffledOrder(self.size, self._seed, self.epoch).between
+        return lambda start, stop: list(range(start, stop))
+
+
+class ElasticBatchSampler(_Sampler):
     """The batches of one rank for the rest of an epoch; use it as the `batch_sampler` of a `DataLoader`.
 
     Iterating does not move the position, so a loader may prefetch as far as it likes; only `advance` moves it. An
@@ -68,6 +205,7 @@ class ElasticBatchSampler:
         global_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         """Start at the beginning of epoch 0.
 
@@ -80,105 +218,117 @@ class ElasticBatchSampler:
                 mathematics of training then do not depend on the world.
             seed: Together with the epoch, fixes the order.
             shuffle: False keeps the data set's own order.
+            drop_last: Leave out the last step of an epoch if there are too few samples for a whole one.
         """
-        given = [each for each in (batch_size, global_batch_size) if each is not None]
-        if len(given) != 1:
-            raise ValueError("give either batch_size or global_batch_size, not both and not neither")
-        if size < 0 or given[0] < 1:
-            raise ValueError(f"size must be at least 0 and the batch at least 1, not {size} and {given[0]}")
-        self.size = size
-        self.epoch = 0
-        self.completed = 0
-        """Samples of this epoch that the world has consumed."""
-        self._batch_size = batch_size
-        self._global_batch_size = global_batch_size
-        self._seed = seed
-        self._shuffle = shuffle
-        self.resize(rank, world)
-
-    def resize(self, rank: int, world: int) -> None:
-        """Take place `rank` in a world of `world`; the rest of the epoch is dealt anew."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} is not in a world of {world}")
-        self.rank = rank
-        self.world = world
+        self._step = StepSize(batch_size, global_batch_size)
+        super().__init__(size, rank=rank, world=world, seed=seed, shuffle=shuffle)
+        self._drop_last = drop_last
 
     @property
     def step_size(self) -> int:
         """Samples that the world takes in a full step."""
-        return self._global_batch_size or (self._batch_size or 0) * self.world
+        return self._step.of(self.world)
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch in this world."""
-        return -(-self.size // self.step_size)
+        return steps_in(self.size, self.step_size, self._drop_last)
 
     def __len__(self) -> int:
         """Steps left in this epoch: the same number on every rank."""
-        return -(-(self.size - self.completed) // self.step_size)
+        return steps_in(self.size - self.completed, self.step_size, self._drop_last)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iteration[list[int]]:
         """The samples of this rank, one list per step, never empty."""
-        return self._batches(self.completed, self.rank, self.world, self.step_size, self.epoch)
+        rank, world, step_size, order = self.rank, self.world, self.step_size, self._order()
+
+        def deal(start: int) -> Iterator[tuple[int, list[int]]]:
+            for span in spans(start, self.size, step_size, self._drop_last):
+                (own,) = passes(span.total, rank, world)
+                yield span.begin + span.total, order(span.begin + own.first, span.begin + own.end)
+
+        return Iteration(self, deal)
 
     def shares(self) -> Iterator[Share]:
         """How much this rank has of each step, in step with `__iter__`; costs no look at the samples."""
-        return self._shares(self.completed, self.rank, self.world, self.step_size)
+        rank, world = self.rank, self.world
+        steps = spans(self.completed, self.size, self.step_size, self._drop_last)
+        return (passes(span.total, rank, world)[0].share for span in steps)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch`; a no-op for the epoch this sampler is in, so the position restored from a checkpoint stays."""
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.completed = 0
 
-    def advance(self, samples: int) -> None:
-        """Count `samples` of the whole world as consumed. Call it once the step's update is in the model."""
-        if not 0 <= samples <= self.size - self.completed:
-            raise ValueError(f"cannot advance by {samples} samples: {self.completed} of {self.size} are completed")
-        self.completed += samples
+class ElasticSampler(_Sampler):
+    """The samples of one rank for the rest of an epoch, one by one: the `sampler` of a `DataLoader` with a batch size.
 
-    def state_dict(self) -> dict[str, int]:
-        """The position: plain numbers, the same on every rank, meaningful to any world."""
-        return {"epoch": self.epoch, "completed": self.completed, "size": self.size, "seed": self._seed}
+    It stands in for torch's `DistributedSampler` where a library makes the batches. Ranks take turns, so after any
+    number of samples on every rank the position is that number times the world. Iterating does not move it: `advance`
+    does, or torchdata's `StatefulDataLoader` keeps its own count of what it gave.
+    """
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a saved position.
+    def __init__(
+        self,
+        size: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        tail: Literal["uneven", "drop", "repeat"] = "uneven",
+    ) -> None:
+        """Start at the beginning of epoch 0.
 
-        Raises:
-            ValueError: The state is not a position in this data set and order; this sampler has not moved.
+        Args:
+            size: Samples in the data set.
+            rank: This process's place in the world.
+            world: Number of processes.
+            seed: Together with the epoch, fixes the order.
+            shuffle: False keeps the data set's own order.
+            tail: What becomes of the last samples of an epoch if they are fewer than ranks. "uneven": some ranks have
+                one sample more than others, and every sample comes exactly once; "drop": they are left out; "repeat":
+                others come a second time, as in torch's `DistributedSampler`. Ranks that take steps together need one
+                of the last two, or `ElasticLoader`.
         """
-        for field in ("epoch", "completed", "size", "seed"):
-            if type(state.get(field)) is not int:
-                raise ValueError(f"a sampler state needs a whole number `{field}`, not {state.get(field)!r}")
-        for field, here in (("size", self.size), ("seed", self._seed)):
-            if state[field] != here:
-                raise ValueError(
-                    f"the sampler state is of other data: its {field} is {state[field]}, here it is {here}"
-                )
-        if state["epoch"] < 0 or not 0 <= state["completed"] <= self.size:
-            raise ValueError(
-                f"the sampler state is at sample {state['completed']} of {self.size}, epoch {state['epoch']}"
-            )
-        self.epoch = state["epoch"]
-        self.completed = state["completed"]
-        left_per_rank = -(-(self.size - self.completed) // self.world)
-        log.info("Load epoch = %d, completed num = %d, num_samples = %d", self.epoch, self.completed, left_per_rank)
+        if tail not in ("uneven", "drop", "repeat"):
+            raise ValueError(f"tail must be uneven, drop or repeat, not {tail!r}")
+        super().__init__(size, rank=rank, world=world, seed=seed, shuffle=shuffle)
+        self._tail = tail
 
-    def _shares(self, start: int, rank: int, world: int, step_size: int) -> Iterator[Share]:
-        for begin in range(start, self.size, step_size):
-            total = min(step_size, self.size - begin)
-            first, end = _part(total, rank, world)
-            yield Share(count=end - first, total=total, weight=(end - first) * world / total)
+    def __len__(self) -> int:
+        """Samples left for this rank."""
+        turns, odd = divmod(self.size - self.completed, self.world)
+        if self._tail == "uneven":
+            return turns + (self.rank < odd)
+        return turns + (self._tail == "repeat" and odd > 0)
 
-    def _batches(self, start: int, rank: int, world: int, step_size: int, epoch: int) -> Iterator[list[int]]:
-        order = ShuffledOrder(self.size, self._seed, epoch) if self._shuffle else None
-        for begin in range(start, self.size, step_size):
-            first, end = _part(min(step_size, self.size - begin), rank, world)
-            if first == end:  # nothing left for this rank: the step's first sample, with weight 0
-                first, end = 0, 1
-            yield order.between(begin + first, begin + end) if order else list(range(begin + first, begin + end))
+    def __iter__(self) -> Iteration[int]:
+        """The samples of this rank."""
+        rank, world, size, order, tail = self.rank, self.world, self.size, self._order(), self._tail
+
+        def deal(start: int) -> Iterator[tuple[int, int]]:
+            for begin in range(start, size, world):
+                place = begin + rank
+                if place >= size:
+                    if tail != "repeat":
+                        return
+                    place %= size
+                elif tail == "drop" and begin + world > size:
+                    return
+                yield min(begin + world, size), order(place, place + 1)[0]
+
+        return Iteration(self, deal)
 
 
-def _part(total: int, rank: int, world: int) -> tuple[int, int]:
-    """Where the part of `rank` begins and ends when `total` samples are split as evenly as possible."""
-    return total * rank // world, total * (rank + 1) // world
+class StepSize:
+    """How many samples a world takes in a step: a number for each rank, or one for all of them together."""
+
+    def __init__(self, batch_size: int | None, global_batch_size: int | None) -> None:
+        given = [each for each in (batch_size, global_batch_size) if each is not None]
+        if len(given) != 1:
+            raise ValueError("give either batch_size or global_batch_size, not both and not neither")
+        if given[0] < 1:
+            raise ValueError(f"the batch must be at least 1, not {given[0]}")
+        self._of_a_rank = batch_size
+        self._of_all = global_batch_size
+
+    def of(self, world: int) -> int:
+        """Of a world of that size."""
+        return self._of_all or (self._of_a_rank or 0) * world

@@ -1,0 +1,208 @@
+"""Loads data for a world whose size may change at any step: every sample of an epoch enters the model exactly once.
+
+    loader = ElasticLoader(dataset, global_batch_size=512, micro_batch_size=32, num_workers=2)
+    elastic = Elastic(model, optimizer, sampler=loader)
+    for step in elastic.epochs(3, loader):
+        with elastic.step():
+            for share, (inputs, targets) in step:
+                loss = criterion(model(inputs), targets)  # the mean over these samples
+                (loss * share.weight).backward()
+
+A step has the same 512 samples whatever the world: each rank takes its part of them in as many passes as it needs to
+hold no more than 32 at a time, and the weights make the sum of all that the mean over the 512. The position moves when
+a step is in the model and not when it is loaded, so what worker processes have read ahead when the world changes comes
+again, dealt anew.
+
+Data sets are those of torch: with `__len__` and `__getitem__`, or iterable. An iterable one must give the same samples
+in the same order every time and everywhere (after `set_epoch(epoch)`, if it has that): each reader goes through all of
+it and keeps its part, so `transform` is the place for what is expensive. Its length need not be known.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils.data import DataLoader, IterableDataset, _utils, default_collate
+
+from resile.torch.dealing import Share, passes, steps_in
+from resile.torch.readers import Ask, Batches, MapReader, Reader, Samples, StreamReader, asks
+from resile.torch.sampler import Position, StepSize
+
+OURS = ("batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "shuffle", "generator", "worker_init_fn")
+"""Arguments of torch's `DataLoader` that mean something else here, or nothing."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One rank's part of one step: iterate over it for its passes, each a share and a batch."""
+
+    total: int
+    """Samples of the whole world."""
+    passes: list[tuple[Share, Any]]
+
+    def __iter__(self) -> Iterator[tuple[Share, Any]]:
+        return iter(self.passes)
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+
+class ElasticLoader(Position):
+    """The steps of one rank for the rest of an epoch, and the world's position in it.
+
+    Two ways to go through it. `Elastic.epochs(count, loader)` counts a step when it is in the model. `for step in
+    loader` counts it when it is given, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the step's
+    update. An epoch that ended begins again with `set_epoch`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        shuffle_block: int = 1000,
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        worker_init_fn: Callable[[int], object] | None = None,
+        **loading: Any,
+    ) -> None:
+        """Start at the beginning of epoch 0; nothing is read yet.
+
+        Args:
+            dataset: the data.
+            batch_size: samples of one rank in a step; the global batch grows and shrinks with the world.
+            global_batch_size: instead: samples of the whole world in a step, whatever its size.
+            micro_batch_size: samples that a rank can hold in one pass; None: any number.
+            rank: this process's place in the world; `Elastic` sets it.
+            world: number of processes; `Elastic` sets it.
+            seed: together with the epoch, fixes the order.
+            shuffle: False keeps the data's own order.
+            shuffle_block: of an iterable data set so many samples at a time are held and shuffled.
+            drop_last: leave out the last step of an epoch if there are too few samples for a whole one.
+            transform: what is done to each sample of this rank, in a worker if there are some.
+            collate_fn: makes a batch of a list of samples.
+            worker_init_fn: called with its number by each worker process.
+            loading: for torch's `DataLoader`: `num_workers`, `prefetch_factor` (in steps), `pin_memory`, ...
+
+        Raises:
+            ValueError: these make no sense.
+        """
+        for name in OURS:
+            if name in loading:
+                raise ValueError(f"{name} of DataLoader is not for ElasticLoader to take")
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
+        if shuffle_block < 1:
+            raise ValueError(f"shuffle_block must be at least 1, not {shuffle_block}")
+        self._step = StepSize(batch_size, global_batch_size)
+        stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+        size = None if stream else len(dataset)
+        together = (shuffle_block if stream else size) if shuffle else 0
+        super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=together or 0)
+        self._largest = micro_batch_size
+        self._drop_last = drop_last
+        self._asks = _Asks()
+        self._newest = multiprocessing.RawValue("q", 0)
+        samples = Samples(collate_fn, micro_batch_size, transform)
+        reader: Reader
+        if size is None:
+            reader = StreamReader(dataset, samples, self._newest, seed=seed, block=together or 0)
+        else:
+            reader = MapReader(dataset, samples, self._newest, size=size, seed=seed, shuffle=shuffle)
+        if loading.get("num_workers"):
+            loading.setdefault("persistent_workers", True)
+        self._loader = DataLoader(
+            reader,
+            batch_size=None,
+            sampler=self._asks,
+            collate_fn=_as_it_is,
+            worker_init_fn=_NobodysWorker(worker_init_fn) if stream else worker_init_fn,
+            generator=torch.Generator().manual_seed(seed),  # an iteration must not touch the script's own generator
+            **loading,
+        )
+
+    @property
+    def step_size(self) -> int:
+        """Samples that the world takes in a full step."""
+        return self._step.of(self.world)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch in this world.
+
+        Raises:
+            TypeError: the data are a stream, whose length nobody knows.
+        """
+        return steps_in(self._known_size(), self.step_size, self._drop_last)
+
+    def __len__(self) -> int:
+        """Steps left in this epoch: the same number on every rank."""
+        return steps_in(self._known_size() - self.completed, self.step_size, self._drop_last)
+
+    def __iter__(self) -> Iterator[Step]:
+        """The rest of this epoch; a step counts as consumed when it is given."""
+        for step in self.steps():
+            self.advance(step.total)
+            yield step
+
+    def steps(self) -> Iterator[Step]:
+        """The rest of this epoch; the position stays, until somebody calls `advance` for a step that was taken.
+
+        It deals for the world, epoch and position of the moment it begins: begin anew after `resize` or
+        `load_state_dict`. What an earlier one has read ahead is dropped then.
+        """
+        rank, world, step_size = self.rank, self.world, self.step_size
+        self._newest.value += 1
+        first = Ask(self.epoch, self.completed, step_size, rank, world, self._newest.value)
+        self._asks.now = asks(first, self.size, self._drop_last)
+        batches: Batches
+        for batches in self._loader:
+            total, own = batches
+            if not total or (total < step_size and self._drop_last):
+                return
+            dealt = passes(total, rank, world, self._largest)
+            yield Step(total, [(each.share, batch) for each, batch in zip(dealt, own, strict=True)])
+            if total < step_size:
+                return
+
+    def _known_size(self) -> int:
+        if self.size is None:
+            raise TypeError("a stream has no length before its end")
+        return self.size
+
+
+class _Asks:
+    """The `sampler` of torch's loader: whatever there is to ask for at the moment."""
+
+    def __init__(self) -> None:
+        self.now: Iterator[Ask] = iter(())
+
+    def __iter__(self) -> Iterator[Ask]:
+        return self.now
+
+
+class _NobodysWorker:
+    """Hides from a stream that it is read by one of several workers: many share themselves out among those."""
+
+    def __init__(self, then: Callable[[int], object] | None) -> None:
+        self._then = then
+
+    def __call__(self, number: int) -> None:
+        if self._then is not None:
+            self._then(number)
+        _utils.worker._worker_info = None
+
+
+def _as_it_is(batches: Batches) -> Batches:
+    """Readers collate; torch's loader has nothing left to do."""
+    return batches
