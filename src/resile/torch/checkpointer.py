@@ -72,7 +72,7 @@ class Checkpointer:
             raise ValueError("store_every, keep_last and keep_every must be 0 or more")
         self.directory = str(Path(directory).absolute()) if directory is not None else ""
         self.storage = Storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
-        self._store_every = store_every
+        self.store_every = store_every
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
@@ -120,7 +120,7 @@ class Checkpointer:
         """
         self.before_update()
         due = self.storage is not None and (
-            store if store is not None else bool(self._store_every) and step % self._store_every == 0
+            store if store is not None else bool(self.store_every) and step % self.store_every == 0
         )
         self._meet()
         if not self.in_memory and not due:

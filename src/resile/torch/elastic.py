@@ -13,6 +13,9 @@ peer is lost, in whatever collective this process is, the step is broken off: no
 are left (and, later, those that come) form a new group, take the state of whoever is most advanced, and the rest of the
 epoch is dealt anew. The process is not restarted, no checkpoint is read, every sample enters the model exactly once.
 
+With a `checkpointer` all of it is saved in one commit, and the loop goes on from the newest one when there is nobody
+left who has the state: when all processes were killed at once, or the whole job is started again.
+
 What it asks: all that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`, and changes
 at the end of a step alone (a model's buffers are put back if a step is broken off). Code after the `with` runs for a
 broken step, too: ask `elastic.stepped`. Under plain torchrun or python the same script runs; a loss ends it, as ever.
@@ -26,7 +29,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,11 +38,15 @@ from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
 from resile.torch.averaging import Averager, Buffers
 from resile.torch.group import Group, GroupLost, default_backend, from_collective
+from resile.torch.keeping import Keeping
 from resile.torch.loader import ElasticLoader, Step
 from resile.torch.progress import enter_round, report_step
 from resile.torch.sampler import ElasticBatchSampler, Position
 from resile.wire.messages import Placed
 from resile.wire.rounds import RoundLine
+
+if TYPE_CHECKING:
+    from resile.torch.checkpointer import Checkpointer
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +83,8 @@ class Elastic:
         scheduler: Any = None,
         state: Mapping[str, Stateful] | None = None,
         before_step: Callable[[], object] | None = None,
+        checkpointer: Checkpointer | None = None,
+        every: int = 1,
         completed: int = 0,
         backend: str | None = None,
         timeout: float = TIMEOUT,
@@ -90,7 +99,9 @@ class Elastic:
             scheduler: takes a step with every step of the optimizer.
             state: whatever else has to be the same everywhere, by name.
             before_step: called between averaging and the optimizer's step: the place to clip gradients.
-            completed: steps already taken, if the state comes from a checkpoint.
+            checkpointer: keeps all of the above, and gives it back when no process is left that has it.
+            every: steps between two checkpoints.
+            completed: steps already taken, if the state comes from elsewhere.
             backend: as for torch's `init_process_group`; None: nccl with a GPU, else gloo.
             timeout: seconds that a collective may take.
         """
@@ -116,6 +127,9 @@ class Elastic:
             if name in self._parts:
                 raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")
             self._parts[name] = part
+        if checkpointer is not None and completed:
+            raise ValueError("completed: with a checkpointer, the number of steps comes from its checkpoints")
+        self._keeping = Keeping(checkpointer, self._parts, every) if checkpointer is not None else None
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._averager = Averager(model.parameters())
         self._buffers = Buffers(model)
@@ -259,11 +273,13 @@ class Elastic:
                     raise GroupLost(f"round {placed.round} is over")
                 group.form()
                 found = self._agree(self._agreed_in, placed.rank, placed.world_size)
+                self._enter(placed, found)
             except RuntimeError as error:
+                if not group.over and not from_collective(error):
+                    raise
                 log.info("met in vain: %s", str(error).partition("\n")[0])
                 why = error
                 continue
-            self._enter(placed, found)
             return
         raise RuntimeError(f"{MOST_MEETINGS} rounds in a row did not come together; the last: {why}")
 
@@ -277,11 +293,14 @@ class Elastic:
             atexit.register(_destroy_at_exit)
         if dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._take_in(self._agree(NO_ROUND, self.rank, self.world))
+        found = self._agree(NO_ROUND, self.rank, self.world)
+        self._take_in(found)
+        self._keep_from_here(found)
 
     def _agree(self, agreed_in: int, rank: int, world: int) -> repair.Agreement:
         mine = repair.Standing(self.completed, agreed_in)
-        return repair.agree(mine, self._identity, self._state, rank, world, self._device)
+        restore = self._keeping.restore if self._keeping is not None else _nothing_to_restore
+        return repair.agree(mine, self._identity, self._state, restore, rank, world, self._device)
 
     def _enter(self, placed: Placed, found: repair.Agreement) -> None:
         """The members have agreed: this process is one of them now."""
@@ -292,23 +311,32 @@ class Elastic:
         self._agreed_in = placed.round
         self._in_vain = self._in_vain + 1 if found.members == self._members else 0
         self._members = found.members
+        self._keep_from_here(found)
         log.info(
-            "round %d: rank %d of %d at step %d, state of rank %d (%d bytes)",
+            "round %d: rank %d of %d at step %d, state of %s (%d bytes)",
             placed.round,
             self.rank,
             self.world,
             self.completed,
-            found.source,
+            f"rank {found.source}" if found.source != repair.NOBODY else "a checkpoint",
             found.sent,
         )
+
+    def _keep_from_here(self, found: repair.Agreement) -> None:
+        if self._keeping is not None and found.source != repair.NOBODY:
+            self._keeping.enter(found.step, changed=found.sent > 0)
 
     def _state(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def _take_in(self, found: repair.Agreement) -> None:
+        """Have the state that was agreed on. Nobody is waited for."""
         if found.received is not None:
+            if self._keeping is not None:
+                self._keeping.before_update()
             for name, part in self._parts.items():
                 part.load_state_dict(found.received[name])
+        if found.received is not None or found.source == repair.NOBODY:
             self._buffers.keep()
         self.completed = found.step
         if self.sampler is not None:
@@ -318,6 +346,8 @@ class Elastic:
 
     def _commit(self) -> None:
         """The one moment at which the state changes. No collective is in here, so a loss cannot divide it."""
+        if self._keeping is not None:
+            self._keeping.before_update()
         if self._before_step is not None:
             self._before_step()
         self.optimizer.step()
@@ -329,6 +359,8 @@ class Elastic:
         self.completed += 1
         self._in_vain = 0
         self.stepped = True
+        if self._keeping is not None:
+            self._keeping.taken(self.completed)
 
     def _taken(self) -> bool:
         """Whether the step that the loop was given is in the model now; if so it is told."""
@@ -356,6 +388,8 @@ class Elastic:
             self._regroup()
             return False
         self._done = True
+        if self._keeping is not None:
+            self._keeping.finish(self.completed)
         if self._line is not None:
             self._line.close()
         return True
@@ -405,6 +439,10 @@ def _tell_script(placed: Placed) -> None:
         MASTER_PORT=str(placed.master_port),
         RESILE_ROUND=str(placed.round),
     )
+
+
+def _nothing_to_restore() -> None:
+    return None
 
 
 def _destroy_at_exit() -> None:

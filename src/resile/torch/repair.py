@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from resile.torch import states
 
+NOBODY = -1
+
 
 class Standing(NamedTuple):
     """How far a process is, and in which round it last agreed with others on that."""
@@ -29,19 +31,27 @@ class Agreement(NamedTuple):
 
     step: int
     source: int
-    """The rank whose state counts."""
+    """The rank whose state counts; NOBODY: it is a checkpoint's."""
     received: Any
     """That state, for a process that had another one; None for those that have it."""
     sent: int
-    """Bytes that went over the group; 0 where all had the same state already."""
+    """Bytes that went over the group from `source`; 0 where all had the same state already."""
     members: frozenset[int]
     """The identities of all members."""
 
 
 def agree(
-    mine: Standing, identity: int, state: Callable[[], Any], rank: int, world: int, device: torch.device
+    mine: Standing,
+    identity: int,
+    state: Callable[[], Any],
+    restore: Callable[[], int | None],
+    rank: int,
+    world: int,
+    device: torch.device,
 ) -> Agreement:
     """Find the most advanced state of a group, and give it to everybody else.
+
+    Where nobody has a state that came of training, all try `restore`; the state of a living process comes before it.
 
     What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
 
@@ -49,6 +59,7 @@ def agree(
         mine: this process's standing.
         identity: a number that no other process has.
         state: gives this process's state, if it is the one that counts.
+        restore: brings a checkpoint back, on all members alike, and gives its step; None if there is none.
         rank: in the group.
         world: members of the group.
         device: where tensors of the group's backend live.
@@ -57,17 +68,14 @@ def agree(
         RuntimeError: the group broke.
         BadState: the state cannot be sent.
     """
-    if world == 1:
-        return Agreement(mine.step, 0, None, 0, frozenset([identity]))
-    row = torch.tensor([*mine, identity], dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(row) for _ in range(world)]
-    dist.all_gather(gathered, row)
-    rows = [one.tolist() for one in gathered]
+    rows = _gathered([*mine, identity], world, device)
     standings = [Standing(step, agreed_in) for step, agreed_in, _ in rows]
     members = frozenset(row[2] for row in rows)
+    if not any(standing.agreed_in for standing in standings) and (restored := restore()) is not None:
+        return Agreement(restored, NOBODY, None, 0, members)
     source = max(range(world), key=lambda each: (standings[each], -each))
     best = standings[source]
-    if best.agreed_in and all(standing == best for standing in standings):
+    if world == 1 or (best.agreed_in and all(standing == best for standing in standings)):
         return Agreement(best.step, source, None, 0, members)
     if rank == source:
         description, tensors = states.describe(state())
@@ -75,6 +83,15 @@ def agree(
         return Agreement(best.step, source, None, sent, members)
     received, sent = _take(source, device)
     return Agreement(best.step, source, received, sent, members)
+
+
+def _gathered(row: list[int], world: int, device: torch.device) -> list[list[int]]:
+    if world == 1:
+        return [row]
+    mine = torch.tensor(row, dtype=torch.int64, device=device)
+    rows = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(rows, mine)
+    return [each.tolist() for each in rows]
 
 
 def _give(description: bytes, tensors: list[torch.Tensor], source: int, device: torch.device) -> int:
