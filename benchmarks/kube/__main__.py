@@ -14,7 +14,7 @@ from benchmarks.kube import peer
 
 SUITE = command.Suite(
     package="benchmarks.kube",
-    names=("start", "lose", "crowd", "rest"),
+    names=("start", "lose", "regroup", "crowd", "rest"),
     about="Every bar of jobs on a cluster with its figure: the longest of several runs, and the median beside it.",
     peer=peer.NAME,
     facts={"peer": peer.ABOUT},

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import peer
-from benchmarks.kube.sight import Pods
-from benchmarks.kube.space import IMAGE, Space, elastic_job
+from benchmarks.kube.sight import Pods, api_only
+from benchmarks.kube.space import IDLE, Space, elastic_job
 from resile.platform.kubernetes import client as kube
 
 PODS = 500
@@ -28,11 +28,9 @@ def run(quick: bool) -> list[Row]:
     created: list[float] = []
     recreated: list[float] = []
     for _ in range(1 if quick else 2):
-        with Space("crowd") as space:
-            space.api_only_nodes(pods // 100 + 1)
-            with Pods(space) as seen:
-                created.append(_create(space, seen, pods))
-                recreated += [_recreate(space, seen, deleted) for _ in range(1 if quick else 3)]
+        with api_only("crowd", pods) as (space, seen):
+            created.append(_create(space, seen, pods))
+            recreated += [_recreate(space, seen, deleted) for _ in range(1 if quick else 3)]
     return [
         Row(
             measure=f"{pods} pods of one job created and counted",
@@ -55,9 +53,8 @@ def run(quick: bool) -> list[Row]:
 
 
 def _create(space: Space, seen: Pods, pods: int) -> float:
-    worker = {"containers": [{"name": "main", "image": IMAGE, "command": ["true"]}], **space.on_api_only_nodes()}
     begun = time.time()
-    space.apply(elastic_job(JOB, worker, pods))
+    space.apply(elastic_job(JOB, {**IDLE, **space.on_api_only_nodes()}, pods))
     wait_for(f"{pods} pods", lambda: len(seen.workers(JOB)) >= pods, every=0.02)
     last = max(seen.created[name] for name in seen.workers(JOB))
 

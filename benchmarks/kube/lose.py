@@ -77,11 +77,10 @@ def _row(measure: str, seconds: list[float]) -> Row:
 
 def _lose(space: Space, training: Training, rank: int, world: int = WORKERS) -> Loss:
     """Delete the worker at a place and wait until `world` workers train again."""
-    pod = next(step.pod for step in reversed(training.steps) if step.rank == rank)
-    deleted = time.time()
-    space.kubectl("delete", "pod", pod, "--wait=false")
+    victim = next(step for step in reversed(training.steps) if step.rank == rank)
+    deleted = space.delete_pod(victim.pod)
     replaced = wait_for(
-        f"the replacement of {pod}",
+        f"the replacement of {victim.pod}",
         lambda: next((at for at in tuple(training.pods.created.values()) if at > deleted), None),
     )
     stepped = training.first(lambda step: step.begun > deleted, what="the next step")

@@ -14,6 +14,8 @@ FIRST_STEP = 22.7
 REPLACEMENT = 8.6
 NEXT_STEP = 18.9
 """Its survivors wait for the replacement."""
+KILLED_STEP = 11.7
+"""A training process killed in a pod; to the step of the full world, since its survivors are restarted with it."""
 NEXT_STEP_NO_ROOM = 66.2
 RECREATED = 600.0
 """30 of 500 pods: ten minutes, by a report of its users (its issue 1690)."""

@@ -16,8 +16,8 @@ from lightkube import Client
 from lightkube.types import PatchType
 
 from benchmarks.harness import Row, cpu_seconds, memory_mb, say, wait_for
-from benchmarks.kube.sight import Pods
-from benchmarks.kube.space import IMAGE, Space, elastic_job
+from benchmarks.kube.sight import Pods, api_only
+from benchmarks.kube.space import IDLE, IMAGE, Space, elastic_job
 from resile.api.names import master_name
 from resile.master.job_status import stamp
 from resile.master.reporter import STEPS_SECONDS
@@ -32,22 +32,20 @@ MASTERS_SECONDS = 180.0
 def run(quick: bool) -> list[Row]:
     jobs, windows, seconds = (20, 2, 3.0) if quick else (JOBS, 3, 15.0)
     names = [f"rest-{index}" for index in range(jobs)]
-    with Space("rest") as space:
-        space.api_only_nodes(jobs // 100 + 1)
-        with Pods(space) as seen:
-            took = _start(space, seen, names)
-            with contextlib.closing(Reports(space, names)) as reports:
-                say(f"rest: {jobs} jobs report every {STEPS_SECONDS:g} s; measuring {windows} times {seconds:g} s")
-                pid = space.operator.pid
-                shares, sizes, sent = [], [], reports.sent
-                begun = time.monotonic()
-                for _ in range(windows):
-                    before, start = cpu_seconds(pid), time.monotonic()
-                    time.sleep(seconds)
-                    shares.append(100 * (cpu_seconds(pid) - before) / (time.monotonic() - start))
-                    sizes.append(memory_mb(pid, "VmRSS"))
-                rate = (reports.sent - sent) / (time.monotonic() - begun)
-                most = memory_mb(pid, "VmHWM")
+    with api_only("rest", jobs) as (space, seen):
+        took = _start(space, seen, names)
+        with contextlib.closing(Reports(space, names)) as reports:
+            say(f"rest: {jobs} jobs report every {STEPS_SECONDS:g} s; measuring {windows} times {seconds:g} s")
+            pid = space.operator.pid
+            shares, sizes, sent = [], [], reports.sent
+            begun = time.monotonic()
+            for _ in range(windows):
+                before, start = cpu_seconds(pid), time.monotonic()
+                time.sleep(seconds)
+                shares.append(100 * (cpu_seconds(pid) - before) / (time.monotonic() - start))
+                sizes.append(memory_mb(pid, "VmRSS"))
+            rate = (reports.sent - sent) / (time.monotonic() - begun)
+            most = memory_mb(pid, "VmHWM")
     return [
         Row(
             measure=f"{jobs} jobs applied at once, to the last master's pod",
@@ -75,10 +73,9 @@ def run(quick: bool) -> list[Row]:
 
 def _start(space: Space, seen: Pods, names: list[str]) -> float:
     """Apply all jobs at once and make their masters run; the seconds to the last master's pod."""
-    worker = {"containers": [{"name": "main", "image": IMAGE, "command": ["true"]}]}
     master = {"template": {"spec": space.on_api_only_nodes()}}
     begun = time.time()
-    space.apply(*(elastic_job(name, worker, 2, **{"dlrover-master": master}) for name in names))
+    space.apply(*(elastic_job(name, IDLE, 2, **{"dlrover-master": master}) for name in names))
     masters = [master_name(name) for name in names]
     wait_for("the masters", lambda: all(name in seen.created for name in masters), MASTERS_SECONDS, 0.05)
     took = max(seen.created[name] for name in masters) - begun

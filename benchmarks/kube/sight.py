@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from benchmarks.kube.space import Space
+from benchmarks.kube.space import PODS_PER_NODE, Space
 from resile.platform.kubernetes import client as kube
 
 AGAIN_SECONDS = 0.1
@@ -86,3 +86,12 @@ class Pods:
         if name not in self._running and pod.get("status", {}).get("phase") == "Running":
             self._running.add(name)
             self._on_running(name)
+
+
+@contextlib.contextmanager
+def api_only(purpose: str, pods: int) -> Iterator[tuple[Space, Pods]]:
+    """A space with Node objects without kubelets for so many pods, and sight of them."""
+    with Space(purpose) as space:
+        space.api_only_nodes(pods // PODS_PER_NODE + 1)
+        with Pods(space) as seen:
+            yield space, seen

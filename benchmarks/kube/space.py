@@ -35,6 +35,9 @@ IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"
 COMMAND_SECONDS = 120.0
 API_ONLY = "resile.dev/bench"
 """Label and taint of Node objects without kubelets; its value is the namespace they are for."""
+IDLE = {"containers": [{"name": "main", "image": IMAGE, "command": ["true"]}]}
+"""The spec of a pod that is only there to be made."""
+PODS_PER_NODE = 100
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti"}
 BEAT_SECONDS = 10.0
 """Between two signs of life of a Node object, a kubelet's own interval."""
@@ -79,6 +82,12 @@ class Space:
     def apply(self, *documents: dict[str, Any]) -> None:
         """What a user does."""
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+
+    def delete_pod(self, pod: str) -> float:
+        """What a user does to a worker; when it began."""
+        begun = time.time()
+        self.kubectl("delete", "pod", pod, "--wait=false")
+        return begun
 
     def status(self, job: str) -> dict[str, Any]:
         """The status of a job as it is now."""

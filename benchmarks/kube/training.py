@@ -1,8 +1,7 @@
-"""A real training job of plain DDP over gloo, and every step it takes.
+"""A real training job over gloo, and every step it takes: of plain DDP, which knows nothing of resile, or elastic.
 
-The script knows nothing of resile. It comes in an environment variable, so that any image with torch will do, and each
-of its lines has the moments that a benchmark needs: when the process began, when torch was imported, when the step was
-complete.
+The script comes in an environment variable, so that any image with torch will do, and each of its lines has what a
+benchmark needs: when the process began, when torch was imported, when the step was complete, whose it was.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ START_SECONDS = 120.0
 """For pods to start and torch to be imported on a machine that has other work."""
 STEADY = 10
 """Steps of a world before it counts as trained in."""
-SCRIPT = """
-import time
+PLAIN = """
+import os, time
 begun = time.time()
 import torch, torch.distributed as dist
 import torch._dynamo  # the first optimizer would import it: half of torch comes only then
@@ -47,15 +46,34 @@ while True:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"bench-step {rank} {world} {begun:.4f} {imported:.4f} {time.time():.4f}", flush=True)
+    now = time.time()
+    print(f"bench-step {rank} {world} 0 {os.getpid()} {begun:.4f} {imported:.4f} {now:.4f}", flush=True)
     time.sleep(0.05)
+"""
+ELASTIC = """
+import os, time
+begun = time.time()
+import torch
+from resile.torch import Elastic
+imported = time.time()
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for step in elastic.steps(10**9):
+    with elastic.step():
+        torch.nn.functional.cross_entropy(model(torch.randn(32, 256)), torch.randint(10, (32,))).backward()
+    if elastic.stepped:
+        line, now = f"bench-step {elastic.rank} {elastic.world} {elastic.round} {os.getpid()}", time.time()
+        print(f"{line} {begun:.4f} {imported:.4f} {now:.4f}", flush=True)
+    time.sleep(0.02)
 """
 COMMAND = (
     'echo "bench-started $EPOCHREALTIME"; printf %s "$BENCH_SCRIPT" > /tmp/train.py; '
     f"exec dlrover-run --nnodes={FEWEST}:$NODE_NUM --nproc_per_node=1 --max_restarts=100 /tmp/train.py"
 )
 STARTED = re.compile(r"bench-started ([\d.]+)")
-STEPPED = re.compile(r"bench-step (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+)")
+STEPPED = re.compile(r"bench-step (\d+) (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+)")
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -64,6 +82,10 @@ class Step(msgspec.Struct, frozen=True):
     pod: str
     rank: int
     world: int
+    round: int
+    """Of an elastic training; 0 of a plain one."""
+    pid: int
+    """In its pod."""
     begun: float
     """When its process began."""
     imported: float
@@ -74,8 +96,9 @@ class Step(msgspec.Struct, frozen=True):
 class Training:
     """A job in training: its pods, and every step that they report."""
 
-    def __init__(self, space: Space, name: str) -> None:
+    def __init__(self, space: Space, name: str, script: str = PLAIN) -> None:
         self.name = name
+        self._script = script
         self._space = space
         self._over = threading.Event()
         self.pods = Pods(space, on_running=self._listen)
@@ -101,7 +124,7 @@ class Training:
             "image": IMAGE,
             "imagePullPolicy": "IfNotPresent",
             "command": ["/bin/bash", "-c", COMMAND],
-            "env": [{"name": "BENCH_SCRIPT", "value": SCRIPT}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": [{"name": "BENCH_SCRIPT", "value": self._script}, {"name": "OMP_NUM_THREADS", "value": "1"}],
             "resources": resources or {},
         }
         return elastic_job(self.name, {"containers": [main], "terminationGracePeriodSeconds": 5}, WORKERS)
@@ -142,7 +165,7 @@ class Training:
 
     def _take(self, pod: str, line: str) -> None:
         if stepped := STEPPED.search(line):
-            rank, world, *times = stepped.groups()
-            self.steps.append(Step(pod, int(rank), int(world), *map(float, times)))
+            numbers, times = stepped.groups()[:4], stepped.groups()[4:]
+            self.steps.append(Step(pod, *map(int, numbers), *map(float, times)))
         elif started := STARTED.search(line):
             self.started[pod] = float(started[1])

@@ -35,6 +35,12 @@ def test_a_deleted_worker_is_replaced_and_training_goes_on_with_and_without_room
     assert 0.0 < without_room < 200.0
 
 
+def test_elastic_workers_step_on_without_a_deleted_pod_and_a_killed_process() -> None:
+    deleted, killed = (row.value for row in run("regroup"))
+    assert 0.0 < deleted < 60.0
+    assert 0.0 < killed < 60.0
+
+
 def test_a_crowd_of_pods_is_made_and_made_again_and_its_nodes_are_removed() -> None:
     before = kubectl("get", "nodes", "-o", "name")
     created, recreated = run("crowd")
