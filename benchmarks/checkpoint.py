@@ -8,13 +8,16 @@ and its successor restores from the agent's memory.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.flash import Flash, measure
 from benchmarks.harness import BIN, GaveUp, Row, Workplace, say, wait_for
+from benchmarks.peers import DLROVER
 
 GIB = 1024
 QUICK = 256
@@ -118,7 +121,7 @@ class Saves(msgspec.Struct):
     memory: float
 
 
-def run(quick: bool, mib: int = 0) -> list[Row]:
+def run(quick: bool, mib: int = 0, peers: bool = True) -> list[Row]:
     mib = mib or (QUICK if quick else GIB)
     with Workplace() as place:
         script = place.script("checkpoint.py", SCRIPT)
@@ -128,19 +131,28 @@ def run(quick: bool, mib: int = 0) -> list[Row]:
         saves = wait_for("all saves", partial(_read, place.path / "saves", Saves, process), SECONDS)
         say("checkpoint: killed it; waiting for its successor to restore")
         restored = wait_for("the restore", partial(_read, place.path / "restore", dict[str, float], process), SECONDS)
+    flash = measure(mib, 3) if peers else None
     name = "checkpoint of 1 GiB" if mib == GIB else f"checkpoint of {mib} MiB"
     memcpy = statistics.median(saves.memcpy)
     first, steady = saves.save[0] / memcpy, statistics.median(saves.save[1:]) / memcpy
     dcp = statistics.median(saves.async_save)
     figures = f"memcpy {_list(saves.memcpy)} (by tensor {_list(saves.each)}); save {_list(saves.save)}"
     return [
-        Row(measure=f"{name}: stall of the first save", value=first, unit="memcpy", bar=1.2, peer=dcp / memcpy),
+        Row(
+            measure=f"{name}: stall of the first save",
+            value=first,
+            unit="memcpy",
+            bar=1.2,
+            peer=dcp / memcpy,
+            others=_dlrover(flash, lambda their: their.saves[0] / memcpy),
+        ),
         Row(
             measure=f"{name}: stall of later saves, median",
             value=steady,
             unit="memcpy",
             bar=1.2,
             peer=dcp / memcpy,
+            others=_dlrover(flash, lambda their: statistics.median(their.saves[1:]) / memcpy),
             note=f"{figures}; peer: DCP async_save {_list(saves.async_save)}, torch.save {_list(saves.torch_save)}",
         ),
         Row(
@@ -157,10 +169,17 @@ def run(quick: bool, mib: int = 0) -> list[Row]:
             unit="s",
             bar=0.15 * mib / GIB,
             peer=statistics.median(saves.torch_load),
+            others=_dlrover(flash, lambda their: their.load),
             note="every byte checked and copied; peer: torch.load from the page cache",
         ),
         Row(measure=f"{name}: memory taken, in states", value=saves.memory, unit="states", bar=2.01),
     ]
+
+
+def _dlrover(flash: Flash | None, figure: Callable[[Flash], float | None]) -> dict[str, float]:
+    """One of DLRover's figures, if there is any."""
+    found = figure(flash) if flash is not None else None
+    return {} if found is None else {DLROVER: found}
 
 
 def _read(path: Path, kind: Any, process: Any) -> Any:

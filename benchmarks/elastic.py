@@ -1,7 +1,9 @@
 """The elastic loop: what losing a rank or a node costs those that are left, what a resize costs, and the loop itself.
 
 Every step is stamped with its round, and only a step of a round that formed after the fault counts: the last step of
-the old round, which may have been under way, does not. Under torchrun the same script runs, and is restarted.
+the old round, which may have been under way, does not. Under torchrun and DLRover the same script runs, and is
+restarted. What torchrun needs for the loss of a node (44 to 49 s) is measured once; that it does not come back from a
+frozen one, nor DLRover, was seen earlier on a machine like this, and is not waited for again.
 """
 
 from __future__ import annotations
@@ -10,14 +12,29 @@ import os
 import signal
 import statistics
 import time
+from collections.abc import Container
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import BIN, Row, Workplace, free_port, percentile, say, signal_all, wait_for
+from benchmarks.harness import (
+    BIN,
+    GaveUp,
+    Row,
+    Workplace,
+    descendants,
+    free_port,
+    percentile,
+    say,
+    signal_all,
+    wait_for,
+)
+from benchmarks.peers import DLROVER, TORCHRUN, Launcher, dlrover, tidied
 
 START_SECONDS = 180.0
+FROZEN_SECONDS = 180.0
+"""In which torchrun did not step on without a frozen node; DLRover did not in 600."""
 STEADY = 20
 """Steps of a round before something is done to it."""
 SCRIPT = """
@@ -115,7 +132,7 @@ class World(msgspec.Struct, frozen=True):
 def run(quick: bool) -> list[Row]:
     """All rows of the elastic loop."""
     rows = _killed_ranks(3 if quick else 30)
-    rows += _nodes(1 if quick else 5)
+    rows += _nodes(1 if quick else 5, None if quick else _torchrun_nodes())
     rows.append(_steady_cost(5 if quick else 25))
     return rows
 
@@ -134,7 +151,8 @@ def _killed_ranks(kills: int) -> list[Row]:
             survivors.append(_stepped(place, left, world.round) - killed)
             whole.append(_whole(place, 3, world.round) - killed)
             say(f"elastic: rank killed: survivors after {survivors[-1]:.3f} s, all three after {whole[-1]:.2f} s")
-    theirs = _torchrun()
+    theirs, other = _peer(TORCHRUN), dlrover()
+    others = {DLROVER: _peer(other)} if other is not None else {}
     return [
         Row(
             measure="elastic: rank of 3 killed, to the survivors' next step, median",
@@ -142,6 +160,7 @@ def _killed_ranks(kills: int) -> list[Row]:
             unit="s",
             bar=0.2,
             peer=theirs,
+            others=others,
             note=f"{kills} kills, from {min(survivors):.3f} to {max(survivors):.3f} s",
         ),
         Row(measure="… 95th percentile", value=percentile(survivors, 0.95), unit="s", bar=0.5),
@@ -151,27 +170,55 @@ def _killed_ranks(kills: int) -> list[Row]:
             unit="s",
             bar=1.5,
             peer=theirs,
+            others=others,
             note="the replacement imports torch first",
         ),
     ]
 
 
-def _torchrun() -> float:
-    with Workplace() as place:
+def _peer(launcher: Launcher) -> float:
+    """Under a launcher that restarts everybody: from the kill to the step of all."""
+    with tidied(), Workplace() as place:
         script = place.script("train.py", SCRIPT)
-        place.start(
-            [BIN / "torchrun", "--standalone", "--nproc-per-node=3", "--max-restarts=20", script],
-            env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        )
+        launcher.start(place, "--standalone", "--nproc-per-node=3", "--max-restarts=20", script)
         world = _steady(place, 3)
         killed = time.monotonic()
         os.kill(world.pid_of(1), signal.SIGKILL)
-        took = _whole(place, 3, world.round) - killed
-    say(f"elastic: torchrun's next step after {took:.2f} s")
+        took = _whole(place, 3, 0, others_than=set(world.members)) - killed
+    say(f"elastic: {launcher.name}: the next step after {took:.2f} s")
     return took
 
 
-def _nodes(times: int) -> list[Row]:
+class Nodes(msgspec.Struct, frozen=True):
+    """What torchrun needs when a node comes, and when one is killed."""
+
+    grown: float
+    killed: float | None
+    """None: it did not step on."""
+
+
+def _torchrun_nodes() -> Nodes:
+    with Workplace() as place:
+        words = ["--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=20", "--rdzv-backend=c10d", "--rdzv-id=bench"]
+        words.append(f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+        come = partial(TORCHRUN.start, place, *words, place.script("train.py", SCRIPT))
+        say("elastic: torchrun with two nodes, three, and one of them killed")
+        come(), come()
+        two = set(_steady(place, 2).members)
+        third = come()
+        three = set(_steady(place, 3).members)
+        grown = _whole(place, 3, 0) - max(_steps(place.path / f"steps.{pid}")[-1].at for pid in two)
+        at = time.monotonic()
+        signal_all(descendants(third.pid), signal.SIGKILL)
+        try:
+            killed = _whole(place, 2, 0, others_than=two | three) - at
+        except GaveUp:
+            killed = None
+    say(f"elastic: torchrun: a third node costs {grown:.1f} s, its loss {killed or START_SECONDS:.1f} s")
+    return Nodes(grown, killed)
+
+
+def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
     killed_node, frozen_node, grown, shrunk = [], [], [], []
     for _ in range(times):
         with Workplace() as place:
@@ -221,19 +268,24 @@ def _nodes(times: int) -> list[Row]:
             value=max(killed_node),
             unit="s",
             bar=0.5,
+            peer=(theirs.killed or START_SECONDS) if theirs is not None else None,
+            note="" if theirs is None or theirs.killed else f"torchrun had not stepped on after {START_SECONDS:g} s",
         ),
         Row(
             measure="elastic: node frozen, to the survivors' next step, longest",
             value=max(frozen_node),
             unit="s",
             bar=3.0,
+            peer=FROZEN_SECONDS,
+            note=f"torchrun: not within {FROZEN_SECONDS:g} s, seen earlier on a machine like this and not in this run",
         ),
         Row(
             measure="elastic: resize 2 -> 3 -> 2, pause of the others, longest",
             value=max(grown + shrunk),
             unit="s",
             bar=0.3,
-            note="their processes are not restarted",
+            peer=theirs.grown if theirs is not None else None,
+            note="their processes are not restarted; torchrun restarts all of them",
         ),
     ]
 
@@ -303,12 +355,12 @@ def _stepped(place: Workplace, pids: set[int], after: int) -> float:
     return wait_for("the survivors' next step", found, START_SECONDS, 0.05)
 
 
-def _whole(place: Workplace, world: int, after: int) -> float:
-    """When so many ranks had stepped together again in a round newer than `after`."""
+def _whole(place: Workplace, world: int, after: int, others_than: Container[int] = ()) -> float:
+    """When so many ranks had stepped together again in a round newer than `after`, in other processes than some."""
 
     def found() -> float | None:
         rounds: dict[int, list[float]] = {}
-        for steps in _files(place).values():
+        for steps in (steps for pid, steps in _files(place).items() if pid not in others_than):
             for round_ in {s.round for s in steps if s.round > after and s.world == world}:
                 rounds.setdefault(round_, []).append(next(s.at for s in steps if s.round == round_))
         complete = [firsts for firsts in rounds.values() if len(firsts) == world]

@@ -46,6 +46,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Where `value` is the longest of several."""
     peer: float | None = None
     """The same measure of the peer that the table names."""
+    others: dict[str, float] = {}
+    """The same measure of further peers, by their names: each has a column of its own."""
     note: str = ""
 
     @property

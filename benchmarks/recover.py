@@ -1,7 +1,7 @@
-"""A killed rank of a plain DDP job: from the kill -9 to the next completed step, under `resile run` and torchrun.
+"""A killed rank of a plain DDP job: from the kill -9 to the next step, under `resile run`, torchrun and DLRover.
 
-The script knows nothing of either: a small model, a checkpoint every 20 steps that every rank loads at its start, and a
-time stamp for every step. The next step is the first one that the killed rank's replacement completes.
+The script knows nothing of any of them: a small model, a checkpoint every 20 steps that every rank loads at its start,
+and a time stamp for every step. The next step is the first one that the killed rank's replacement completes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import BIN, Row, Workplace, say, wait_for
+from benchmarks.harness import Row, Workplace, say, wait_for
+from benchmarks.peers import DLROVER, OURS, TORCHRUN, Launcher, dlrover, tidied
 
 RANKS = 2
+STEP_BAR_SECONDS = 1.5
 STEPS_BEFORE = 50
 TAIL = 8 * 1024
 """Bytes of a file of steps that are read to look for new ones: looking must cost nothing, or it would be measured."""
@@ -68,38 +70,38 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def run(quick: bool) -> list[Row]:
-    ours: list[Recovery] = []
-    theirs: list[Recovery] = []
-    for _ in range(1 if quick else 3):  # in turns, so that other work on the machine troubles both alike
-        ours.append(_recovery("resile run", [BIN / "resile", "run"]))
-        theirs.append(_recovery("torchrun", [BIN / "torchrun"]))
+    launchers = [OURS, TORCHRUN, dlrover()]
+    found: dict[str, list[Recovery]] = {}
+    for _ in range(1 if quick else 3):  # in turns, so that other work on the machine troubles all alike
+        for launcher in filter(None, launchers):
+            found.setdefault(launcher.name, []).append(_recovery(launcher))
+    started = {name: [each.started for each in recoveries] for name, recoveries in found.items()}
+    stepped = {name: [each.stepped for each in recoveries] for name, recoveries in found.items()}
     return [
-        _row(
-            "killed rank of plain DDP: to its new process, median",
-            *([r.started for r in each] for each in (ours, theirs)),
-        ),
-        _row(
-            "killed rank of plain DDP: to the next step, median",
-            *([r.stepped for r in each] for each in (ours, theirs)),
-        ),
+        _row("killed rank of plain DDP: to its new process, median", started),
+        _row("killed rank of plain DDP: to the next step, median", stepped, STEP_BAR_SECONDS),
     ]
 
 
-def _row(measure: str, ours: list[float], theirs: list[float]) -> Row:
+def _row(measure: str, seconds: dict[str, list[float]], bar: float | None = None) -> Row:
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
     return Row(
         measure=measure,
-        value=statistics.median(ours),
+        value=medians[OURS.name],
         unit="s",
-        peer=statistics.median(theirs),
-        note=f"ours {_list(ours)}; torchrun's {_list(theirs)}",
+        bar=bar,
+        peer=medians[TORCHRUN.name],
+        others={name: each for name, each in medians.items() if name == DLROVER},
+        note="; ".join(f"{name} {_list(each)}" for name, each in seconds.items()),
     )
 
 
-def _recovery(name: str, launcher: Sequence[str | Path]) -> Recovery:
-    with Workplace() as place:
+def _recovery(launcher: Launcher) -> Recovery:
+    name = launcher.name
+    with tidied(), Workplace() as place:
         script = place.script("train.py", SCRIPT)
         steps, starts = place.path / "steps.1", place.path / "starts.1"
-        place.start([*launcher, "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", script])
+        launcher.start(place, "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", script)
         say(f"recover: waiting for {STEPS_BEFORE} steps under {name}")
         pid = wait_for(f"{STEPS_BEFORE} steps under {name}", partial(_steady, steps), START_SECONDS, LOOK_EVERY)
         killed = time.monotonic()

@@ -56,6 +56,7 @@ def render(rows: Sequence[Row], peer: str = "torchrun") -> str:
         "resile": [figure(row.value, row.unit) for row in rows],
         "median": [figure(row.median, row.unit) for row in rows],
         peer: [figure(row.peer, row.unit) for row in rows],
+        **{name: [figure(row.others.get(name), row.unit) for row in rows] for name in _others(rows)},
         "ratio": ["" if row.ratio is None else f"{row.ratio:.1f}x" for row in rows],
         "verdict": [verdict(row) for row in rows],
     }
@@ -65,6 +66,11 @@ def render(rows: Sequence[Row], peer: str = "torchrun") -> str:
     lines = ["  ".join(cells).rstrip() for cells in zip(*aligned, strict=True)]
     notes = [f"  {row.measure}: {row.note}" for row in rows if row.note]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _others(rows: Sequence[Row]) -> list[str]:
+    """The names of further peers, in the order in which they appear."""
+    return list(dict.fromkeys(name for row in rows for name in row.others))
 
 
 def _aligned(name: str, cells: Sequence[str], left: bool) -> list[str]:

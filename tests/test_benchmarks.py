@@ -52,6 +52,13 @@ def test_the_table_names_the_peer_and_shows_medians_where_there_are_any() -> Non
     assert "median" not in table.render([Row(measure="m", value=2.0)])
 
 
+def test_every_further_peer_has_a_column() -> None:
+    rows = [Row(measure="m", value=2.0, others={"Another": 4.5}, unit="s"), Row(measure="n", value=1.0)]
+    lines = table.render(rows).splitlines()
+    assert lines[0].split() == ["measure", "bar", "resile", "torchrun", "Another", "ratio", "verdict"]
+    assert "4.50 s" in lines[2]
+
+
 def test_the_parts_of_a_start_are_the_times_between_moments_and_never_negative() -> None:
     parts = parts_between([99.75, 100.0, 100.5, 101.0, 102.0, 101.5, 103.0, 105.0, 105.25])
     assert (parts.kubectl, parts.operator, parts.master_pod, parts.master, parts.worker_pods) == (
@@ -84,7 +91,7 @@ def test_help_comes_quickly_and_nothing_heavy_is_imported() -> None:
 
 
 def test_checkpoints_are_measured_and_restored() -> None:
-    rows = checkpoint.run(quick=True, mib=16)
+    rows = checkpoint.run(quick=True, mib=16, peers=False)
     assert [row.unit for row in rows] == ["memcpy", "memcpy", "ms", "s", "states"]
     assert all(row.value > 0.0 for row in rows)
     assert rows[-1].value < 2.2
