@@ -179,7 +179,7 @@ def test_a_flipped_bit_in_memory_is_found_named_and_passed_over(
     assert "tensors.t5" in words
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "part", "remove", "metadata", "code"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "part", "place", "remove", "metadata", "bit", "code"])
 def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
@@ -192,8 +192,10 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
         "flip": "__0_0.distcp: the checksum of bytes",
         "truncate": "__0_0.distcp has 1000 bytes instead of",
         "part": "__0.resile.json cannot be read",
+        "place": "__0.resile.json cannot be read: its checksum is wrong",
         "remove": "__0_0.distcp cannot be read: No such file",
-        "metadata": ".metadata cannot be read",
+        "metadata": ".metadata is not what was written",
+        "bit": ".metadata is not what was written",
         "code": "posix.mkdir does not belong in a checkpoint's metadata",
     }[damage]
     match damage:
@@ -205,11 +207,18 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
             os.truncate(data, 1000)
         case "part":
             part.write_bytes(part.read_bytes()[:-20])
+        case "place":
+            part.write_bytes(part.read_bytes().replace(b'"key":"tensors.t1"', b'"key":"tensors.t2"'))
+        case "bit":
+            content = bytearray(metadata.read_bytes())
+            content[len(content) // 2] ^= 1
+            metadata.write_bytes(content)
         case "remove":
             data.unlink()
         case "metadata":
             metadata.write_bytes(metadata.read_bytes()[:-20])
         case "code":
+            part.unlink()  # as if plain DCP had written it: ours would be found out before anything is unpickled
             metadata.write_bytes(pickle.dumps(_Mischief(str(tmp_path / "done"))))
     state = uniform(0, 100_000)
     with caplog.at_level(logging.WARNING):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -66,8 +67,8 @@ class Vault:
         self._buffers: dict[int, list[Buffer]] = {}
         self._peers: dict[int, _Peer] = {}
         self._listener: socket.socket | None = None
-        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
-        self._writing: set[Future[None]] = set()
+        self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
+        self._writing: dict[Future[None], tuple[Buffer, ...]] = {}
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
@@ -115,11 +116,11 @@ class Vault:
         for buffer, record in newest + older:
             buffer.want(record.sequence)
         if newest:
-            self._submit(lambda: _store_last(newest, older))
+            self._submit(lambda: _store_last(newest, older), *(buffer for buffer, _ in newest + older))
 
     async def flushed(self, patience: float) -> None:
         """Wait for storage, but not for ever, and not when in a hurry."""
-        waiting = [asyncio.wrap_future(future) for future in self._writing]
+        waiting = [asyncio.wrap_future(future) for future in list(self._writing)]
         if not waiting:
             return
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -134,11 +135,16 @@ class Vault:
         """Wait for storage no longer."""
         self._hurry.set()
 
-    def _submit(self, work: Callable[[], None]) -> None:
+    def _submit(self, work: Callable[[], object], *buffers: Buffer) -> None:
         future: Future[None] = Future()
-        self._writing.add(future)
-        future.add_done_callback(self._writing.discard)
+        self._writing[future] = buffers
+        future.add_done_callback(lambda done: self._writing.pop(done, None))
         self._work.put((work, future))
+
+    @property
+    def _claimed(self) -> set[Buffer]:
+        """Those that the thread which stores will come to."""
+        return {buffer for buffers in list(self._writing.values()) for buffer in buffers}
 
     def _write(self) -> None:
         while True:
@@ -186,22 +192,39 @@ class Vault:
 
     def _heard(self, peer: _Peer, word: ToAgent) -> None:
         match word:
-            case Open(local_rank=rank):
-                if not 0 <= rank < MAX_LOCAL_RANKS:
-                    peer.send(Opened(error=f"there is no local rank {rank}"))
-                    return
-                peer.local_rank = rank
-                buffers = self._buffers.get(rank)
-                if buffers is None:
-                    made = [Buffer.make(f"resile-checkpoint-{rank}-{number}") for number in range(BUFFERS)]
-                    buffers = self._buffers[rank] = made
-                peer.send(Opened(), [buffer.descriptor for buffer in buffers])
+            case Open():
+                self._open(peer, word)
             case MakeRoom(size=size):
                 peer.send(RoomMade(error=self._make_room(self._buffers_of(peer), size)))
             case Store(buffer=number, sequence=sequence):
                 buffers = self._buffers_of(peer)
                 if 0 <= number < len(buffers):
                     self._store(peer, buffers[number], sequence)
+
+    def _open(self, peer: _Peer, word: Open) -> None:
+        rank = word.local_rank
+        if not 0 <= rank < MAX_LOCAL_RANKS:
+            peer.send(Opened(error=f"there is no local rank {rank}"))
+            return
+        try:
+            buffers = self._buffers.get(rank) or [Buffer.make(f"resile-checkpoint-{rank}-{n}") for n in range(BUFFERS)]
+        except OSError as error:
+            peer.send(Opened(error=f"no memory for checkpoints: {error.strerror}"))
+            return
+        peer.local_rank, self._buffers[rank] = rank, buffers
+        if not word.reads:
+            self._take_over(buffers)
+        peer.send(Opened(), [buffer.descriptor for buffer in buffers])
+
+    def _take_over(self, buffers: list[Buffer]) -> None:
+        """Another process fills these from now on: what the last one wanted stored, and did not live to say, is."""
+        for buffer in buffers:
+            if buffer.wanted and buffer not in self._claimed:
+                record = buffer.record()
+                if record is None:
+                    buffer.release()
+                else:
+                    self._submit(functools.partial(_store_one, buffer, record), buffer)
 
     def _buffers_of(self, peer: _Peer) -> list[Buffer]:
         return self._buffers.get(peer.local_rank, []) if peer.local_rank is not None else []
@@ -210,8 +233,9 @@ class Vault:
         if not buffers or size < 0:
             return "it asked for room in no buffer"
         need = sum(max(0, size - buffer.size) for buffer in buffers)
-        taken = sum(buffer.size for each in self._buffers.values() for buffer in each)
-        if need and (why := short_of(need, taken)):
+        everything = [buffer for each in self._buffers.values() for buffer in each]
+        taken, untouched = sum(each.size for each in everything), sum(each.untouched for each in everything)
+        if need and (why := short_of(need, taken, untouched)):
             return why
         try:
             for buffer in buffers:
@@ -230,7 +254,7 @@ class Vault:
             with contextlib.suppress(RuntimeError):  # the agent has ended
                 loop.call_soon_threadsafe(peer.send, Stored(sequence=sequence, error=error))
 
-        self._submit(work)
+        self._submit(work, buffer)
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:

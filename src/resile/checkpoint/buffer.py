@@ -87,6 +87,12 @@ class Buffer:
         """Bytes that it has now."""
         return os.fstat(self.descriptor).st_size
 
+    @property
+    def untouched(self) -> int:
+        """Bytes of it that nobody has written to yet: the kernel has set no memory aside for them."""
+        state = os.fstat(self.descriptor)
+        return max(0, state.st_size - 512 * state.st_blocks)
+
     def resize(self, size: int) -> None:
         """Make it larger; what it holds stays.
 

@@ -7,6 +7,7 @@ storing is a copy of the file.
 
 from __future__ import annotations
 
+import zlib
 from typing import Literal
 
 import msgspec
@@ -84,8 +85,27 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     """Bytes of the .distcp file; 0: there is none."""
     sums: tuple[int, ...]
-    """Of every CHUNK of the file; empty if the process ended before they were made."""
+    """Of every CHUNK of the file."""
     items: tuple[Item, ...]
+    crc: int = 0
+    """Of this description itself, written with a 0 here."""
+
+    def encode(self) -> bytes:
+        """As it is written to storage."""
+        plain = msgspec.json.encode(msgspec.structs.replace(self, crc=0))
+        return msgspec.json.encode(msgspec.structs.replace(self, crc=zlib.crc32(plain)))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Part:
+        """What was written.
+
+        Raises:
+            ValueError: it is something else, or not as it was written.
+        """
+        part = msgspec.json.decode(data, type=cls)
+        if part.encode() != data:
+            raise ValueError("its checksum is wrong")
+        return part
 
 
 CHUNK = 31 * 8192

@@ -22,6 +22,8 @@ SOCKET = "checkpoint.sock"
 """Beside the agent's own."""
 MAX_PACKET = 64 * 1024
 BUFFERS = 2
+REMEMBERED = 16
+"""Answers about storage that are kept for somebody to ask."""
 
 
 class _Word(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -33,6 +35,8 @@ class Open(_Word, frozen=True, kw_only=True):
 
     worker: str
     local_rank: int
+    reads: bool = False
+    """They are another process's, and only looked at."""
 
 
 class Opened(_Word, frozen=True, kw_only=True):
@@ -79,8 +83,17 @@ class NoVault(Exception):
 class Line:
     """A training process's line to the buffers of one local rank. Any thread may use it."""
 
-    def __init__(self, agent_socket: str, worker: str, local_rank: int, patience: float = 10.0) -> None:
+    def __init__(
+        self, agent_socket: str, worker: str, local_rank: int, *, reads: bool = False, patience: float = 10.0
+    ) -> None:
         """Ask for the buffers.
+
+        Args:
+            agent_socket: the agent's own socket; this line's lies beside it.
+            worker: the name of this process.
+            local_rank: whose buffers.
+            reads: they are another process's, and only looked at.
+            patience: seconds that the agent has for each answer.
 
         Raises:
             NoVault: the agent does not answer, or has none.
@@ -92,7 +105,7 @@ class Line:
         try:
             self._socket.settimeout(patience)
             self._socket.connect(str(Path(agent_socket).with_name(SOCKET)))
-            self._socket.send(msgspec.msgpack.encode(Open(worker=worker, local_rank=local_rank)))
+            self._socket.send(msgspec.msgpack.encode(Open(worker=worker, local_rank=local_rank, reads=reads)))
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, BUFFERS)
             answer = _decoder.decode(packet)
         except (OSError, msgspec.MsgspecError) as error:
@@ -113,18 +126,22 @@ class Line:
             return ""
         with self._lock:
             try:
-                self._socket.send(msgspec.msgpack.encode(MakeRoom(size=size)))
-                answer = self._next(time.monotonic() + self._patience)
-                while not isinstance(answer, RoomMade):
-                    answer = self._next(time.monotonic() + self._patience)
+                self._say(MakeRoom(size=size))
+                deadline = time.monotonic() + self._patience
+                while not isinstance(answer := self._next(deadline), RoomMade):
+                    pass
                 return answer.error
             except OSError as error:
                 return f"the agent does not answer: {error}"
 
-    def store(self, buffer: int, sequence: int) -> None:
-        """Have a buffer written to storage; `wait` tells when it is."""
-        with self._lock, contextlib.suppress(OSError):
-            self._socket.send(msgspec.msgpack.encode(Store(buffer=buffer, sequence=sequence)))
+    def store(self, buffer: int, sequence: int) -> bool:
+        """Have a buffer written to storage; `wait` tells when it is. False: the agent does not take the word."""
+        with self._lock:
+            try:
+                self._say(Store(buffer=buffer, sequence=sequence))
+                return True
+            except OSError:
+                return False
 
     def wait(self, sequence: int, timeout: float) -> str | None:
         """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""
@@ -145,12 +162,23 @@ class Line:
         for buffer in self.buffers:
             buffer.close()
 
+    def _say(self, word: ToAgent) -> None:
+        """Say something, and first take what the agent has said: it does not wait for one that does not listen."""
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._hear(self._socket.recv(MAX_PACKET))
+        self._socket.settimeout(self._patience)
+        self._socket.send(msgspec.msgpack.encode(word))
+
     def _next(self, deadline: float) -> FromAgent:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("no answer in time")
         self._socket.settimeout(left)
-        packet = self._socket.recv(MAX_PACKET)
+        return self._hear(self._socket.recv(MAX_PACKET))
+
+    def _hear(self, packet: bytes) -> FromAgent:
         if not packet:
             raise ConnectionError("it hung up")
         try:
@@ -159,4 +187,6 @@ class Line:
             raise ConnectionError(str(error)) from None
         if isinstance(answer, Stored):
             self._stored[answer.sequence] = answer.error
+            while len(self._stored) > REMEMBERED:  # of saves that nobody waited for
+                self._stored.pop(min(self._stored))
         return answer

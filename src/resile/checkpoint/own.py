@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 
@@ -9,6 +10,8 @@ from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.line import BUFFERS
 from resile.checkpoint.room import short_of
 from resile.checkpoint.storage import store_committed
+
+log = logging.getLogger(__name__)
 
 
 class OwnBuffers:
@@ -24,13 +27,25 @@ class OwnBuffers:
         need = sum(max(0, size - buffer.size) for buffer in self.buffers)
         if need and (why := short_of(need)):
             return why
-        for buffer in self.buffers:
-            buffer.resize(size)
+        try:
+            for buffer in self.buffers:
+                buffer.resize(size)
+        except OSError as error:
+            return f"no memory for checkpoints: {error.strerror}"
         return ""
 
-    def store(self, buffer: int, sequence: int) -> None:
+    def store(self, buffer: int, sequence: int) -> bool:
         """Have a buffer written to storage; the process does not end before it is."""
-        self._stored[sequence] = self._writer.submit(store_committed, self.buffers[buffer], sequence)
+        self._stored = {number: answer for number, answer in self._stored.items() if not answer.done()}
+        self._stored[sequence] = self._writer.submit(self._store, self.buffers[buffer], sequence)
+        return True
+
+    @staticmethod
+    def _store(buffer: Buffer, sequence: int) -> str:
+        error = store_committed(buffer, sequence)
+        if error:
+            log.error("%s", error)
+        return error
 
     def wait(self, sequence: int, timeout: float) -> str | None:
         """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from resile.api import quantity
 
@@ -17,6 +19,7 @@ SPARE = 256 << 20
 def short_of(
     need: int,
     taken: int = 0,
+    untouched: int = 0,
     *,
     environ: Mapping[str, str] = os.environ,
     proc: Path = Path("/proc"),
@@ -27,6 +30,7 @@ def short_of(
     Args:
         need: bytes that are asked for.
         taken: bytes that checkpoints have on this node already.
+        untouched: those of them that nobody has written to yet, so that the kernel still counts them as free.
         environ: where the limit is set.
         proc: where the kernel tells of the machine's memory.
         cgroup: where it tells of the container's.
@@ -39,9 +43,10 @@ def short_of(
             return f"{LIMIT} {error}"
         if taken + need > allowed:
             return f"{_mib(taken + need)} of memory are needed for checkpoints, {LIMIT} allows {_mib(allowed)}"
-    for left, whose in ((_machine(proc), "this machine"), (_container(cgroup), "this container")):
-        if left is not None and need + SPARE > left:
-            return f"{_mib(need)} of memory are needed for checkpoints, {whose} has {_mib(max(0, left))} left"
+    for left, whose in ((_machine(proc), "this machine"), (_container(proc, cgroup), "this container")):
+        if left is not None and need + untouched + SPARE > left:
+            left = max(0, left - untouched)
+            return f"{_mib(need)} of memory are needed for checkpoints, {whose} has {_mib(left)} left"
     return ""
 
 
@@ -53,13 +58,46 @@ def _machine(proc: Path) -> int | None:
         return None
 
 
-def _container(cgroup: Path) -> int | None:
-    """What is left of the container's limit; pages of files that can be dropped count as free. None: no limit."""
+def _container(proc: Path, cgroup: Path) -> int | None:
+    """What is left of the container's limit, and of those around it. None: no limit."""
+    left = [_left(group, names) for group, names in _groups(proc, cgroup)]
+    return min((each for each in left if each is not None), default=None)
+
+
+class _Names(NamedTuple):
+    """What a cgroup's files are called."""
+
+    limit: str
+    used: str
+    droppable: str
+    """In memory.stat: pages of files that can be dropped count as free."""
+
+
+_V2 = _Names("memory.max", "memory.current", "inactive_file")
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[Path, _Names]]:
+    """This process's cgroup and all above it; in a container of its own the top one is the container's."""
+    own = {_V2: "", _V1: ""}
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                own[_V1 if controllers else _V2] = path.strip("/")
+    for names, path in own.items():
+        top = cgroup if names is _V2 else cgroup / "memory"
+        yield top, names
+        if path:
+            yield from ((top / each, names) for each in [Path(path), *Path(path).parents[:-1]])
+
+
+def _left(group: Path, names: _Names) -> int | None:
     try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return limit - used + int(stat.get("inactive_file", 0))
+        limit = int((group / names.limit).read_text())
+        used = int((group / names.used).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat.get(names.droppable, 0))
     except (OSError, ValueError):
         return None
 

@@ -15,14 +15,13 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-
-import msgspec
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
+from resile.checkpoint.sums import sums_of
 from resile.files import write_atomically
 
 METADATA = ".metadata"
@@ -81,7 +80,7 @@ class Storage:
             if layout.stored:
                 with new_file(draft / data_file(layout.rank)) as target:
                     _copy(buffer, record, layout.stored, target)
-            sums = (buffer.sums(record) or ())[: chunks(layout.stored)]
+            sums = sealed(buffer, record)[: chunks(layout.stored)]
             return self.finish(draft, record.step, layout, sums)
         except NotWhole as error:
             raise CannotStore(f"step {record.step} was not stored: {error}") from None
@@ -103,7 +102,7 @@ class Storage:
             sums=tuple(sums),
             items=layout.stored_items(),
         )
-        write_atomically(draft / part_file(layout.rank), msgspec.json.encode(part))
+        write_atomically(draft / part_file(layout.rank), part.encode())
         return self._commit(draft, step, layout.world)
 
     def parts(self, path: Path) -> list[Part]:
@@ -115,8 +114,8 @@ class Storage:
         parts = []
         for file in sorted(path.glob("__*.resile.json")):
             try:
-                parts.append(msgspec.json.decode(file.read_bytes(), type=Part))
-            except (OSError, msgspec.MsgspecError) as error:
+                parts.append(Part.decode(file.read_bytes()))
+            except (OSError, ValueError) as error:
                 raise NotWhole(f"{file.name} cannot be read: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
 
@@ -184,6 +183,22 @@ def store_committed(buffer: Buffer, sequence: int) -> str:
         return str(error)
     finally:
         buffer.release()
+
+
+def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
+    """The checksums of a buffer; made now if the process that filled it ended before it had made them.
+
+    Raises:
+        NotWhole: they are damaged, or it holds something else by now.
+    """
+    sums = buffer.sums(record)
+    if sums is not None:
+        return sums
+    made = sums_of(buffer.map(), record.data_at, buffer.layout(record))
+    if buffer.record() != record:
+        raise NotWhole("a newer step took its place in memory")
+    buffer.seal(record, made)
+    return made
 
 
 def part_file(rank: int) -> str:

@@ -224,7 +224,7 @@ class Checkpointer:
         try:
             self._vault = Line(self._agent_socket, self._worker, self._local_rank)
             if self._local_rank:
-                self._leader = Line(self._agent_socket, self._worker, 0)
+                self._leader = Line(self._agent_socket, self._worker, 0, reads=True)
         except NoVault as error:
             log.warning("checkpoints are kept in storage alone: %s", error)
             self._vault = OwnBuffers() if self.storage is not None else None
@@ -300,8 +300,9 @@ class Checkpointer:
     def _seal(self, number: int, image: Image, record: Record, due: bool) -> None:
         assert self._vault is not None
         self._vault.buffers[number].seal(record, image.sums())
-        if due:
-            self._vault.store(number, record.sequence)
+        if due and not self._vault.store(number, record.sequence):
+            self._vault.buffers[number].release()
+            self._warn("storage gets no more checkpoints: the agent does not answer")
 
     def _free(self) -> int | None:
         """The buffer to overwrite: not the newest, unless the other one is on its way to storage."""
@@ -334,14 +335,7 @@ class Checkpointer:
             sums: list[int] = []
             if only.length:
                 with new_file(draft / data_file(only.rank)) as descriptor:
-                    file = Buffer(os.dup(descriptor))
-                    file.resize(only.length)
-                    image = Image(file.map(), 0, only)
-                    image.draw_frames()
-                    image.fill(leaves)
-                    sums = image.sums()
-                    del image
-                    file.close()
+                    sums = _fill_file(descriptor, only, leaves)
             assert len(sums) == chunks(only.length)
             self.storage.finish(draft, step, only, sums)
             return True
@@ -366,6 +360,20 @@ class Checkpointer:
         if words not in self._warned:
             self._warned.add(words)
             log.warning("%s", words)
+
+
+def _fill_file(descriptor: int, layout: Layout, leaves: list[Entry]) -> list[int]:
+    """Write a checkpoint into a file by way of its mapping; its checksums.
+
+    Raises:
+        OSError: the disk is full. (Found out beforehand: a page of a mapping that the disk does not take is fatal.)
+    """
+    os.posix_fallocate(descriptor, 0, layout.length)
+    with contextlib.closing(Buffer(os.dup(descriptor))) as file:
+        image = Image(file.map(), 0, layout)
+        image.draw_frames()
+        image.fill(leaves)
+        return image.sums()
 
 
 def _own_bytes(tensor: Any) -> int:

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     value: Any
     """A tensor, or something that can be pickled."""
     late: bool = False
-    """It changes only when the optimizer steps, so it may still be copied during the next forward and backward."""
+    """A tensor that only the optimizer changes, so it may still be copied during the next forward and backward."""
 
     @property
     def key(self) -> str:
@@ -69,7 +69,8 @@ def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, str]) -> 
         called = [names.get(id(p), f"param_{number}_{place}") for place, p in enumerate(group["params"])]
         for parameter, name in zip(group["params"], called, strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
-                yield Entry((*root, ("d", "state"), ("d", name), ("d", key)), value, True)
+                late = isinstance(value, torch.Tensor)
+                yield Entry((*root, ("d", "state"), ("d", name), ("d", key)), value, late)
         for option, value in group.items():
             path: Path = (*root, ("d", "param_groups"), ("l", number), ("d", option))
             yield Entry(path, called if option == "params" else value)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageMeta
 
 from resile.checkpoint.buffer import NotWhole
-from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
 from resile.checkpoint.layout import Path as Steps
 from resile.checkpoint.storage import METADATA, Storage
@@ -71,10 +71,10 @@ def read_metadata(path: Path) -> Any:
 
 class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        metadata = read_metadata(Path(self.path))
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        return metadata
+        contents = read_metadata(Path(self.path))
+        if getattr(contents, "storage_meta", None) is None:
+            contents.storage_meta = StorageMeta()
+        return contents
 
 
 class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
@@ -99,9 +99,20 @@ def check(storage: Storage, step: int, share: int, shares: int) -> None:
         raise Damaged(str(error)) from None
     if parts and [part.rank for part in parts] != list(range(parts[0].world)):
         raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
+    if any(part.step != step for part in parts):
+        raise Damaged(f"it has parts of the steps {sorted({part.step for part in parts})}")
+    if parts and _bytes_of(path / METADATA) != metadata(parts):
+        raise Damaged(f"{METADATA} is not what was written")
     for part in parts[share::shares]:
         if part.length:
             _check_file(path / data_file(part.rank), part)
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{file.name} cannot be read: {error.strerror}") from None
 
 
 def _check_file(file: Path, part: Part) -> None:
@@ -111,7 +122,7 @@ def _check_file(file: Path, part: Part) -> None:
             if size != part.length:
                 raise Damaged(f"{file.name} has {size} bytes instead of {part.length}")
             if len(part.sums) != chunks(part.length):
-                return  # its process ended before the checksums were made
+                raise Damaged(f"{file.name} has {len(part.sums)} checksums instead of {chunks(part.length)}")
             with mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE) as memory:  # writable only for torch's sake
                 layout = Layout(
                     rank=part.rank,
@@ -141,10 +152,10 @@ def load(storage: Storage, step: int, landing: Landing) -> None:
         Misfit: it does not fit.
     """
     path = storage.path(step)
-    metadata = read_metadata(path)
-    paths = _paths(storage, path, metadata)
+    contents = read_metadata(path)
+    paths = _paths(storage, path, contents)
     state: dict[str, Any] = {}
-    for key, entry in metadata.state_dict_metadata.items():
+    for key, entry in contents.state_dict_metadata.items():
         if not landing.wants(paths[key]):
             continue
         if isinstance(entry, BytesStorageMetadata):
@@ -163,12 +174,12 @@ def load(storage: Storage, step: int, landing: Landing) -> None:
         landing.value(paths[key], value)
 
 
-def _paths(storage: Storage, path: Path, metadata: Any) -> dict[str, Steps]:
+def _paths(storage: Storage, path: Path, contents: Any) -> dict[str, Steps]:
     """Where every key belongs: by our own parts, or, in a checkpoint that plain DCP wrote, by its planner's data."""
     by_parts: dict[str, Steps] = {item.key: item.path for part in storage.parts(path) for item in part.items}
-    planned = getattr(metadata, "planner_data", None) or {}
+    planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}
-    for key in metadata.state_dict_metadata:
+    for key in contents.state_dict_metadata:
         keys = planned.get(key) or (key,)
         dcps: Steps = tuple(("l", step) if isinstance(step, int) else ("d", str(step)) for step in keys)
         paths[key] = by_parts.get(key, dcps)

@@ -1,0 +1,36 @@
+"""The checksums of a buffer's data, without torch: for the agent, where a process ended before it had made them itself.
+
+A checksum is the sum of a chunk's 64-bit words, with wrap-around, as torch's `sum` of int64 gives it. Python adds the
+words by halves of one long integer, which takes 0.6 s for 1 GiB; torch takes a tenth of that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resile.checkpoint.layout import CHUNK, Layout
+
+_WORD, _LANE = 64, 128
+_ONE_WORD = (1 << _WORD) - 1
+_LANES = CHUNK // (_LANE // 8) + 1
+_LOWER_WORDS = sum(_ONE_WORD << (_LANE * lane) for lane in range(_LANES))
+"""The lower word of every lane: sums of a chunk's words need no more than the room that two words have."""
+
+
+def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
+    """Of every chunk of what goes to storage, then of the rest: as `Image.sums` of `resile.torch` gives them."""
+    view = memoryview(memory)[data_at : data_at + layout.length]
+    spans = ((0, layout.stored), (layout.stored, layout.length))
+    return [word_sum(view[at : min(at + CHUNK, end)]) for start, end in spans for at in range(start, end, CHUNK)]
+
+
+def word_sum(data: bytes | memoryview) -> int:
+    """The sum of the 64-bit words of at most one chunk, as a signed 64-bit number."""
+    words = int.from_bytes(data, "little")
+    total = (words & _LOWER_WORDS) + (words >> _WORD & _LOWER_WORDS)
+    lanes = -(-len(data) // (_LANE // 8))
+    while lanes > 1:
+        lanes = -(-lanes // 2)
+        total = (total & (1 << _LANE * lanes) - 1) + (total >> _LANE * lanes)
+    total &= _ONE_WORD
+    return total - (1 << _WORD) if total >> (_WORD - 1) else total
