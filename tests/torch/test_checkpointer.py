@@ -28,7 +28,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from resile.checkpoint.room import LIMIT
 from resile.checkpoint.storage import Storage
 from resile.torch import Checkpointer, ElasticBatchSampler
-from resile.torch.entries import Misfit
+from resile.torch.entries import Misfit, entries
+from resile.torch.image import Image, Place, lay_out
 from resile.torch.stored import read_metadata
 
 Open = Callable[..., Checkpointer]
@@ -305,6 +306,16 @@ def test_a_checkpoint_of_another_model_is_one_sentence(opened: Open, vault: Vaul
         opened().restore({"model": torch.nn.Linear(4, 5)})
     with pytest.raises(Misfit, match="the checkpoint has no 'epoch'"):
         opened().restore({"model": torch.nn.Linear(4, 3), "epoch": 1})
+
+
+def test_a_rank_whose_node_keeps_everything_elsewhere_has_an_empty_part() -> None:
+    leaves = entries({"model": torch.nn.Linear(3, 3)})
+    layout = lay_out(leaves, Place(rank=1, world=2, leads=False, attempt="a"))
+    assert (layout.length, layout.items) == (0, ())
+    image = Image(bytearray(10), 5, layout)
+    image.draw_frames()
+    image.fill(leaves)
+    image.check(image.sums())
 
 
 def test_what_is_on_its_way_to_storage_is_not_overwritten_and_saving_goes_on(

@@ -112,6 +112,19 @@ CHUNK = 31 * 8192
 """Bytes that share a checksum: below the size from which torch spreads a sum over threads."""
 
 
+def attempt_name(made: int, round_: str, world: int) -> str:
+    """What an attempt is called that was made at this moment."""
+    return f"{made:x}.{round_}.{world}"
+
+
+def made_at(attempt: str) -> int:
+    """When an attempt was made: of two that got to the same step the later one counts. 0: nobody can tell."""
+    try:
+        return int(attempt.partition(".")[0], 16)
+    except ValueError:
+        return 0
+
+
 def chunks(length: int) -> int:
     """How many checksums `length` bytes have."""
     return -(-length // CHUNK)

@@ -35,13 +35,14 @@ from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import PAGE, Buffer, Record, places
 from resile.checkpoint.dcp_metadata import data_file
-from resile.checkpoint.layout import Layout, chunks
+from resile.checkpoint.layout import Layout, attempt_name, chunks
 from resile.checkpoint.line import Line, NoVault
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.storage import CannotStore, Storage, new_file
+from resile.torch.agreement import Agreement
 from resile.torch.entries import Entry, State, entries, local
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
-from resile.torch.restoring import Agreement, Restoring
+from resile.torch.restoring import Memory, Restoring
 from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
 
 log = logging.getLogger(__name__)
@@ -191,7 +192,8 @@ class Checkpointer:
         self.regroup()
         self._meet()
         own = self._vault.buffers if isinstance(self._vault, Line) else []
-        step = Restoring(self._agreement, own, self._leader.buffers if self._leader else own, self.storage).run(state)
+        memory = Memory(own, self._leader.buffers if self._leader else own)
+        step = Restoring(self._agreement, memory, self.storage).run(state)
         self.reserve(state)
         return step
 
@@ -238,7 +240,9 @@ class Checkpointer:
         rank, world = self._agreement.rank, self._agreement.world
         self._meet()
         attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return Place(rank, world, self._local_rank == 0 and self.in_memory, f"{self._nonce:x}.{attempt}.{world}")
+        return Place(
+            rank, world, self._local_rank == 0 and self.in_memory, attempt_name(self._nonce or 0, attempt, world)
+        )
 
     def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:
         place = self._place()

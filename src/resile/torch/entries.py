@@ -131,6 +131,7 @@ class Landing:
                     if isinstance(entry.value, torch.Tensor):
                         self._live[entry.key] = entry.value
         self._landed: dict[Path, Any] = {}
+        self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
 
     def wants(self, path: Path) -> bool:
         """Whether the state has a place for it."""
@@ -143,13 +144,25 @@ class Landing:
             Misfit: the state's own tensor has another shape.
         """
         key = key_of(path)
-        target = self._live.get(key)
+        target = self._landed.get(path, self._live.get(key))
         if target is None:
             target = self._new(path, dtype, shape)
         if tuple(target.shape) != tuple(shape):
             raise Misfit(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
         self._landed[path] = target
         return target
+
+    def cover(self, path: Path, origin: tuple[int, ...], count: int) -> None:
+        """So many numbers of a tensor, from this place on, are being filled."""
+        self._covered.setdefault(path, {})[origin] = count
+
+    def missing(self) -> str:
+        """The name of a tensor that was not filled as a whole; empty if all were."""
+        for path, target in self._landed.items():
+            filled = sum(self._covered.get(path, {}).values())
+            if isinstance(target, torch.Tensor) and filled < local(target).numel():
+                return key_of(path)
+        return ""
 
     def value(self, path: Path, value: Any) -> None:
         """A value that is no tensor."""

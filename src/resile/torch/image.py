@@ -130,6 +130,34 @@ def piece_of(tensor: Any) -> Piece:
     return Piece(tuple(shape), tuple(tensor.shape), tuple(origin), first)
 
 
+class Extent(NamedTuple):
+    """A block of a tensor."""
+
+    origin: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def overlap(self, other: Extent) -> Extent | None:
+        """What two blocks of one tensor have in common; None: nothing."""
+        origin = tuple(map(max, self.origin, other.origin))
+        ends = [min(a + b, c + d) for a, b, c, d in zip(*self, *other, strict=True)]
+        shape = tuple(end - start for start, end in zip(origin, ends, strict=True))
+        return Extent(origin, shape) if all(size > 0 for size in shape) else None
+
+    def within(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where this block is in one around it that begins at `origin`."""
+        return tuple(
+            slice(at - base, at - base + size) for at, base, size in zip(self.origin, origin, self.shape, strict=True)
+        )
+
+
+def _extent(tensor: Any) -> Extent:
+    """What this rank has of a tensor."""
+    if isinstance(tensor, DTensor):
+        piece = piece_of(tensor)
+        return Extent(piece.origin, piece.shape)
+    return Extent((0,) * tensor.dim(), tuple(tensor.shape))
+
+
 class Place(NamedTuple):
     """Who lays out."""
 
@@ -233,7 +261,10 @@ class Image:
     def __init__(self, memory: Any, offset: int, layout: Layout) -> None:
         """The data begin at `offset` of the memory."""
         self.layout = layout
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=layout.length)
+        if layout.length:
+            self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=layout.length)
+        else:  # a rank whose node's leader keeps everything
+            self.bytes = torch.empty(0, dtype=torch.uint8)
         self._address = self.bytes.data_ptr()
 
     def draw_frames(self) -> None:
@@ -289,15 +320,14 @@ class Image:
             ],
         )
 
-    def read(self, landing: Landing, threads: int = 1) -> None:
-        """Copy the values to where they belong.
+    def read(self, landing: Landing, threads: int = 1, *, values: bool = True) -> None:
+        """Copy what this rank has use for to where it belongs: of a sharded tensor, what lies in this rank's part.
 
         Raises:
-            Damaged: this rank has another part of a tensor now.
-            Misfit: a tensor has another shape in the state.
+            Misfit: a tensor has another shape in the state; nothing was copied.
         """
         _share(threads, self._copies(landing))
-        for item in self.layout.items:
+        for item in self.layout.items if values else ():
             if isinstance(item, ObjectItem) and landing.wants(item.path):
                 landing.value(item.path, unpickled(self._slice(item.offset, item.length)))
 
@@ -305,14 +335,19 @@ class Image:
         copies: list[Callable[[], None]] = []
         for item in self.layout.items:
             if isinstance(item, TensorItem) and landing.wants(item.path):
-                target = local(landing.tensor(item.path, getattr(torch, item.dtype), item.full)).detach()
-                if tuple(target.shape) != item.shape:
-                    raise Damaged(f"{item.key}: this rank has another part of it now")
+                whole = landing.tensor(item.path, getattr(torch, item.dtype), item.full)
+                target = local(whole).detach()
+                here = _extent(whole)
+                shared = here.overlap(Extent(item.origin, item.shape))
+                if shared is None:
+                    continue
+                landing.cover(item.path, shared.origin, math.prod(shared.shape))
                 alike = target.device.type == "cpu" and target.is_contiguous() and str(target.dtype)[6:] == item.dtype
-                if alike:
+                if alike and here.shape == item.shape == shared.shape:
                     copies += _memcpies(target.data_ptr(), self._address + item.data, item.nbytes)
-                elif item.nbytes:
-                    copies.append(functools.partial(target.copy_, self._tensor(item)))
+                else:
+                    source = self._tensor(item)[shared.within(item.origin)]
+                    copies.append(functools.partial(target[shared.within(here.origin)].copy_, source))
         return copies
 
     def _check(self, start: int, end: int, expected: int) -> None:

@@ -1,0 +1,91 @@
+"""The ranks of a training, as far as checkpoints make them agree. They compare notes over their process group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_BLOCK = 64 << 20
+
+
+class Agreement:
+    """The ranks of this training; what needs several of them needs a process group."""
+
+    @property
+    def rank(self) -> int:
+        """This process's place."""
+        return int(dist.get_rank()) if self._grouped else int(os.environ.get("RANK", "0"))
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        return int(dist.get_world_size()) if self._grouped else int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def _grouped(self) -> bool:
+        return bool(dist.is_available() and dist.is_initialized())
+
+    @property
+    def device(self) -> Any:
+        """Where tensors must be for this group."""
+        if dist.get_backend() == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def nonce(self) -> int:
+        """A number that all ranks have and no earlier run had; without a process group it is 0 for several ranks."""
+        if self.world > 1 and not self._grouped:
+            return 0
+        return self.gather([time.time_ns()])[0][0]
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        """Every rank's row, all of one length.
+
+        Raises:
+            RuntimeError: there are other ranks, and no way to reach them.
+        """
+        if self.world == 1:
+            return [list(row)]
+        if not self._grouped:
+            raise RuntimeError("restore() is for all ranks together: call it after init_process_group()")
+        mine = torch.tensor(list(row), dtype=torch.int64, device=self.device)
+        rows = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(rows, mine)
+        return [[int(number) for number in each.tolist()] for each in rows]
+
+    def gather_all(self, row: Sequence[int]) -> list[list[int]]:
+        """Every rank's row, whatever their lengths."""
+        longest = max(length for (length,) in self.gather([len(row)]))
+        rows = self.gather([len(row), *row, *[0] * (longest - len(row))])
+        return [each[1 : 1 + each[0]] for each in rows]
+
+    def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
+        """Bring `length` bytes from one rank to others. All ranks call it.
+
+        Args:
+            data: a uint8 tensor: what `source` gives, where a taker puts it; for other ranks None.
+            length: of the tensor, known to all.
+            source: the rank that gives.
+            takers: the ranks that get it.
+        """
+        alone = len(takers) == 1
+        if not length or not takers or (alone and self.rank not in (source, *takers)):
+            return
+        scratch = torch.empty(min(length, _BLOCK), dtype=torch.uint8) if data is None else None
+        for start in range(0, length, _BLOCK):
+            size = min(_BLOCK, length - start)
+            block = data[start : start + size] if scratch is None else scratch[:size]
+            moved = block.to(self.device)
+            if not alone:
+                dist.broadcast(moved, source)
+            elif self.rank == source:
+                dist.send(moved, takers[0])
+            else:
+                dist.recv(moved, source)
+            if moved.data_ptr() != block.data_ptr():
+                block.copy_(moved)
