@@ -54,7 +54,7 @@ bench: $(READY)  ## every figure the README promises, with its peer in the same 
 bench-kube: $(READY)  ## every figure for jobs on a cluster (after `make cluster`; 6 minutes)
 	@$(BIN)/python -m benchmarks.kube
 
-soak: $(READY)  ## the long proofs: 10,000 random fault schedules
+soak: $(READY)  ## the long proofs: 10,000 simulated fault schedules, and kills drawn by lot among real processes
 	@$(BIN)/python -m pytest tests -m soak --timeout 7200
 
 cluster: $(READY) data  ## bring up a real Kubernetes on this machine (Debian, root; builds it the first time, 7 minutes)

@@ -17,22 +17,23 @@ CALM = "--recovery-budget=30"
 LONG = 4 * PATIENCE
 """Several processes import torch at once, on a machine that may have other things to do."""
 
-TRAIN = """
+SETTING = """
 from probe import *
 import hashlib
 import torch
 torch.set_num_threads(1)
 from resile.torch import Elastic, ElasticBatchSampler
 
-SIZE = 720
-torch.manual_seed(7 + ATTEMPT)  # a replacement begins elsewhere: what it has in the end is its peers' state
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+SIZE = int(os.environ.get("SIZE", "720"))
+torch.manual_seed(7 + there("begun"))  # a replacement begins elsewhere: what it has in the end is its peers' state
+norm = getattr(torch.nn, os.environ.get("NORM", "BatchNorm1d"))(16)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), norm, torch.nn.ReLU(), torch.nn.Linear(16, 2))
 kind = os.environ.get("OPTIMIZER", "Adam")
 optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50)
 data = torch.Generator().manual_seed(1)
 inputs, labels = torch.randn(SIZE, 8, generator=data), torch.randint(0, 2, (SIZE,), generator=data)
-sampler = ElasticBatchSampler(SIZE, global_batch_size=6)
+sampler = ElasticBatchSampler(SIZE, global_batch_size=int(os.environ.get("BATCH", "6")))
 
 
 class Seen:
@@ -49,6 +50,17 @@ class Seen:
 
 
 seen = Seen()
+
+
+def begin():
+    if not there("begun"):
+        open(os.path.join(HERE, "begun"), "w").close()
+"""
+"""A training and its data, small and with everything that a state may have; `TRAIN` is its loop."""
+
+TRAIN = (
+    SETTING
+    + """
 elastic = Elastic(model, optimizer, sampler=sampler, scheduler=scheduler, state={"seen": seen},
                   before_step=lambda: seen.steps.append([sampler.epoch, sampler.completed, share.total, elastic.world]))
 last = 0
@@ -60,6 +72,7 @@ for share, batch in elastic.epochs(1, sampler):
             time.sleep(0.02)  # one step in every round, until the test has done what it wants
         loss = torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
         (loss * share.weight).backward()
+    begin()
     if elastic.stepped and (elastic.round != last or not there("release")):
         last = elastic.round
         note("step", step=elastic.completed, round=elastic.round, now_rank=elastic.rank, now_world=elastic.world)
@@ -68,6 +81,7 @@ for name, tensor in sorted(model.state_dict().items()):
     words.update(name.encode() + tensor.numpy().tobytes())
 note("end", model=words.hexdigest(), seen=seen.steps, steps=elastic.completed, lr=scheduler.get_last_lr())
 """
+)
 
 
 class Training:
@@ -147,6 +161,7 @@ def test_a_node_that_is_needed_is_waited_for_and_the_result_is_that_of_an_undist
     assert len(set(pids(whole).values()) & set(pids(first).values())) == 2
     ends = training.ends_well(*nodes, processes=3)
     assert {step[3] for step in ends[0]["seen"]} == {3}
+    (runs.directory / "begun").unlink()
     calm = runs.start("--nproc-per-node=3", CALM, "train.py", env={"OPTIMIZER": "SGD"})
     assert calm.wait(LONG) == 0, calm.err
     assert runs.notes("end")[-1]["model"] == ends[0]["model"]

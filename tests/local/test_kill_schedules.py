@@ -1,0 +1,222 @@
+"""Whatever of an elastic training is killed, and in the middle of whatever: it ends as if nothing had happened.
+
+A failure prints its seed and the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.local import schedules
+from tests.local.runs import Run, Runs, opened, wait_until
+from tests.local.schedules import BATCH, EPOCHS, SIZE, STEPS, STORE_EVERY, Schedule, draw
+from tests.local.test_elastic import LONG
+
+from resile.checkpoint.storage import Storage
+
+pytestmark = pytest.mark.timeout(900)
+
+SHORT = (6, 7)
+FIRST = int(os.environ.get("RESILE_KILL_SEED", "100"))
+LONG_FORM = range(FIRST, FIRST + (1 if "RESILE_KILL_SEED" in os.environ else 60))
+PATIENT = "--recovery-budget=300"
+"""Nothing here is frozen: an agent that is silent for a minute is one that a busy machine gives no time."""
+REPEAT = "python -m pytest tests/local/test_kill_schedules.py -m soak"
+TOLERANCE = 1e-4
+"""Of any number of the state, after all steps, where worlds of other sizes have summed gradients in another order."""
+
+
+def environment(shape: schedules.Shape) -> dict[str, str]:
+    settings = {"SIZE": SIZE, "BATCH": BATCH, "EPOCHS": EPOCHS, "WHOLE": shape.world, "STORE_EVERY": STORE_EVERY}
+    return {name: str(value) for name, value in settings.items()}
+
+
+class Undisturbed:
+    """What training comes to if nobody is killed: the state after every step, by optimizer and norm."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[tuple[str, str], list[list[float]]] = {}
+
+    def states(self, optimizer: str, norm: str) -> list[list[float]]:
+        """The state after each step; the one before the first is not among them."""
+        if (optimizer, norm) not in self._known:
+            self._known[optimizer, norm] = self._train(optimizer, norm)
+        return self._known[optimizer, norm]
+
+    def _train(self, optimizer: str, norm: str) -> list[list[float]]:
+        directory = self._directory / f"{optimizer}-{norm}"
+        directory.mkdir()
+        with opened(directory) as runs:
+            runs.script(schedules.TRAIN)
+            words = [sys.executable, runs.script(schedules.UNDISTURBED, "undisturbed.py")]
+            env = os.environ | environment(schedules.SHAPES[0]) | {"OPTIMIZER": optimizer, "NORM": norm}
+            done = subprocess.run(words, cwd=directory, env=env, capture_output=True, timeout=LONG, check=False)
+            assert done.returncode == 0, done.stderr.decode()
+            return [note["numbers"] for note in runs.notes("state")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+class Struck:
+    """A job that is struck by a schedule; nodes that are killed are started again, as a platform would."""
+
+    def __init__(self, runs: Runs, schedule: Schedule) -> None:
+        self.runs, self.schedule = runs, schedule
+        runs.script(schedules.TRAIN)
+        self._nodes = [self._start(number) for number in range(schedule.shape.nodes)]
+
+    def _start(self, number: int) -> Run:
+        shape = self.schedule.shape
+        env = environment(shape) | {"NODE": str(number), "BLOWS": json.dumps(self.schedule.blows)}
+        env |= {"OPTIMIZER": self.schedule.optimizer, "NORM": self.schedule.norm}
+        words = (
+            f"--nproc-per-node={shape.processes}",
+            "--max-restarts=100",
+            "--rdzv-conf=last_call_timeout=1",
+            PATIENT,
+        )
+        return self.runs.node(*words, "train.py", nnodes=f"{shape.fewest}:{shape.nodes}", env=env)
+
+    def ends(self) -> None:
+        """Every blow falls, and after all of them every node ends well."""
+
+        def over() -> bool:
+            for number, node in enumerate(self._nodes):
+                if node.process.poll() == -9:
+                    self._nodes[number] = self._start(number)
+            return not any(node.running for node in self._nodes)
+
+        wait_until(over, "the end of all nodes", 3 * LONG)
+        assert [node.process.returncode for node in self._nodes] == [0] * len(self._nodes), self._words()
+        fallen = sorted(note["number"] for note in self.runs.notes("blow"))
+        assert fallen == list(range(len(self.schedule.blows))), "a blow did not fall, or fell twice"
+
+    def _words(self) -> str:
+        return "\n".join(f"node {number}:\n{node.err}" for number, node in enumerate(self._nodes))
+
+    def end(self) -> dict[str, Any]:
+        """What every process has in the end; it is the same for all."""
+        ends = self.runs.notes("end")
+        assert len(ends) == self.schedule.shape.world
+        assert all(each["numbers"] == ends[0]["numbers"] and each["seen"] == ends[0]["seen"] for each in ends)
+        return ends[0]
+
+
+def check_samples(notes: list[dict[str, Any]], seen: list[list[int]]) -> None:
+    """Every sample of every epoch is in the model once: `seen` says which rounds' steps are in it.
+
+    What a rank gives to a step is noted before the step, so also by a rank that dies in it; a step that was broken off
+    is taken again in another round.
+    """
+    gave: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for note in notes:
+        gave.setdefault((note["step"], note["round"]), []).append(note)
+    counted: Counter[tuple[int, int]] = Counter()
+    for step, (_, _, total, round_) in enumerate(seen):
+        parts = gave[step, round_]
+        assert len(parts) == parts[0]["world"], f"step {step} was taken by {len(parts)} of {parts[0]['world']}"
+        samples = [(epoch, sample) for part in parts for epoch, batch in [part["samples"]] for sample in batch]
+        assert len(samples) == total
+        counted.update(samples)
+    assert counted == {(epoch, sample): 1 for epoch in range(EPOCHS) for sample in range(SIZE)}
+
+
+def check_stored(directory: Path, states: list[list[float]]) -> None:
+    """Whatever was struck, what is in storage under a step's name is that step as a whole, and torch can read it."""
+    storage = Storage(directory)
+    steps = [step for step in storage.steps() if step]
+    assert steps, "nothing was stored"
+    for step in steps:
+        described = dcp.FileSystemReader(storage.path(step)).read_metadata().state_dict_metadata
+        model = {
+            name: torch.empty(each.size, dtype=each.properties.dtype)
+            for name, each in sorted(described.items())
+            if name.startswith("model.")
+        }
+        with warnings.catch_warnings(action="ignore"):  # that it is one process which loads
+            dcp.load(model, checkpoint_id=storage.path(step))
+        stored = [number for tensor in model.values() for number in tensor.double().flatten().tolist()]
+        assert stored == states[step - 1][: len(stored)], f"step {step} in storage is not step {step}"
+        assert stored, f"step {step} in storage is empty"
+
+
+def run_schedule(runs: Runs, undisturbed: Undisturbed, seed: int) -> None:
+    schedule = draw(seed)
+    print(f"seed {seed}: {schedule}\nto repeat it: RESILE_KILL_SEED={seed} {REPEAT}")
+    job = Struck(runs, schedule)
+    job.ends()
+    end = job.end()
+    assert end["steps"] == len(end["seen"]) == STEPS
+    check_samples(runs.notes("gave"), end["seen"])
+    states = undisturbed.states(schedule.optimizer, schedule.norm)
+    if schedule.shape.fixed:
+        assert end["numbers"] == states[-1], "it is not bit for bit what it would be without the blows"
+        check_stored(runs.directory / "storage", states)
+    else:
+        assert end["numbers"] == pytest.approx(states[-1], rel=0, abs=TOLERANCE)
+    runs.nothing_is_left()
+
+
+@pytest.mark.parametrize("seed", SHORT)
+def test_training_ends_as_if_nobody_had_been_killed(runs: Runs, undisturbed: Undisturbed, seed: int) -> None:
+    run_schedule(runs, undisturbed, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", LONG_FORM)
+def test_training_ends_as_if_nobody_had_been_killed_for_long(runs: Runs, undisturbed: Undisturbed, seed: int) -> None:
+    run_schedule(runs, undisturbed, seed)
+
+
+def test_the_long_form_has_every_blow_at_every_moment() -> None:
+    drawn = [draw(seed) for seed in range(100, 160)]
+    assert {schedule.optimizer for schedule in drawn} == {"SGD", "Adam"}
+    assert {schedule.shape for schedule in drawn} == set(schedules.SHAPES)
+    blows = {(blow.moment, blow.target) for schedule in drawn for blow in schedule.blows}
+    everywhere = {(moment, target) for moment in schedules.MOMENTS for target in ("rank", "node", "master")}
+    assert blows >= everywhere | {(schedules.GIVING, "rank"), (schedules.GIVING, "node"), (schedules.STORING, "node")}
+
+
+def given(rounds: list[int]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """The notes of a training by one rank, and which of its rounds is in the model at each step."""
+    notes, seen = [], []
+    for step in range(STEPS):
+        epoch, begin = step // (STEPS // EPOCHS), step % (STEPS // EPOCHS) * BATCH
+        batch = list(range(begin, min(begin + BATCH, SIZE)))
+        for round_ in rounds:
+            notes.append({"step": step, "round": round_, "world": 1, "samples": [epoch, batch]})
+        seen.append([epoch, begin, len(batch), rounds[-1]])
+    return notes, seen
+
+
+def test_a_step_that_was_broken_off_counts_for_nothing() -> None:
+    check_samples(*given([1, 2]))
+
+
+def test_a_sample_that_is_missing_or_counted_twice_is_found() -> None:
+    for change in (lambda batch: batch.pop(), lambda batch: batch.append(1), lambda batch: batch.__setitem__(0, 5)):
+        notes, seen = given([1])
+        change(notes[7]["samples"][1])
+        with pytest.raises(AssertionError):
+            check_samples(notes, seen)
+
+
+def test_a_rank_whose_part_of_a_step_is_missing_is_found() -> None:
+    notes, seen = given([1])
+    notes[3]["world"] = 2
+    with pytest.raises(AssertionError, match="step 3 was taken by 1 of 2"):
+        check_samples(notes, seen)
