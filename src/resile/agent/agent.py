@@ -22,9 +22,11 @@ from resile.agent.ports import free_port
 from resile.agent.relay import Relay
 from resile.agent.seats import Seats
 from resile.agent.session import Session
+from resile.agent.standbys import Standbys
 from resile.agent.vault import Vault
 from resile.agent.waiting import Waiting
 from resile.agent.words import rendezvous_result, story
+from resile.agent.workers import stdin
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Place, WorkerFailure
 from resile.checkpoint.line import SOCKET as CHECKPOINT_SOCKET
@@ -37,6 +39,11 @@ FAILED = 1
 SIGNALLED = 128
 STORE_PATIENCE = 600.0
 """Seconds that storage has for the last checkpoint when a node leaves; whoever runs the node may have less patience."""
+
+IDLE_FOR = 1.0
+"""Seconds that a node waits for a round before it uses the time to warm up standbys."""
+STARTED_SHARE = 0.5
+"""Of the recovery budget: after so long a script that tells no steps has imported what it needs and trains."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +88,7 @@ class Agent:
         self._output = output
         self.session: Session
         self.vault = Vault(directory / CHECKPOINT_SOCKET)
+        self.standbys = Standbys(options, stdin=stdin())
         self.relay = Relay(lambda message: self.session.send(message))
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._node: NodeKey | None = None
@@ -97,6 +105,8 @@ class Agent:
         """A round to start as soon as the processes of the last one are gone."""
         self._task: asyncio.Task[None] | None = None
         """Processes are being stopped, to regroup or to leave."""
+        self._stepped = False
+        """The processes of this attempt have taken a step."""
         self._leaving = False
         self._signals = 0
         self._regroup_grace: float = options.timeouts.regroup_grace
@@ -182,6 +192,9 @@ class Agent:
             self.seats.on_ready(connection, message)
         else:
             self.relay.on_message(connection, message)
+            if isinstance(message, ms.Stepped) and not self._stepped:
+                self._stepped = True
+                self.standbys.warm()  # training is under way: now there is time for it
 
     def on_worker_close(self, connection: Connection, because: str) -> None:
         """A training process hung up."""
@@ -257,6 +270,7 @@ class Agent:
             self._join = ms.Join(after=self._newest, port=free_port())
             self.session.send(self._join)
             self._waiting.joined(again=self._attempts > 0)
+            self.standbys.later(IDLE_FOR)
 
     def _start(self, round_: Round, place: Place) -> None:
         self._waiting.over()
@@ -266,7 +280,7 @@ class Agent:
         log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, rendezvous_result(attempt))
         self.relay.begin(round_, set(attempt.names.values()), leads=place.group_rank == 0)
         self.seats.begin(attempt, ahead=False)
-        attempt.start()
+        self._set_off(attempt)
 
     def _start_ahead(self) -> None:
         """The job's processes meet without restarts: have ours up before anybody stands still for them."""
@@ -285,6 +299,11 @@ class Agent:
         for name in attempt.names.values():
             self.relay.expect(name)
         self.seats.begin(attempt, ahead=True)
+        self._set_off(attempt)
+
+    def _set_off(self, attempt: Attempt) -> None:
+        self._stepped = False
+        self.standbys.later(self._options.timeouts.recovery_budget * STARTED_SHARE)
         attempt.start()
 
     def _replace(self, local_rank: int) -> None:
@@ -310,6 +329,7 @@ class Agent:
             socket=self.socket,
             owner=self._incarnation[:12],
             output=self._output,
+            standbys=self.standbys,
             on_end=lambda worker, failures: self._ended(attempt, worker, failures),
         )
         self._attempts += 1
@@ -366,6 +386,7 @@ class Agent:
             return
         self._leaving = True
         self._waiting.over()
+        self.standbys.close()
         if self._task is not None:
             self._task.cancel()
         self._task = self._run(self._stop_and_exit(exit_code, number, over))
@@ -393,6 +414,7 @@ class Agent:
     def close(self) -> None:
         """Leave no process behind."""
         self._waiting.over()
+        self.standbys.close()
         if self._task is not None:
             self._task.cancel()
         if self._attempt is not None:

@@ -21,13 +21,11 @@ from resile.agent.failures import read_failure
 from resile.agent.oom import oom_kills
 from resile.agent.options import RunOptions, Std
 from resile.agent.output import Outlet, Output, console
+from resile.agent.standbys import Standbys
 from resile.agent.workerenv import NoDeviceError, worker_environment
-from resile.agent.workers import CannotStart, Ended, Spawn, WorkerGroup
+from resile.agent.workers import CANNOT_RUN, CannotStart, Ended, Spawn, WorkerGroup
 from resile.api.ids import Round
 from resile.api.reports import Place, WorkerFailure
-
-CANNOT_RUN = 127
-"""The exit code that shells give for a program that cannot be started."""
 
 
 class LogDirectory:
@@ -66,6 +64,7 @@ class Attempt:
         socket: Path,
         owner: str,
         output: Output,
+        standbys: Standbys,
         on_end: Callable[[str, list[WorkerFailure]], None],
     ) -> None:
         """Nothing runs before `start`.
@@ -79,6 +78,7 @@ class Attempt:
             socket: where processes reach the agent.
             owner: the agent, in the names of its processes.
             output: who moves what they print.
+            standbys: interpreters that processes can start from.
             on_end: called for every process that ends, with its name and the failures that this shows.
         """
         self.round = round_
@@ -96,7 +96,7 @@ class Attempt:
         self._logs = logs
         self._socket = socket
         self._on_end = on_end
-        self._group = WorkerGroup(output, self._ended)
+        self._group = WorkerGroup(output, self._ended, standbys)
         self._started = False
         self._stopped_at: float | None = None
         self._oom_kills = oom_kills()

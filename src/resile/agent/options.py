@@ -91,6 +91,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     signals: tuple[int, ...] = ()
     """Signals to this agent that end the run after passing them on to the training processes."""
 
+    standbys: int = 0
+    """How many warm interpreters wait to replace processes; 0: every process starts from scratch."""
+    preload: tuple[str, ...] = ()
+    """Modules that they import beside those of torch that the script's source names."""
+
     log_dir: str | None = None
     """None: a new temporary directory, and only if some stream or error needs a file."""
     redirects: dict[int, Std] = {}

@@ -26,6 +26,28 @@ _DLROVER_FILES = {
 """Where DLRover's own trainer library looks; a value that the user set is kept."""
 
 
+CHANGING = frozenset(
+    {
+        "LOCAL_RANK",
+        "RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_ERROR_FILE",
+        AGENT_SOCKET,
+        WORKER,
+        ROUND,
+    }
+)
+"""What differs from process to process and from start to start; all else is the same for every process of an agent."""
+
+
 class NoDeviceError(ValueError):
     """A process has no GPU of its own to see; the message says which and why."""
 
@@ -53,15 +75,13 @@ def worker_environment(
         NoDeviceError: `--virtual-local-rank` with more processes than entries in CUDA_VISIBLE_DEVICES.
     """
     rank = str(place.first_rank + local_rank)
-    environment = {name: value for name, value in base.items() if name not in KEPT_BACK}
-    environment.update(options.environment)
+    environment = shared_environment(base, options=options, run_id=run_id)
     environment.update(
         {
             "LOCAL_RANK": str(local_rank),
             "RANK": rank,
             "GROUP_RANK": str(place.group_rank),
             "ROLE_RANK": rank,
-            "ROLE_NAME": options.role,
             "LOCAL_WORLD_SIZE": str(nproc),
             "WORLD_SIZE": str(place.world_size),
             "GROUP_WORLD_SIZE": str(place.group_world_size),
@@ -69,21 +89,33 @@ def worker_environment(
             "MASTER_ADDR": place.master_addr,
             "MASTER_PORT": str(place.master_port),
             "TORCHELASTIC_RESTART_COUNT": str(restart_count),
-            "TORCHELASTIC_MAX_RESTARTS": str(options.meeting.max_restarts),
-            "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCHELASTIC_ERROR_FILE": error_file,
-            _NCCL_ERRORS: base.get(_NCCL_ERRORS, "1"),
             AGENT_SOCKET: agent_socket,
             WORKER: worker,
             ROUND: str(round_),
         }
     )
-    for name, path in _DLROVER_FILES.items():
-        environment.setdefault(name, path)
     if options.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"
         environment["CUDA_VISIBLE_DEVICES"] = _own_device(base.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    return environment
+
+
+def shared_environment(base: Mapping[str, str], *, options: RunOptions, run_id: str) -> dict[str, str]:
+    """The variables that all processes of this agent have alike, in every round: all but those in `CHANGING`."""
+    environment = {name: value for name, value in base.items() if name not in KEPT_BACK and name not in CHANGING}
+    environment.update(options.environment)
+    environment.update(
+        {
+            "ROLE_NAME": options.role,
+            "TORCHELASTIC_MAX_RESTARTS": str(options.meeting.max_restarts),
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            _NCCL_ERRORS: base.get(_NCCL_ERRORS, "1"),
+        }
+    )
+    for name, path in _DLROVER_FILES.items():
+        environment.setdefault(name, path)
     return environment
 
 

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from resile.agent.output import Outlet, Output, Stream, Tail
+from resile.agent.standby import Interpreter, die_with_agent
+from resile.agent.standbys import Standbys
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+log = logging.getLogger("resile.agent")
+
+CANNOT_RUN = 127
+"""The exit code that shells give for a program that cannot be started."""
 
 
 class Ended(NamedTuple):
@@ -61,8 +65,17 @@ class CannotStart(Exception):
     """A process could not be started; the text is one sentence."""
 
 
+class Process(Protocol):
+    """A child of ours."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Collect it, once it has ended; its exit code, negative for a signal."""
+
+
 class _Worker(NamedTuple):
-    process: subprocess.Popen[bytes]
+    process: Process
     pidfd: int
     streams: list[Stream]
     tail: Tail
@@ -73,9 +86,12 @@ class _Worker(NamedTuple):
 class WorkerGroup:
     """All training processes of this node in one round."""
 
-    def __init__(self, output: Output, on_end: Callable[[Ended], None]) -> None:
+    def __init__(self, output: Output, on_end: Callable[[Ended], None], standbys: Standbys | None = None) -> None:
         self._output = output
         self._on_end = on_end
+        self._standbys = standbys
+        self._beginning: set[int] = set()
+        """Local ranks whose standby was told to begin and has not said that it has."""
         self._alive: dict[int, _Worker] = {}
         self._loop = asyncio.get_running_loop()
         self._empty = asyncio.Event()
@@ -116,6 +132,7 @@ class WorkerGroup:
         """SIGKILL to one process and what it forked; fine if it is gone."""
         worker = self._alive.get(local_rank)
         if worker is not None:
+            self._beginning.discard(local_rank)
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def pid_of(self, local_rank: int) -> int:
@@ -132,22 +149,56 @@ class WorkerGroup:
                 descriptor, stream = self._output.open(outlet, spawn.prefix, tail)
                 descriptors.append(descriptor)
                 streams += [stream] if stream is not None else []
+            standby = self._standbys.take(spawn.environment) if self._standbys is not None else None
+            if standby is not None:
+                self._alive[local_rank] = _Worker(standby, standby.pidfd, streams, tail)
+                self._empty.clear()
+                self._begin(local_rank, spawn, standby, descriptors)
+                return
             process = subprocess.Popen(
                 spawn.command,
                 env=spawn.environment,
-                stdin=subprocess.DEVNULL if _stdin_is_terminal() else None,
+                stdin=stdin(),
                 stdout=descriptors[0],
                 stderr=descriptors[1],
                 process_group=0,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=die_with_agent(os.getpid()),
             )
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        pidfd = os.pidfd_open(process.pid)
-        self._alive[local_rank] = _Worker(process, pidfd, streams, tail)
+        self._alive[local_rank] = _Worker(process, os.pidfd_open(process.pid), streams, tail)
         self._empty.clear()
-        self._loop.add_reader(pidfd, self._ended, local_rank)
+        self._watch(local_rank)
+
+    def _watch(self, local_rank: int) -> None:
+        self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
+
+    def _begin(self, local_rank: int, spawn: Spawn, standby: Interpreter, streams: Sequence[int]) -> None:
+        """Have a standby become this process; should it not, start one from scratch, unless none is wanted any more."""
+
+        def begun() -> None:
+            self._beginning.discard(local_rank)
+            log.info("local rank %d began in a standby (pid %d)", local_rank, standby.pid)
+            self._watch(local_rank)
+
+        def lost(returncode: int) -> None:
+            worker = self._alive.pop(local_rank)
+            if local_rank not in self._beginning or self._asked is not None:
+                self._tell_end(local_rank, worker, returncode)
+                return
+            self._beginning.discard(local_rank)
+            log.warning("a standby (pid %d) was lost; local rank %d starts from scratch", standby.pid, local_rank)
+            self._output.collect(worker.streams)
+            try:
+                self._start(local_rank, spawn)
+            except OSError as error:
+                log.error("%s", _cannot_start(spawn, error))
+                self._tell_end(local_rank, worker, CANNOT_RUN)
+
+        self._beginning.add(local_rank)
+        assert self._standbys is not None
+        self._standbys.begin(standby, spawn.command, spawn.environment, streams, begun, lost)
 
     def pass_on(self, number: int) -> None:
         """Send a signal to every process, but not to what they forked: a data loader must live until the last save."""
@@ -171,6 +222,7 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """SIGKILL to every process and what it forked."""
+        self._beginning.clear()
         for worker in self._alive.values():
             _signal_group(worker.process.pid, signal.SIGKILL)
 
@@ -191,10 +243,12 @@ class WorkerGroup:
 
     def _over(self, local_rank: int, worker: _Worker) -> None:
         del self._alive[local_rank]
-        at = time.time()
         # Before its pid is given back, so that the number is nobody else's.
         _signal_group(worker.process.pid, signal.SIGKILL)
-        returncode = worker.process.wait()
+        self._tell_end(local_rank, worker, worker.process.wait())
+
+    def _tell_end(self, local_rank: int, worker: _Worker, returncode: int) -> None:
+        at = time.time()
         self._output.collect(worker.streams)
         if not self._alive:
             self._empty.set()
@@ -206,20 +260,13 @@ def _cannot_start(spawn: Spawn, error: OSError) -> str:
     return f"cannot start {spawn.command[0]}: {why[:1].lower()}{why[1:]}"
 
 
-def _die_with(agent: int) -> Callable[[], None]:
-    """What a new process does before its program: see to it that it dies when the agent does."""
+def stdin() -> int | None:
+    """Where training processes read from; None: where the agent does.
 
-    def ask() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != agent:  # it died before we could ask
-            os._exit(1)
-
-    return ask
-
-
-def _stdin_is_terminal() -> bool:
-    """A process group in the background that reads from its terminal would be stopped by it, without a word."""
-    return sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
+    Not from a terminal: a process group in the background that reads from its terminal is stopped, without a word.
+    """
+    terminal = sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
+    return subprocess.DEVNULL if terminal else None
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether there is memory for checkpoints: asked before it is taken, as a container that takes too much is killed."""
+"""Whether there is memory for something: asked before it is taken, as a container that takes too much is killed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def short_of(
     taken: int = 0,
     untouched: int = 0,
     *,
+    what: str = "checkpoints",
+    limit: str = LIMIT,
     environ: Mapping[str, str] = os.environ,
     proc: Path = Path("/proc"),
     cgroup: Path = Path("/sys/fs/cgroup"),
@@ -29,24 +31,25 @@ def short_of(
 
     Args:
         need: bytes that are asked for.
-        taken: bytes that checkpoints have on this node already.
+        taken: bytes that are taken for the same on this node already.
         untouched: those of them that nobody has written to yet, so that the kernel still counts them as free.
+        what: what they are for, in the sentence.
+        limit: the variable that bounds them.
         environ: where the limit is set.
         proc: where the kernel tells of the machine's memory.
         cgroup: where it tells of the container's.
     """
-    limit = environ.get(LIMIT, "")
-    if limit:
+    if bound := environ.get(limit, ""):
         try:
-            allowed = quantity.size(limit)
+            allowed = quantity.size(bound)
         except quantity.BadQuantity as error:
-            return f"{LIMIT} {error}"
+            return f"{limit} {error}"
         if taken + need > allowed:
-            return f"{_mib(taken + need)} of memory are needed for checkpoints, {LIMIT} allows {_mib(allowed)}"
+            return f"{_mib(taken + need)} of memory are needed for {what}, {limit} allows {_mib(allowed)}"
     for left, whose in ((_machine(proc), "this machine"), (_container(proc, cgroup), "this container")):
         if left is not None and need + untouched + SPARE > left:
             left = max(0, left - untouched)
-            return f"{_mib(need)} of memory are needed for checkpoints, {whose} has {_mib(left)} left"
+            return f"{_mib(need)} of memory are needed for {what}, {whose} has {_mib(left)} left"
     return ""
 
 

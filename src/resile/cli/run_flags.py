@@ -110,6 +110,8 @@ FLAGS: tuple[Flag, ...] = (
     _own("--recovery-budget", "recover", Kind.SECONDS, metavar="SECONDS"),
     _torchrun("--shutdown-timeout", "recover", Kind.WHOLE, metavar="SECONDS"),
     _torchrun("--signals-to-handle", "recover", default=SIGNALS, metavar="NAME,…"),
+    _own("--standbys", "recover", Kind.WHOLE, metavar="N"),
+    _own("--preload", "recover", Kind.WORDS, default=(), metavar="MODULE,…"),
     _own("--state-dir", "recover", metavar="DIR"),
     _torchrun("--log-dir", "logs", metavar="DIR"),
     _torchrun("--redirects", "logs", default="0", short="-r", metavar="STD"),

@@ -78,6 +78,10 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "are killed (30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT)",
             "--signals-to-handle": "signals that end the run and are passed on to the processes "
             "(SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+            "--standbys": "interpreters that have imported torch ahead and wait to replace processes; 0 for none (one "
+            "for each process, if the script imports torch and there is memory for it)",
+            "--preload": "what else they import ahead, as in transformers,datasets; RESILE_STANDBY_MEMORY=1Gi bounds "
+            "their memory",
             "--state-dir": "where the master keeps what it must not forget when it is restarted",
         },
     ),

@@ -28,6 +28,7 @@ C10D_PORT = 29400
 BACKENDS = ("c10d", "static", "dlrover-master")
 LARGEST_PORT = 65535
 MASTER_ADDR = "DLROVER_MASTER_ADDR"
+MAX_STANDBYS = 1024
 
 
 def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
@@ -68,6 +69,8 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         local_addr=values["local_addr"],
         timeouts=_timeouts(given, environ, conf),
         signals=_signals(given),
+        standbys=_standbys(given, nproc),
+        preload=_preload(given),
         log_dir=values["log_dir"],
         redirects=_streams(given, "redirects", nproc),
         tee=_streams(given, "tee", nproc),
@@ -281,6 +284,25 @@ def _timeouts(given: Given, environ: Mapping[str, str], conf: RdzvConf) -> Timeo
         )
     except BadTimeouts as error:
         raise FlagError(str(error).replace("recovery_budget", given.named("recovery_budget"), 1)) from None
+
+
+def _standbys(given: Given, nproc: int) -> int:
+    number = given.values["standbys"]
+    if number is None:
+        return nproc
+    if not 0 <= number <= MAX_STANDBYS:
+        raise FlagError(
+            f"{given.named('standbys')}: {number} is not a number of standbys; allowed are 0 to {MAX_STANDBYS}"
+        )
+    return int(number)
+
+
+def _preload(given: Given) -> tuple[str, ...]:
+    names = [name.strip() for name in given.values["preload"] if name.strip()]
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise FlagError(f"{given.named('preload')}: {name!r} is not the name of a module, such as transformers")
+    return tuple(dict.fromkeys(names))
 
 
 def _signals(given: Given) -> tuple[int, ...]:

@@ -1,0 +1,138 @@
+"""Which modules of torch a script surely imports, told from its source alone, and what it does before.
+
+A module that was imported ahead has read the environment already. So a script that sets variables before it imports
+torch must import torch itself: then nothing is imported ahead for it. The script's own modules are followed in the
+order in which they are imported; installed ones are not looked into.
+
+Imports nothing but the standard library: it runs in a warm interpreter, and so in what becomes a training process.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+MAX_SOURCE = 4 * 1024 * 1024
+MAX_MODULES = 200
+"""Of the script's own that are looked into."""
+PROMPTED = ("torch._dynamo",)
+"""What torch imports as soon as an optimizer is made; it takes as long as torch itself."""
+
+_WRITES = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
+_TORCH = ("torch", "resile.torch")
+
+
+class Source(NamedTuple):
+    """What a script does on its way."""
+
+    modules: tuple[str, ...] = ()
+    """Of torch, and what of resile imports torch, in the order of the script; empty if it imports none."""
+    sets_variables: str = ""
+    """Where it sets variables before it imports torch, as in `train.py line 3`; empty if it does not."""
+    files: tuple[str, ...] = ()
+    """What was read to know this."""
+
+
+def read(paths: Sequence[str], root: str) -> Source:
+    """What a program in these files does, one after the other; modules that it finds in `root` are its own."""
+    reader = _Reader(root)
+    for path in paths:
+        reader.follow(path)
+    modules = tuple(dict.fromkeys(reader.modules))
+    if modules and not reader.early:
+        modules += PROMPTED
+    return Source(modules, reader.early if modules else "", tuple(reader.seen))
+
+
+def files_of(module: str, roots: Sequence[str]) -> list[str]:
+    """What `python -m` would execute, packages first, found without importing anything; empty if it is not there."""
+    *packages, _ = parts = module.split(".")
+    for root in roots:
+        stem = os.path.join(root or os.curdir, *parts)
+        found = next((path for path in (f"{stem}.py", os.path.join(stem, "__main__.py")) if os.path.isfile(path)), "")
+        if found:
+            above = [os.path.join(root or os.curdir, *packages[: n + 1], "__init__.py") for n in range(len(packages))]
+            return [*filter(os.path.isfile, above), found]
+    return []
+
+
+class _Reader:
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.seen: list[str] = []
+        self.modules: list[str] = []
+        self.early = ""
+
+    def follow(self, path: str) -> None:
+        if path in self.seen or len(self.seen) >= MAX_MODULES:
+            return
+        self.seen.append(path)
+        try:
+            with open(path, "rb") as file:
+                tree = ast.parse(file.read(MAX_SOURCE))
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return  # whoever runs it will say what is wrong
+        for node in _in_order(tree):
+            match node:
+                case ast.Import():
+                    for alias in node.names:
+                        self._imported(alias.name)
+                case ast.ImportFrom(module=str(module), level=0):
+                    self._imported(module, [alias.name for alias in node.names])
+                case ast.ImportFrom():
+                    self._near(path, node)
+                case _ if not self.modules and not self.early and _writes_environment(node):
+                    self.early = f"{path} line {getattr(node, 'lineno', 0)}"
+
+    def _imported(self, name: str, parts: Sequence[str] = ()) -> None:
+        if any(name == torch or name.startswith(f"{torch}.") for torch in _TORCH):
+            self.modules.append(name)
+            return
+        if "torch" in parts and name == "resile":
+            self.modules.append("resile.torch")
+            return
+        for each in (name, *(f"{name}.{part}" for part in parts)):
+            self._own(os.path.join(self._root, *each.split(".")))
+
+    def _near(self, path: str, node: ast.ImportFrom) -> None:
+        """An import relative to the module that it stands in."""
+        base = path
+        for _ in range(node.level):
+            base = os.path.dirname(base)
+        base = os.path.join(base, *(node.module or "").split("."))
+        for each in (base, *(os.path.join(base, alias.name) for alias in node.names)):
+            self._own(each)
+
+    def _own(self, stem: str) -> None:
+        for path in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+            if os.path.isfile(path):
+                self.follow(path)
+                return
+
+
+def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a tree as it stands in the text; what is in functions counts, too, as they may be called."""
+    for child in ast.iter_child_nodes(tree):
+        yield child
+        yield from _in_order(child)
+
+
+def _writes_environment(node: ast.AST) -> bool:
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return _is_environ(value)
+        case ast.AugAssign(target=target):
+            return _is_environ(target)
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)):
+            return (attr in _WRITES and _is_environ(value)) or attr in ("putenv", "unsetenv", "load_dotenv")
+        case ast.Call(func=ast.Name(id="putenv" | "unsetenv" | "load_dotenv")):
+            return True
+    return False
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )

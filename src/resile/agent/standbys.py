@@ -1,0 +1,375 @@
+"""Warm standbys: interpreters that have imported torch and wait to take the place of a lost process.
+
+Importing torch is most of what a restart costs. So while training runs the agent has one interpreter, the template,
+import what the script imports, and fork as many standbys as there may be processes to replace at once. They cost
+little beyond the template, since what was imported is shared. `resile.agent.interpreter` tells what they do, and
+`docs/decisions/0011-warm-standbys.md` why.
+
+They are there to help and must never hurt. Whatever goes wrong with one (it was killed, it hangs, a file changed since
+it was imported, there is no memory), the process that was wanted is started from scratch. Too many failures in a row,
+and there are none any more; a sentence says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from resile.agent import kernel
+from resile.agent.interpreter import MAX_PACKET, NAME
+from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
+from resile.agent.standby import COLLECT_WITHIN, Interpreter, order, template
+from resile.agent.workerenv import CHANGING, shared_environment
+from resile.api.ids import Bytes, MiB, Seconds
+from resile.checkpoint.room import short_of
+
+log = logging.getLogger("resile.agent")
+
+MEMORY = "RESILE_STANDBY_MEMORY"
+"""How much memory standbys may take on a node, as in `1Gi`; without it, what machine and container have."""
+USUAL = Bytes(384 * MiB)
+"""What torch takes in an interpreter, as long as it was not measured."""
+WARM_WITHIN = Seconds(300.0)
+"""For imports; a network disk may be slow."""
+FORK_WITHIN = Seconds(10.0)
+REFILL_AFTER = Seconds(0.5)
+"""Between the use of a standby and the fork of another: those that start have the cores first."""
+MAX_FAILURES = 5
+"""Templates and standbys that are lost in a row before there are none any more."""
+FIRST_PAUSE = Seconds(1.0)
+"""Before a lost template is made again; doubled with every failure."""
+
+
+class Facts(NamedTuple):
+    """What is to be seen of standbys from outside."""
+
+    ready: int = 0
+    memory: Bytes = Bytes(0)
+    """Of all of them and their template."""
+
+
+def cold_because(options: RunOptions) -> str:
+    """Why no process of this run can start from a standby: one sentence; empty if it can."""
+    command = options.command
+    if command[:2] != (sys.executable, "-u") or len(command) < 3:
+        return "it is not run by the interpreter that runs resile"
+    program = command[3] if command[2] == "-m" and len(command) > 3 else command[2]
+    if LOCAL_RANK_MACRO in program:
+        return f"its name depends on the process ({program})"
+    if command[2] != "-m" and not os.path.isfile(program):
+        return f"{program} is not a plain file"
+    if options.virtual_local_rank:
+        return "with --virtual-local-rank every process has an environment of its own"
+    meeting = options.meeting
+    if meeting.max_nodes == 1 and not meeting.max_restarts and not options.managed:
+        return "nothing is ever restarted (--max-restarts is 0)"
+    return ""
+
+
+class Standbys:
+    """All warm interpreters of one agent."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        stdin: int | None = None,
+        changed: Callable[[Facts], None] = lambda _: None,
+    ) -> None:
+        """Nothing runs before `warm`.
+
+        Args:
+            options: the flags.
+            environ: the agent's own variables.
+            stdin: where training processes read from; None: where the agent does.
+            changed: told whenever there are more or fewer of them.
+        """
+        self._wanted = options.standbys
+        self._off = cold_because(options) if self._wanted else "--standbys is 0"
+        self._environment = shared_environment(environ, options=options, run_id=options.run_id)
+        self._environ = environ
+        self._request = {"command": options.command, "preload": options.preload, "changing": sorted(CHANGING)}
+        self._stdin = stdin
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._template: Interpreter | None = None
+        self._warm = False
+        """The template has imported everything and can fork."""
+        self._began = 0.0
+        self._ready: list[Interpreter] = []
+        self._beginning: set[Interpreter] = set()
+        """Those that were told to begin and have not said that they have."""
+        self._coming: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Lines of standbys that were asked for and have not answered."""
+        self._failures = 0
+        self._need = USUAL
+        self._said = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self.facts = Facts()
+
+    # what the agent asks ----------------------------------------------------------------------------------------------
+
+    def later(self, seconds: float) -> None:
+        """Warm up when so much time has passed in which nobody asked for anything else."""
+        self._calm()
+        self._timer = self._loop.call_later(seconds, self.warm)
+
+    def warm(self) -> None:
+        """Have as many standbys as were asked for, unless that is so, under way or hopeless."""
+        self._calm()
+        if self._off:
+            return
+        if self._template is None:
+            if len(self._ready) < self._wanted:
+                self._warm_up()
+        elif self._warm:
+            self._fork()
+
+    def take(self, environment: Mapping[str, str]) -> Interpreter | None:
+        """A standby for a process with these variables, if there is one."""
+        if not self._ready:
+            return None
+        if {name: value for name, value in environment.items() if name not in CHANGING} != self._environment:
+            self._throw_away("its environment is not the one that standbys were made with")
+            return None
+        standby = self._ready.pop(0)
+        self._tell()
+        return standby
+
+    def begin(
+        self,
+        standby: Interpreter,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: Sequence[int],
+        begun: Callable[[], None],
+        lost: Callable[[int], None],
+    ) -> None:
+        """Have a standby become a process: either `begun` is called or, with its exit code, `lost`."""
+
+        def on_words(words: dict[str, Any]) -> None:
+            if "begun" in words:
+                standby.let_go()
+                self._beginning.discard(standby)
+                self._failures = 0
+                if self._warm:
+                    self.later(REFILL_AFTER)
+                begun()
+            elif "unfit" in words:
+                self._throw_away(words["unfit"])
+
+        def on_end() -> None:
+            self._beginning.discard(standby)
+            returncode = standby.wait()
+            os.close(standby.pidfd)
+            self._failed(f"a standby (pid {standby.pid}) was lost before it began")
+            lost(returncode)
+
+        self._beginning.add(standby)
+        standby.watch(on_words, on_end)
+        try:
+            order(standby, command, environment, *streams)
+        except OSError:
+            standby.kill()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._off = self._off or "this node leaves"
+        self._calm()
+        self._drop()
+
+    # warming up -------------------------------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        if why := short_of(self._need, self.facts.memory, what="a standby", limit=MEMORY, environ=self._environ):
+            self._say(f"no standbys for now, lost processes start from scratch: {why}")
+            return
+        try:
+            self._collect()
+            self._template = new = template(self._environment, self._request, self._stdin)
+        except OSError as error:
+            self._failed(f"no interpreter can be started: {os.strerror(error.errno or 0)}")
+            return
+        self._warm, self._began = False, self._loop.time()
+        new.watch(self._heard, self._template_ended)
+        new.kill_after(WARM_WITHIN)
+
+    def _heard(self, words: dict[str, Any]) -> None:
+        new = self._template
+        assert new is not None
+        new.calm()
+        if "unfit" in words:
+            if words["final"]:
+                self._give_up(words["unfit"])
+            else:
+                self._failed(words["unfit"])
+            return
+        self._need = Bytes(max(kernel.memory_of(new.pid), 1))
+        names = [name for name in words["modules"] if not name.startswith("torch.")]
+        took = self._loop.time() - self._began
+        log.info(
+            "%s imported ahead in %.1f s (%d MiB)%s",
+            ", ".join(names),
+            took,
+            self._need // MiB,
+            f"; {words['left']}, so it is good for one start" if words["left"] else "",
+        )
+        if why := self._too_big():
+            self._give_up(why)
+        elif words["left"]:
+            self._template = None
+            self._came(new)
+            self.later(REFILL_AFTER)
+        else:
+            self._warm = True
+            self._fork()
+
+    def _too_big(self) -> str:
+        """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
+        if not self._environ.get(MEMORY):
+            return ""
+        total = self._need + sum(kernel.memory_of(standby.pid) for standby in self._ready)
+        return short_of(total, what="standbys", limit=MEMORY, environ=self._environ)
+
+    def _template_ended(self) -> None:
+        old, self._template, self._warm = self._template, None, False
+        assert old is not None
+        old.kill()
+        old.wait()
+        os.close(old.pidfd)
+        self._failed(f"the interpreter that makes standbys (pid {old.pid}) was lost")
+
+    # forking ----------------------------------------------------------------------------------------------------------
+
+    def _fork(self) -> None:
+        """Ask for as many standbys as are missing; orphans are ours until the last of them has come."""
+        assert self._template is not None
+        for _ in range(self._wanted - len(self._ready) - len(self._coming)):
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            except OSError:
+                return
+            self._coming[ours] = self._loop.call_later(FORK_WITHIN, self._came_not, "no standby came up")
+            self._loop.add_reader(ours, self._answered, ours)
+            kernel.adopt_orphans(True)
+            try:
+                self._template.send(b"fork", [theirs.fileno()])
+            except OSError:
+                return  # it is ending, and `_template_ended` will be told
+            finally:
+                theirs.close()
+
+    def _answered(self, line: socket.socket) -> None:
+        standby = self._arrived(line)
+        if standby is not None:
+            self._came(standby)
+        else:
+            self._came_not("a standby was lost before it was ready")
+
+    def _came_not(self, why: str) -> None:
+        """The template hangs, or is gone."""
+        self._drop()
+        self._failed(why)
+
+    def _arrived(self, line: socket.socket) -> Interpreter | None:
+        """The standby that has just answered on this line; None if there is none."""
+        self._loop.remove_reader(line)
+        self._coming.pop(line).cancel()
+        if not self._coming:
+            kernel.adopt_orphans(False)
+        try:
+            return Interpreter(json.loads(line.recv(MAX_PACKET, socket.MSG_DONTWAIT))["ready"], line)
+        except (OSError, ValueError):
+            line.close()
+            return None
+
+    def _came(self, standby: Interpreter) -> None:
+        def gone() -> None:
+            self._ready.remove(standby)
+            standby.wait()
+            os.close(standby.pidfd)
+            self._tell()
+            self._failed(f"a standby (pid {standby.pid}) was lost")
+
+        standby.watch(lambda _: None, gone)
+        self._ready.append(standby)
+        if not self._coming:
+            self._tell(measured=True)
+
+    # when it goes wrong -----------------------------------------------------------------------------------------------
+
+    def _failed(self, why: str) -> None:
+        """Try again after a while, but not for ever."""
+        if self._off:
+            return
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            self._give_up(f"{why}, and so it went {self._failures} times")
+            return
+        log.info("%s", why)
+        self.later(FIRST_PAUSE * 2 ** (self._failures - 1))
+
+    def _give_up(self, why: str) -> None:
+        self._off = why
+        self._say(f"no standbys, lost processes start from scratch: {why}")
+        self._drop()
+
+    def _throw_away(self, why: str) -> None:
+        log.info("standbys are thrown away: %s", why)
+        self._drop()
+        self.later(FIRST_PAUSE)
+
+    def _drop(self) -> None:
+        """End all of them, also those that are on their way; when this returns nothing is left."""
+        template, ended = self._template, self._ready
+        self._template, self._warm, self._ready = None, False, []
+        if template is not None:
+            template.kill(alone=True)  # not its group: a standby that is just being forked would never be heard of
+        for line in list(self._coming):
+            select.select([line], [], [], COLLECT_WITHIN)
+            late = self._arrived(line)
+            ended += [late] if late is not None else []
+        ended += [template] if template is not None else []
+        for interpreter in ended:
+            interpreter.end()
+        self._collect()
+        if ended:
+            self._tell()
+
+    def _collect(self) -> None:
+        """Those that came too late for anybody to wait for them have ended by themselves."""
+        known = {self._template.pid} if self._template is not None else set()
+        known |= {standby.pid for standby in (*self._ready, *self._beginning)}
+        for pid in kernel.children(NAME) if not self._coming else ():
+            if pid not in known:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def _calm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self, *, measured: bool = False) -> None:
+        """Their number has changed. Their memory is looked at when all have come: that takes some milliseconds."""
+        all_ = [*self._ready, *([self._template] if self._template is not None else [])]
+        memory = self.facts.memory if all_ else Bytes(0)
+        if measured:
+            memory = Bytes(sum(kernel.memory_of(each.pid) for each in all_))
+            log.info("%d standbys are ready (%d MiB in all)", len(self._ready), memory // MiB)
+        self.facts = Facts(len(self._ready), memory)
+        self._changed(self.facts)
+
+    def _say(self, sentence: str) -> None:
+        if sentence != self._said:
+            self._said = sentence
+            log.info("%s", sentence)
