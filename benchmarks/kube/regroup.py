@@ -24,13 +24,13 @@ def run(quick: bool) -> list[Row]:
     killed: list[float] = []
     with Space("regroup") as space, Training(space, "regroup", ELASTIC) as training:
         space.apply(training.manifest())
-        for number in range(2 if quick else 2 * WORKERS):
-            rank = number // 2 % WORKERS  # each place in turn: that of rank 0 hosts the store of the others
+        for number in range(1 if quick else 2 * WORKERS):
+            rank = number % WORKERS  # each place in turn: that of rank 0 hosts the store of the others
             deleted.append(_lose(training, rank, "pod deleted", lambda victim: space.delete_pod(victim.pod)))
             killed.append(_lose(training, rank, "process killed", lambda victim: _kill(space, victim)))
     return [
         _row("elastic: pod deleted, to the survivors' next step", deleted, DELETED_BAR_SECONDS, peer.NEXT_STEP),
-        _row("elastic: process killed in a pod, to …", killed, KILLED_BAR_SECONDS, peer.KILLED_STEP),
+        _row("elastic: process killed in a pod, to the same", killed, KILLED_BAR_SECONDS, peer.KILLED_STEP),
     ]
 
 
