@@ -24,7 +24,7 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class Checkpointer:
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
+        self._seats = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        """Processes that this node has when none is lost."""
         self._agreement = Agreement()
         self._vault: Line | OwnBuffers | None = None
         self._leader: Line | None = None
@@ -192,8 +194,10 @@ class Checkpointer:
         self.regroup()
         self._meet()
         own = self._vault.buffers if isinstance(self._vault, Line) else []
-        memory = Memory(own, self._leader.buffers if self._leader else own)
-        step = Restoring(self._agreement, memory, self.storage).run(state)
+        with contextlib.ExitStack() as stack:
+            others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
+            memory = Memory(own, self._leader.buffers if self._leader else own, others)
+            step = Restoring(self._agreement, memory, self.storage).run(state)
         self.reserve(state)
         return step
 
@@ -230,6 +234,15 @@ class Checkpointer:
         except NoVault as error:
             log.warning("checkpoints are kept in storage alone: %s", error)
             self._vault = OwnBuffers() if self.storage is not None else None
+
+    def _siblings(self, stack: contextlib.ExitStack) -> Iterator[Line]:
+        """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""
+        for local_rank in range(self._seats if self.in_memory else 0):
+            if local_rank != self._local_rank:
+                with contextlib.suppress(NoVault):
+                    line = Line(self._agent_socket, self._worker, local_rank, reads=True)
+                    stack.callback(line.close)
+                    yield line
 
     def _meet(self) -> None:
         """Agree with the other ranks on what tells this run's drafts apart: all of them come here together."""

@@ -16,6 +16,20 @@ epoch is dealt anew. The process is not restarted, no checkpoint is read, every 
 With a `checkpointer` all of it is saved in one commit, and the loop goes on from the newest one when there is nobody
 left who has the state: when all processes were killed at once, or the whole job is started again.
 
+A model that is sharded (`fully_shard`) belongs to one group, and a lost rank takes the only copy of its shard along. So
+every round builds it anew with a function, and goes on from the newest checkpoint that is whole, dealt to its ranks:
+
+    def build():
+        model = Transformer()
+        fully_shard(model)
+        return model, torch.optim.AdamW(model.parameters())
+
+    elastic = Elastic(build=build, sampler=sampler, checkpointer=Checkpointer("checkpoints", store_every=1000))
+    for share, (inputs, labels) in elastic.epochs(3, loader):
+        with elastic.step():
+            loss = criterion(elastic.model(inputs), labels)  # another model after a loss
+            (loss * share.weight).backward()
+
 What it asks: all that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`, and changes
 at the end of a step alone (a model's buffers are put back if a step is broken off). Code after the `with` runs for a
 broken step, too: ask `elastic.stepped`. Under plain torchrun or python the same script runs; a loss ends it, as ever.
@@ -29,19 +43,19 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
-from resile.torch.averaging import Averager, Buffers
-from resile.torch.group import Group, GroupLost, default_backend, from_collective
+from resile.torch.group import Group, GroupLost, default_backend
 from resile.torch.keeping import Keeping
 from resile.torch.loader import ElasticLoader, Step
 from resile.torch.progress import enter_round, report_step
 from resile.torch.sampler import ElasticBatchSampler, Position
+from resile.torch.training import Built, Stateful, Training, built_of, others_of
 from resile.wire.messages import Placed
 from resile.wire.rounds import RoundLine
 
@@ -54,21 +68,15 @@ TIMEOUT = 1800.0
 """Seconds that a collective may take; torch's own default."""
 MOST_MEETINGS = 20
 """Meetings in a row that come to nothing before this process gives up: something other than a loss is wrong."""
-MOST_IN_VAIN = 2
-"""How often the same processes meet again because of an error in a collective, without a step in between."""
+MOST_IN_VAIN = 5
+"""How often the same processes meet again because a connection broke, without a step in between."""
 VERDICT = 3.0
-"""Seconds for the master to end the round, after an error that may or may not come from a loss. It hears of a process's
-end at once and of a node's silence after a fifth of the recovery budget (2 s by default)."""
+"""Seconds for the master to end the round after an error although nobody hung up. It hears of a process's end at once
+and of a node's silence after a fifth of the recovery budget (2 s by default)."""
 
 
-class Stateful(Protocol):
-    """What `state` may hold: schedulers, samplers, scalers, anything with these two."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """All there is to know."""
-
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Be that again."""
+class LostForGood(Exception):
+    """Nobody has the whole state any more; the text is one sentence."""
 
 
 class Elastic:
@@ -76,9 +84,10 @@ class Elastic:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
+        build: Callable[[], Built] | None = None,
         sampler: ElasticBatchSampler | ElasticLoader | None = None,
         scheduler: Any = None,
         state: Mapping[str, Stateful] | None = None,
@@ -94,19 +103,24 @@ class Elastic:
         Args:
             model: not wrapped in DDP: gradients are averaged here.
             optimizer: of the model's parameters.
+            build: instead of a model and its optimizer, for sharded models: makes both, and maybe a scheduler, in the
+                group of each round anew, the same on every rank. Needs a checkpointer.
             sampler: deals the samples, or loads them, too; its rank and world are set here, and its position belongs
                 to the state.
             scheduler: takes a step with every step of the optimizer.
             state: whatever else has to be the same everywhere, by name.
-            before_step: called between averaging and the optimizer's step: the place to clip gradients.
+            before_step: called between averaging and the optimizer's step: the place to clip gradients. A loss in it
+                breaks the step off; so if it changes `state`, then as the last thing it does.
             checkpointer: keeps all of the above, and gives it back when no process is left that has it.
             every: steps between two checkpoints.
             completed: steps already taken, if the state comes from elsewhere.
             backend: as for torch's `init_process_group`; None: nccl with a GPU, else gloo.
             timeout: seconds that a collective may take.
         """
-        self.model = model
-        self.optimizer = optimizer
+        if checkpointer is not None and completed:
+            raise ValueError("completed: with a checkpointer, the number of steps comes from its checkpoints")
+        if build is not None and checkpointer is None:
+            raise ValueError("build: a model that is built for each round needs a checkpointer to be loaded from")
         self.sampler = sampler
         self.completed = completed
         """Steps taken, by whoever took them."""
@@ -114,25 +128,17 @@ class Elastic:
         """Whether the last `with elastic.step()` was taken; False: a peer was lost, and its samples will come again."""
         self.rank, self.world = 0, 1
         self.round: Round = NO_ROUND
-        self._scheduler = scheduler
         self._before_step = before_step
         self._backend = backend or default_backend()
         self._timeout = timeout
-        self._parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
-        if sampler is not None:
-            self._parts["sampler"] = sampler
-        if scheduler is not None:
-            self._parts["scheduler"] = scheduler
-        for name, part in (state or {}).items():
-            if name in self._parts:
-                raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")
-            self._parts[name] = part
-        if checkpointer is not None and completed:
-            raise ValueError("completed: with a checkpointer, the number of steps comes from its checkpoints")
-        self._keeping = Keeping(checkpointer, self._parts, every) if checkpointer is not None else None
-        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._averager = Averager(model.parameters())
-        self._buffers = Buffers(model)
+        self._build = build
+        self._others = others_of(sampler, state or {})
+        self._training: Training | None = None
+        if build is None:
+            self._training = Training(built_of(model, optimizer, scheduler), self._others)
+        elif not (model is optimizer is scheduler is None):
+            raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
+        self._keeping = Keeping(checkpointer, every) if checkpointer is not None else None
         self._agreed_in: int = NO_ROUND
         self._identity = int.from_bytes(os.urandom(7))
         self._members: frozenset[int] = frozenset()
@@ -149,6 +155,16 @@ class Elastic:
         if self._line is not None and dist.is_initialized():
             raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
         atexit.register(self.close)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model; if it is built for each round, that of this one."""
+        return self._running.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The model's optimizer."""
+        return self._running.optimizer
 
     # the loop ---------------------------------------------------------------------------------------------------------
 
@@ -208,14 +224,14 @@ class Elastic:
                 None: once for each pass of the step that an `ElasticLoader` gave, and once with any other data.
         """
         self.meet()
-        self._averager.begin(self.world, self._passes if backwards is None else backwards)
+        training = self._running
+        training.begin(self.world, self._passes if backwards is None else backwards)
         self._asked, self.stepped = True, False
         try:
             yield
-            self._averager.send()
-            self._buffers.send(self.world)
-            self._averager.wait()
-            self._buffers.wait()
+            training.share()
+            if self._before_step is not None:
+                self._before_step()
         except Exception as error:
             lost = self._is_loss(error)
             self._break_off(lost)
@@ -242,7 +258,8 @@ class Elastic:
         if self._group is not None:
             group, self._group = self._group, None
             group.destroy(in_peace=self._done)
-            self._averager.close()
+            if self._training is not None:
+                self._training.close()
             gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
 
     @property
@@ -260,7 +277,8 @@ class Elastic:
         if self._line is None:
             self._meet_once()
             return
-        self._buffers.undo()
+        if self._training is not None:
+            self._training.undo()
         why: Exception | None = None
         for _ in range(MOST_MEETINGS):
             if self._group is not None:
@@ -275,7 +293,7 @@ class Elastic:
                 found = self._agree(self._agreed_in, placed.rank, placed.world_size)
                 self._enter(placed, found)
             except RuntimeError as error:
-                if not group.over and not from_collective(error):
+                if not isinstance(error, GroupLost) and not group.broken:
                     raise
                 log.info("met in vain: %s", str(error).partition("\n")[0])
                 why = error
@@ -298,9 +316,30 @@ class Elastic:
         self._keep_from_here(found)
 
     def _agree(self, agreed_in: int, rank: int, world: int) -> repair.Agreement:
-        mine = repair.Standing(self.completed, agreed_in)
-        restore = self._keeping.restore if self._keeping is not None else _nothing_to_restore
-        return repair.agree(mine, self._identity, self._state, restore, rank, world, self._device)
+        """Come to one state with all members of the group; a living one comes before a checkpoint."""
+        training = self._rebuilt() if self._build is not None else self._running
+        meeting = repair.meet(repair.Standing(self.completed, agreed_in), self._identity, world, training.device)
+        self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
+        self._members = meeting.members
+        if self._keeping is not None and (self._build is not None or not meeting.trained):
+            restored = self._keeping.restore(training.parts)
+            if restored is not None:
+                return repair.Agreement(restored, repair.NOBODY)
+        if self._build is None:
+            return repair.agree(meeting, training.state, rank, training.device)
+        if meeting.trained:
+            raise LostForGood(f"no checkpoint is whole any more, so step {self.completed} cannot be gone on from")
+        return repair.Agreement(0, repair.NOBODY)
+
+    def _rebuilt(self) -> Training:
+        """A model for this group. What the last one had is a part of a state whose other parts may be lost."""
+        assert self._build is not None
+        if self._training is not None:
+            self._training.close()
+            self._training = None
+            gc.collect()  # the old shards go before the new ones come
+        self._training = Training(self._build(), self._others)
+        return self._training
 
     def _enter(self, placed: Placed, found: repair.Agreement) -> None:
         """The members have agreed: this process is one of them now."""
@@ -309,8 +348,6 @@ class Elastic:
         enter_round(placed.round)
         self._take_in(found)
         self._agreed_in = placed.round
-        self._in_vain = self._in_vain + 1 if found.members == self._members else 0
-        self._members = found.members
         self._keep_from_here(found)
         log.info(
             "round %d: rank %d of %d at step %d, state of %s (%d bytes)",
@@ -322,25 +359,32 @@ class Elastic:
             found.sent,
         )
 
-    def _keep_from_here(self, found: repair.Agreement) -> None:
-        if self._keeping is not None and found.source != repair.NOBODY:
-            self._keeping.enter(found.step, changed=found.sent > 0)
-
-    def _state(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
-
     def _take_in(self, found: repair.Agreement) -> None:
         """Have the state that was agreed on. Nobody is waited for."""
         if found.received is not None:
             if self._keeping is not None:
                 self._keeping.before_update()
-            for name, part in self._parts.items():
-                part.load_state_dict(found.received[name])
-        if found.received is not None or found.source == repair.NOBODY:
-            self._buffers.keep()
+            self._running.load(found.received)
+        elif found.source == repair.NOBODY:
+            self._running.loaded()
         self.completed = found.step
         if self.sampler is not None:
             self.sampler.resize(self.rank, self.world)
+
+    def _keep_from_here(self, found: repair.Agreement) -> None:
+        """Have the state in memory wherever it is not yet: who joined has none, and shards are others in this world."""
+        if self._keeping is None:
+            return
+        if found.source != repair.NOBODY:
+            self._keeping.enter(self._running.parts)
+        if self._build is not None or (found.sent and found.step):
+            self._keeping.save(found.step, self._running.parts, store=False)
+
+    @property
+    def _running(self) -> Training:
+        if self._training is None:
+            raise RuntimeError("the model is built when the peers have met: in `epochs` or `steps`, or by `meet()`")
+        return self._training
 
     # steps ------------------------------------------------------------------------------------------------------------
 
@@ -348,19 +392,15 @@ class Elastic:
         """The one moment at which the state changes. No collective is in here, so a loss cannot divide it."""
         if self._keeping is not None:
             self._keeping.before_update()
-        if self._before_step is not None:
-            self._before_step()
-        self.optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        training = self._running
+        training.update()
         if self.sampler is not None:
             self.sampler.advance(self._samples)
-        self._buffers.keep()
         self.completed += 1
         self._in_vain = 0
         self.stepped = True
         if self._keeping is not None:
-            self._keeping.taken(self.completed)
+            self._keeping.taken(self.completed, training.parts)
 
     def _taken(self) -> bool:
         """Whether the step that the loop was given is in the model now; if so it is told."""
@@ -389,28 +429,28 @@ class Elastic:
             return False
         self._done = True
         if self._keeping is not None:
-            self._keeping.finish(self.completed)
+            self._keeping.finish(self.completed, self._running.parts)
         if self._line is not None:
             self._line.close()
         return True
 
     def _break_off(self, lost: bool) -> None:
         """Nothing of this step is under way any more. Peers that wait for the rest of it are not left waiting."""
-        if self._group is not None and (lost or self._averager.under_way):
+        if self._group is not None and (lost or self._running.under_way):
             self._group.abort()
-            self._averager.abandon()
+            self._running.abandon()
 
     def _is_loss(self, error: Exception) -> bool:
         """Whether an error means that a peer is gone, so that a new round is the answer to it.
 
-        An error of a collective does, unless the same processes met again because of it and it came back: then nobody
-        was lost. Another error does if the master ends the round.
+        It does if a member has hung up, unless the same processes met again and again and it came back each time; and
+        if the master ends the round. Else it is the script's own, whatever it says.
         """
-        if self._line is None or self._group is None:
+        if self._line is None or self._group is None or not isinstance(error, RuntimeError):
             return False
-        if self._group.over or not from_collective(error):
-            return isinstance(error, RuntimeError) and self._line.await_over(self.round, VERDICT)
-        return self._in_vain < MOST_IN_VAIN
+        if self._group.broken and self._in_vain < MOST_IN_VAIN:
+            return True
+        return self._line.await_over(self.round, VERDICT)
 
 
 def _dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -439,10 +479,6 @@ def _tell_script(placed: Placed) -> None:
         MASTER_PORT=str(placed.master_port),
         RESILE_ROUND=str(placed.round),
     )
-
-
-def _nothing_to_restore() -> None:
-    return None
 
 
 def _destroy_at_exit() -> None:

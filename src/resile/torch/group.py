@@ -2,9 +2,9 @@
 
 A collective that waits for a lost peer has to end at once. With NCCL torch's own abort does that. With gloo it does not
 (seen with torch 2.13: `abort()` leaves a collective with a frozen peer waiting), but a collective raises within 2 ms
-when the sockets below it are shut down. So a group remembers which TCP connections came up while it was made, and
-breaking it off shuts exactly those down. The price: a connection that another thread of the script opens in those
-milliseconds is taken for one of the group's, and ends with the round.
+when the sockets below it are shut down. So a group remembers which TCP connections came up while it was made: breaking
+it off shuts exactly those down, and whether a peer is gone can be seen on them. The price: a connection that another
+thread of the script opens in those milliseconds is taken for one of the group's, and ends with the round.
 
 Nothing of an older round can reach a group: its store is a new one on a port of its own, hosted by rank 0 of the round.
 """
@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -32,8 +33,6 @@ LONGEST_PROBE = 0.05
 """Seconds between two looks for the round's store. torch's own client would try again after a whole second."""
 BREAK_AGAIN = 0.005
 """Seconds between two looks for new connections of a group that is broken off while it is made."""
-
-_TORCH_DISTRIBUTED = os.path.join(os.path.dirname(dist.__file__), "")
 
 
 class GroupLost(RuntimeError):
@@ -60,6 +59,8 @@ class Group:
         self._lock = threading.Lock()
         self._before: set[tuple[int, str]] | None = None
         self._own: set[tuple[int, str]] | None = None
+        self._lines: set[tuple[int, str]] = set()
+        """Of its own sockets, those to other members."""
         self._store: dist.Store | None = None
         self._excepthook = sys.excepthook
         """torch puts its own around it with every group, and never takes it away."""
@@ -88,8 +89,17 @@ class Group:
         finally:
             with self._lock:
                 self._own = _sockets() - self._before
+        self._lines = {each for each in self._own if _is_connected(*each)}
         if self.over:
             raise GroupLost(f"round {placed.round} is over")
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is over, or a member has hung up: how an error of a peer's loss differs from any other one.
+
+        With NCCL, whose connections are others, it may be neither although a peer is lost.
+        """
+        return self.over or not all(_is_connected(*each) for each in self._lines)
 
     def abort(self) -> None:
         """Make every collective of this group raise, now and from now on. For any thread; returns when it is done."""
@@ -152,16 +162,6 @@ class Group:
             pause = min(pause * 1.5, LONGEST_PROBE)
 
 
-def from_collective(error: BaseException) -> bool:
-    """Whether an error was raised by a collective, or by what stands around one: not by its words, but by its place."""
-    if isinstance(error, GroupLost | dist.DistError):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED)
-
-
 def default_backend() -> str:
     """What a process with and without a GPU would take."""
     return "nccl" if torch.cuda.is_available() else "gloo"
@@ -178,19 +178,42 @@ def _sockets() -> set[tuple[int, str]]:
     return found
 
 
+def _is_connected(descriptor: int, name: str) -> bool:
+    """Whether this is a TCP connection whose other side has not hung up."""
+    with contextlib.suppress(OSError), _copy(descriptor, name) as line:
+        if line is None or line.type != socket.SOCK_STREAM:
+            return False
+        line.getpeername()
+        try:
+            return bool(line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _shut(descriptor: int, name: str) -> None:
     """End a TCP connection under whoever uses it. The descriptor stays its owner's to close."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), _copy(descriptor, name) as line:
+        if line is not None and line.type == socket.SOCK_STREAM:
+            line.getpeername()  # not for a listener, which has none
+            line.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _copy(descriptor: int, name: str) -> Iterator[socket.socket | None]:
+    """A second descriptor of an internet socket; None if the number is another file's by now.
+
+    Raises:
+        OSError: there is no such descriptor.
+    """
+    with contextlib.ExitStack() as stack:
         copy = os.dup(descriptor)
-        try:
-            if os.readlink(f"/proc/self/fd/{copy}") != name:
-                return  # the number is another file's by now
-            with socket.socket(fileno=os.dup(copy)) as line:
-                if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
-                    line.getpeername()  # not for a listener, which has none
-                    line.shutdown(socket.SHUT_RDWR)
-        finally:
-            os.close(copy)
+        stack.callback(os.close, copy)
+        if os.readlink(f"/proc/self/fd/{copy}") != name:
+            yield None
+            return
+        line = stack.enter_context(socket.socket(fileno=os.dup(copy)))
+        yield line if line.family in (socket.AF_INET, socket.AF_INET6) else None
 
 
 def _first_line(error: Exception) -> str:

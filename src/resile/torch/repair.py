@@ -26,63 +26,74 @@ class Standing(NamedTuple):
     """NO_ROUND for one that never did: what it has is a beginning, not the outcome of training."""
 
 
+class Meeting(NamedTuple):
+    """What the members of a round told each other."""
+
+    standings: list[Standing]
+    members: frozenset[int]
+    """The identities of all of them."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether some state is the outcome of training, and not a beginning."""
+        return any(standing.agreed_in for standing in self.standings)
+
+
 class Agreement(NamedTuple):
-    """What the members of a round found."""
+    """The state from which the members of a round go on."""
 
     step: int
     source: int
     """The rank whose state counts; NOBODY: it is a checkpoint's."""
-    received: Any
+    received: Any = None
     """That state, for a process that had another one; None for those that have it."""
-    sent: int
+    sent: int = 0
     """Bytes that went over the group from `source`; 0 where all had the same state already."""
-    members: frozenset[int]
-    """The identities of all members."""
 
 
-def agree(
-    mine: Standing,
-    identity: int,
-    state: Callable[[], Any],
-    restore: Callable[[], int | None],
-    rank: int,
-    world: int,
-    device: torch.device,
-) -> Agreement:
-    """Find the most advanced state of a group, and give it to everybody else.
-
-    Where nobody has a state that came of training, all try `restore`; the state of a living process comes before it.
-
-    What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
+def meet(mine: Standing, identity: int, world: int, device: torch.device) -> Meeting:
+    """Hear how far everybody is.
 
     Args:
         mine: this process's standing.
         identity: a number that no other process has.
-        state: gives this process's state, if it is the one that counts.
-        restore: brings a checkpoint back, on all members alike, and gives its step; None if there is none.
-        rank: in the group.
         world: members of the group.
+        device: where tensors of the group's backend live.
+
+    Raises:
+        RuntimeError: the group broke.
+    """
+    rows = _gathered([*mine, identity], world, device)
+    standings = [Standing(step, agreed_in) for step, agreed_in, _ in rows]
+    return Meeting(standings, frozenset(row[2] for row in rows))
+
+
+def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device) -> Agreement:
+    """Find the most advanced state of a group, and give it to everybody else.
+
+    What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
+
+    Args:
+        meeting: what everybody said.
+        state: gives this process's state, if it is the one that counts.
+        rank: in the group.
         device: where tensors of the group's backend live.
 
     Raises:
         RuntimeError: the group broke.
         BadState: the state cannot be sent.
     """
-    rows = _gathered([*mine, identity], world, device)
-    standings = [Standing(step, agreed_in) for step, agreed_in, _ in rows]
-    members = frozenset(row[2] for row in rows)
-    if not any(standing.agreed_in for standing in standings) and (restored := restore()) is not None:
-        return Agreement(restored, NOBODY, None, 0, members)
-    source = max(range(world), key=lambda each: (standings[each], -each))
+    standings = meeting.standings
+    source = max(range(len(standings)), key=lambda each: (standings[each], -each))
     best = standings[source]
-    if world == 1 or (best.agreed_in and all(standing == best for standing in standings)):
-        return Agreement(best.step, source, None, 0, members)
+    if len(standings) == 1 or (best.agreed_in and all(standing == best for standing in standings)):
+        return Agreement(best.step, source)
     if rank == source:
         description, tensors = states.describe(state())
         sent = _give(description, tensors, source, device)
-        return Agreement(best.step, source, None, sent, members)
+        return Agreement(best.step, source, None, sent)
     received, sent = _take(source, device)
-    return Agreement(best.step, source, received, sent, members)
+    return Agreement(best.step, source, received, sent)
 
 
 def _gathered(row: list[int], world: int, device: torch.device) -> list[list[int]]:

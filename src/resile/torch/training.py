@@ -1,0 +1,140 @@
+"""What a training consists of on one rank, and the few ways in which it changes: as a whole, or not at all.
+
+Model, optimizer, scheduler and whatever else belongs to the state change together, at the end of a step and in one
+place. Until then a step leaves traces only in gradients and in the model's buffers, and those can be undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from resile.torch.averaging import Averager, Buffers
+
+
+class Stateful(Protocol):
+    """What a state may hold: schedulers, samplers, scalers, anything with these two."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """All there is to know."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Be that again."""
+
+
+Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, torch.optim.Optimizer, Any]
+"""A model, its optimizer and, maybe, its scheduler."""
+
+
+class Training:
+    """One model on its way."""
+
+    def __init__(self, built: Built, others: Mapping[str, Stateful]) -> None:
+        """Take hold of the model's gradients, until `close`.
+
+        Args:
+            built: the model and what moves it.
+            others: the rest of the state, by name.
+        """
+        self.model, self.optimizer = built[0], built[1]
+        self.scheduler = built[2] if len(built) > 2 else None
+        self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        if self.scheduler is not None:
+            self.parts["scheduler"] = self.scheduler
+        self.parts.update(others)
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        parameters = list(self.model.parameters())
+        self._sharded = [parameter for parameter in parameters if _is_sharded(parameter)]
+        self._averager = Averager(parameter for parameter in parameters if not _is_sharded(parameter))
+        self._buffers = Buffers(self.model)
+        self._world = 1
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something of this step went to the group and did not come back."""
+        return self._averager.under_way
+
+    def begin(self, world: int, backwards: int) -> None:
+        """A step begins; nothing is left of one that was broken off."""
+        self._world = world
+        self._averager.begin(world, backwards)
+        for parameter in self._sharded:
+            parameter.grad = None
+
+    def share(self) -> None:
+        """The backward passes are done: gradients become the mean over the world, buffers will be those of rank 0.
+
+        Raises:
+            GroupLost: the group broke.
+        """
+        self._averager.send()
+        self._buffers.send(self._world)
+        self._averager.wait()
+        self._buffers.wait()
+
+    def update(self) -> None:
+        """Take the step. Nobody is waited for, so a loss cannot divide it."""
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._buffers.keep()
+
+    def abandon(self) -> None:
+        """The step is broken off, and so is its group: nothing of it is under way when this returns.
+
+        Raises:
+            RuntimeError: something is.
+        """
+        self._averager.abandon()
+
+    def undo(self) -> None:
+        """Be as before the step that was broken off."""
+        self._buffers.undo()
+
+    def state(self) -> dict[str, Any]:
+        """All of it, to be given to another rank."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Be what another rank is."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        self.loaded()
+
+    def loaded(self) -> None:
+        """The parts were given another state: there is nothing to undo."""
+        self._buffers.keep()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._averager.close()
+
+
+def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
+    """What a script made itself.
+
+    Raises:
+        ValueError: something is missing.
+    """
+    if model is None or optimizer is None:
+        raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
+    return (model, optimizer) if scheduler is None else (model, optimizer, scheduler)
+
+
+def others_of(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
+    """What belongs to a state beside the model and what moves it.
+
+    Raises:
+        ValueError: a name is taken.
+    """
+    for name in state:
+        if name in ("model", "optimizer", "scheduler", "sampler"):
+            raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")
+    return {**({} if sampler is None else {"sampler": sampler}), **state}
+
+
+def _is_sharded(parameter: torch.nn.Parameter) -> bool:
+    """Whether it is a DTensor, whose gradients whoever sharded it averages. Its class would cost an import."""
+    return hasattr(parameter, "device_mesh")
