@@ -21,13 +21,13 @@ help:  ## show this list
 setup: $(READY)  ## create .venv with resile and everything the targets need
 
 $(READY): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (1.4 GB; the first time takes a few minutes)"
+	@echo "setting up $(VENV) (1.6 GB; the first time takes a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "resile needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@echo "  1 of 2: the virtual environment"
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
 	@echo "  2 of 2: packages, torch among them"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[torch,huggingface,lightning,dev]'
 	@touch $@
 
 data: $(READY)  ## write the handwritten digits as PNG files under .cache/mnist_png

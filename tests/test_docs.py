@@ -22,6 +22,12 @@ ELSEWHERE = {
     "make test": ".ci/run runs it",
     "make again": "tests/test_suite.py runs what it runs",
     "make cluster": ".ci/run runs it",
+    **{
+        f"resile run --standalone --nproc-per-node 2 --max-restarts 3 examples/{library}/train.py --pause 0.1": (
+            "tests/local/test_adapters.py runs it, and kills one of its processes"
+        )
+        for library in ("huggingface", "lightning")
+    },
 }
 """Commands that other parts of the suite run."""
 

@@ -1,0 +1,186 @@
+"""Training with Hugging Face's `Trainer` that loses no step when a process is lost.
+
+    trainer = Trainer(model=model, args=args, train_dataset=dataset)
+    ResileCallback("checkpoints", save_every=10).train(trainer)  # instead of trainer.train()
+
+Under `resile run` every tenth step is kept in the agent's memory. A lost rank restarts the processes, as the `Trainer`
+has no other way, and they go on after the newest step, at the next sample, with the same random numbers. Under
+torchrun and python the same script goes on from storage.
+
+Why `trainer.train()` is not enough: the `Trainer` decides where in the data it begins before it calls any callback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resile.torch.continuation import Continuation
+from resile.torch.progress import report_step
+from resile.torch.randomness import capture, reinstate
+
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
+except ImportError as error:
+    raise ImportError(
+        f"resile.torch.huggingface needs transformers and accelerate: pip install 'resile[huggingface]' ({error})"
+    ) from error
+
+STATE_FILE = "trainer_state.json"
+"""What the `Trainer` calls its own state in a checkpoint folder."""
+
+
+class ResileCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        *,
+        save_every: int = 1,
+        store_every: int = 0,
+        keep_last: int = 3,
+        overlap: bool = False,
+    ) -> None:
+        """Nothing is read or asked before `train`.
+
+        Args:
+            directory: where storage is, the same for all ranks, and not the Trainer's `output_dir`; None: memory only.
+            save_every: steps between two saves into memory.
+            store_every: steps between two that go to storage by themselves; 0: only the last one does, and what the
+                agent stores when processes end.
+            keep_last: how many steps storage keeps; 0: all.
+            overlap: copy parameters and optimizer state while the next step computes its gradients; only where nothing
+                but the optimizer changes parameters.
+        """
+        self._continuation = Continuation(
+            directory, save_every=save_every, store_every=store_every, keep_last=keep_last, overlap=overlap
+        )
+        self._trainer: Any = None
+        """Set while `train` runs."""
+        self._goes_on = False
+        self._parts: dict[str, Any] = {}
+        self._random: dict[str, Any] | None = None
+        """To be put back when the first step begins."""
+
+    def train(self, trainer: Any, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+        """`trainer.train()`, from the newest step that all ranks can have.
+
+        Args:
+            trainer: the `Trainer`; this callback is added to it, if it is not there yet.
+            resume_from_checkpoint: where to begin if there is no such step, as in `trainer.train`.
+            options: for `trainer.train`.
+
+        Returns:
+            What `trainer.train` does.
+
+        Raises:
+            ValueError: it trains in a way that cannot be saved here; the text says which.
+        """
+        _see_that_ranks_are_alike(trainer)
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        self._trainer = trainer
+        try:
+            found = self._continuation.peek()
+            self._goes_on = found is not None
+            if found is None:
+                return trainer.train(resume_from_checkpoint=resume_from_checkpoint, **options)
+            with _folder(found["trainer"]) as folder, _no_weights_in_it(trainer):
+                return trainer.train(resume_from_checkpoint=folder, **options)
+        finally:
+            self._trainer, self._parts, self._random = None, {}, None
+            self._continuation.close()
+
+    # what the Trainer calls ------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """All objects are there: load them, if there is something to load."""
+        if self._trainer is None:
+            raise RuntimeError(
+                "call ResileCallback.train(trainer) instead of trainer.train(): that would begin anew at every restart"
+            )
+        optimizer, scaler = objects["optimizer"], self._trainer.accelerator.scaler
+        self._parts = {
+            "model": objects["model"],
+            "optimizer": getattr(optimizer, "optimizer", optimizer),  # without accelerate's wrapper
+            "scheduler": objects["lr_scheduler"],
+        } | ({"scaler": scaler} if scaler is not None else {})
+        restored = self._continuation.restore(self._parts, state.global_step)
+        if (restored is not None) != self._goes_on or (restored is not None and restored.step != state.global_step):
+            raise RuntimeError(f"step {state.global_step} was there a moment ago and cannot be loaded any more")
+        if restored is not None and restored.same_world:
+            self._random = restored.own["random"]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """The step before is logged and evaluated now, and this one's samples are fetched: here it goes on."""
+        if self._random is not None:
+            reinstate(self._random)
+            self._random = None
+        if self._continuation.is_due(state.global_step):
+            self._save(state)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Parameters change next."""
+        self._continuation.before_update()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Tell the agent."""
+        report_step(state.global_step, state.max_steps)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Keep the end too, unless the model is the best one by now and no longer that of the last step."""
+        if not args.load_best_model_at_end and state.global_step:
+            self._save(state, last=True)
+
+    # inside ----------------------------------------------------------------------------------------------------------
+
+    def _save(self, state: Any, last: bool = False) -> None:
+        common = {"trainer": self._described(state)}
+        self._continuation.save(state.global_step, self._parts, common, {"random": capture()}, last=last)
+
+    def _described(self, state: Any) -> str:
+        """The `TrainerState` as the `Trainer` writes it: with the states of the callbacks that have one."""
+        callbacks: dict[str, list[Any]] = {}
+        for callback in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
+            if isinstance(callback, ExportableState):
+                callbacks.setdefault(type(callback).__name__, []).append(callback.state())
+        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        fields["stateful_callbacks"] = {name: one[0] if len(one) == 1 else one for name, one in callbacks.items()}
+        return msgspec.json.encode(fields, enc_hook=float).decode()  # numpy's numbers are no floats to msgspec
+
+
+def _see_that_ranks_are_alike(trainer: Any) -> None:
+    kind = trainer.accelerator.distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        raise ValueError(f"ResileCallback saves models that are the same on every rank, not those of {kind}")
+    if trainer.args.auto_find_batch_size:
+        raise ValueError("ResileCallback needs one batch size for the whole training: auto_find_batch_size is on")
+
+
+@contextlib.contextmanager
+def _folder(state: str) -> Iterator[str]:
+    """A checkpoint folder that says where training stands and nothing else."""
+    with tempfile.TemporaryDirectory(prefix="resile-") as folder:
+        Path(folder, STATE_FILE).write_text(state, encoding="utf-8")
+        yield folder
+
+
+@contextlib.contextmanager
+def _no_weights_in_it(trainer: Any) -> Iterator[None]:
+    """Keep the `Trainer` from looking for weights in that folder: `on_train_begin` loads them, straight from memory.
+
+    It is the one thing here that is not public. If its name changes, the `Trainer` says that it finds no weights.
+    """
+    trainer._load_from_checkpoint = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del trainer._load_from_checkpoint

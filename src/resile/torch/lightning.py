@@ -1,0 +1,339 @@
+"""Training with Lightning's `Trainer` that loses no step when a process is lost.
+
+    environment = ResileEnvironment()
+    trainer = Trainer(
+        devices=environment.devices,
+        num_nodes=environment.num_nodes,
+        plugins=[environment],
+        callbacks=[ResileCallback("checkpoints", save_every=10)],
+    )
+    trainer.fit(module)
+
+Under `resile run` every tenth step is kept in the agent's memory. A lost rank restarts the processes, as Lightning has
+no other way, and they go on after the newest step, at the next sample, with the same random numbers. Under torchrun
+and python the same script goes on from storage.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from resile.torch.continuation import Continuation
+from resile.torch.progress import report_step
+from resile.torch.randomness import capture, reinstate
+from resile.torch.resumable import ResumableLoader
+
+try:
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.pytorch import Callback
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+    from lightning.pytorch.utilities import CombinedLoader
+except ImportError as error:
+    raise ImportError(f"resile.torch.lightning needs lightning: pip install 'resile[lightning]' ({error})") from error
+
+LOADERS = "combined_loader"
+"""Where Lightning's loop keeps the states of the loaders."""
+
+
+class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
+    """Ranks and addresses as `resile run` or torchrun gave them to this process; alone under plain python.
+
+    It starts no processes: `devices` and `num_nodes` are what the `Trainer` must be given.
+    """
+
+    @property
+    def devices(self) -> int:
+        """Training processes on this node."""
+        return _variable("LOCAL_WORLD_SIZE", 1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of this round."""
+        return self.world_size() // self.devices
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """They are there already."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Where rank 0 listens."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """The port it listens on."""
+        return _variable("MASTER_PORT", 0)
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether a launcher has started this process."""
+        return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+    def world_size(self) -> int:
+        """All training processes."""
+        return _variable("WORLD_SIZE", 1)
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher has decided that."""
+
+    def global_rank(self) -> int:
+        """This process among all."""
+        return _variable("RANK", 0)
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher has decided that."""
+
+    def local_rank(self) -> int:
+        """This process on its node."""
+        return _variable("LOCAL_RANK", 0)
+
+    def node_rank(self) -> int:
+        """This node among all."""
+        return _variable("GROUP_RANK", 0)
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """See that the `Trainer` counts as the launcher does.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if (num_devices, num_nodes) != (self.devices, self.num_nodes):
+            raise ValueError(
+                f"there are {self.devices} training processes on each of {self.num_nodes} nodes: give the Trainer "
+                f"devices={self.devices}, num_nodes={self.num_nodes}, not devices={num_devices}, num_nodes={num_nodes}"
+            )
+
+
+class ResileCallback(Callback):  # type: ignore[misc]
+    """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        *,
+        save_every: int = 1,
+        store_every: int = 0,
+        keep_last: int = 3,
+        overlap: bool = False,
+    ) -> None:
+        """Nothing is read or asked before `fit`.
+
+        Args:
+            directory: where storage is, the same for all ranks; None: memory only.
+            save_every: steps between two saves into memory.
+            store_every: steps between two that go to storage by themselves; 0: only the last one does, and what the
+                agent stores when processes end.
+            keep_last: how many steps storage keeps; 0: all.
+            overlap: copy parameters and optimizer state while the next step computes its gradients; only where nothing
+                but the optimizer changes parameters.
+        """
+        self._continuation = Continuation(
+            directory, save_every=save_every, store_every=store_every, keep_last=keep_last, overlap=overlap
+        )
+        self._parts: dict[str, Any] = {}
+        self._loops: dict[str, Any] | None = None
+        """The loop's state after a step that is to be saved when the next one begins."""
+        self._step = 0
+        """The last step."""
+        self._total = 0
+        self._positions: list[Any] = []
+        """Of loaders that are yet to be made."""
+        self._random: dict[str, Any] | None = None
+        """To be put back when the first step begins."""
+
+    # the beginning ---------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """See that this training can be saved, and have its loaders know where they are.
+
+        Raises:
+            ValueError: it cannot; the text says why.
+        """
+        if stage != "fit":
+            return
+        strategy = trainer.strategy
+        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or isinstance(strategy, DeepSpeedStrategy):
+            raise ValueError(
+                f"ResileCallback saves models that are the same on every rank, not those of {type(strategy).__name__}"
+            )
+        if trainer.world_size != (world := ResileEnvironment().world_size()):
+            raise ValueError(f"there are {world} training processes, but the Trainer works with {trainer.world_size}")
+        strategy.process_dataloader = self._resumable(trainer, strategy.process_dataloader)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """All objects are there: load them, if there is something to load.
+
+        Raises:
+            ValueError: Lightning is about to load something else.
+        """
+        if trainer.ckpt_path:
+            raise ValueError(
+                "fit(ckpt_path=...) would undo what ResileCallback restores: load weights into the module before fit"
+            )
+        self._parts = {
+            "model": pl_module,
+            **{f"optimizer_{n}": optimizer for n, optimizer in enumerate(trainer.optimizers)},
+            **{f"scheduler_{n}": config.scheduler for n, config in enumerate(trainer.lr_scheduler_configs)},
+            "extra": {},
+        }
+        self._loops, self._step, self._positions = None, 0, []
+        restored = self._continuation.restore(self._parts)
+        if restored is None:
+            return
+        self._step = restored.step
+        common, own = restored.common, restored.own
+        checkpoint = _checkpoint(trainer, restored.step) | self._parts["extra"]
+        pl_module.on_load_checkpoint(checkpoint)
+        for callback in trainer.callbacks:
+            callback.on_load_checkpoint(trainer, pl_module, checkpoint)
+            if callback.state_key in common["callbacks"]:
+                callback.load_state_dict(common["callbacks"][callback.state_key])
+        if common["precision"]:
+            trainer.precision_plugin.load_state_dict(common["precision"])
+        if trainer.datamodule is not None and common["datamodule"]:
+            trainer.datamodule.load_state_dict(common["datamodule"])
+        trainer.fit_loop.load_state_dict(common["loops"])
+        if common["epoch_begins"]:  # Lightning would take it for the end of the epoch before
+            trainer.fit_loop.epoch_loop.restarting = False
+        if trainer.train_dataloader is None:
+            self._positions = own["loaders"]
+        elif own["loaders"]:  # the module has asked how many steps there will be, so there are loaders already
+            for loader, state in zip(_stateful_loaders(trainer), own["loaders"], strict=True):
+                loader.load_state_dict(state)
+        self._random = own["random"] if restored.same_world else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The loop knows its length now."""
+        steps = trainer.estimated_stepping_batches
+        self._total = int(steps) if steps > 0 and not math.isinf(steps) else 0
+
+    # every step ------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The step before is logged and validated now, and this one's samples are fetched: here it goes on."""
+        if self._random is not None:
+            reinstate(self._random)
+            self._random = None
+        if self._loops is not None:
+            states = self._loops["state_dict"].get(LOADERS, [])
+            loops = self._loops if batch_idx else _without_the_first_batch(trainer.fit_loop.state_dict())
+            self._save(trainer, loops, _positions(trainer, states, batch_idx), epoch_begins=not batch_idx)
+            self._loops = None
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Parameters change next."""
+        self._continuation.before_update()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Tell the agent; a batch whose gradients are only added up is no step."""
+        if trainer.global_step != self._step:
+            self._step = trainer.global_step
+            report_step(self._step, self._total)
+            if self._continuation.is_due(self._step):
+                self._loops = trainer.fit_loop.state_dict()
+
+    # the end ---------------------------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Keep the end too."""
+        if self._step:
+            self._save(trainer, trainer.fit_loop.state_dict(), [], last=True)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """What was saved is the agent's."""
+        self._continuation.close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Wait for storage."""
+        self._continuation.close()
+
+    # inside ----------------------------------------------------------------------------------------------------------
+
+    def _resumable(self, trainer: Any, process: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """What Lightning has a strategy do with every loader; those for training then know and find their place."""
+
+        def processed(loader: Any) -> Any:
+            done = process(loader)
+            if not trainer.training:
+                return done
+            done = done if _is_stateful(done) else ResumableLoader(done)
+            if self._positions:
+                done.load_state_dict(self._positions.pop(0))
+            return done
+
+        return processed
+
+    def _save(
+        self, trainer: Any, loops: dict[str, Any], loaders: list[Any], *, epoch_begins: bool = False, last: bool = False
+    ) -> None:
+        loops["state_dict"].pop(LOADERS, None)
+        self._parts["extra"] = _extra(trainer, self._step)
+        common = {
+            "loops": loops,
+            "epoch_begins": epoch_begins,
+            "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
+            "precision": trainer.precision_plugin.state_dict(),
+            "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
+        }
+        own = {"random": capture(), "loaders": loaders}
+        self._continuation.save(self._step, self._parts, common, own, last=last)
+
+
+def _variable(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _checkpoint(trainer: Any, step: int) -> dict[str, Any]:
+    """What hooks may expect to find in a checkpoint."""
+    return {"epoch": trainer.current_epoch, "global_step": step, "state_dict": trainer.lightning_module.state_dict()}
+
+
+def _extra(trainer: Any, step: int) -> dict[str, Any]:
+    """What the hooks of the module and of callbacks add to a checkpoint, or put in the place of something."""
+    module = trainer.lightning_module
+    checkpoint = _checkpoint(trainer, step)
+    before = checkpoint | {"state_dict": dict(checkpoint["state_dict"])}
+    for callback in trainer.callbacks:
+        callback.on_save_checkpoint(trainer, module, checkpoint)
+    module.on_save_checkpoint(checkpoint)
+    extra = {name: value for name, value in checkpoint.items() if name not in before}
+    if not _same_tensors(before["state_dict"], checkpoint["state_dict"]):
+        extra["state_dict"] = checkpoint["state_dict"]
+    return extra
+
+
+def _same_tensors(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
+def _is_stateful(loader: Any) -> bool:
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+def _without_the_first_batch(loops: dict[str, Any]) -> dict[str, Any]:
+    """The loop's state when the first batch of an epoch was fetched, as it was just before."""
+    for count in ("total", "current"):
+        batches = loops["epoch_loop.batch_progress"][count]
+        batches["ready"] = batches["completed"]
+    return loops
+
+
+def _stateful_loaders(trainer: Any) -> list[Any]:
+    return [loader for loader in CombinedLoader(trainer.train_dataloader).flattened if _is_stateful(loader)]
+
+
+def _positions(trainer: Any, states: list[Any], batch_idx: int) -> list[Any]:
+    """Where the loaders stand before batch `batch_idx`; of those that are the script's own, what they said then."""
+    loaders = _stateful_loaders(trainer)
+    given = [loader.batches for loader in loaders if isinstance(loader, ResumableLoader)]
+    ahead = max(given, default=0) - batch_idx
+    return [
+        loader.state_dict(unused=ahead) if isinstance(loader, ResumableLoader) else state
+        for loader, state in zip(loaders, states, strict=True)
+    ]
