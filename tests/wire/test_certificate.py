@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.wire.peers import Serve
 
 from resile.api.names import MAX_JOB_NAME, master_host
-from resile.operator.certificate import LIFE, Pair, new_pair
+from resile.certificates import LIFE, Pair
+from resile.operator.certificate import new_pair
 from resile.wire.handshake import NotWelcome
 from resile.wire.tls import client_context, server_context
 

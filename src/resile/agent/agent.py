@@ -147,6 +147,7 @@ class Agent:
             running=self._next is not None or runs,
             finished=current and attempt is not None and attempt.finished and self._join is None,
             elastic=seats.elastic,
+            door=self.vault.copies.door(identity.address or local_address),
         )
 
     def on_message(self, message: ms.MasterMessage) -> None:
@@ -163,6 +164,7 @@ class Agent:
             case ms.RoundFormed():
                 if message.round > self._newest:
                     self._newest, self._join = message.round, None
+                    self.vault.enter(message.round, message.place.partner)
                     if self.seats.active:
                         self.seats.formed(message.round, message.place)
                     else:

@@ -18,7 +18,15 @@ import msgspec
 
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
 from resile.agent.attempt import LogDirectory
-from resile.agent.hosting import CannotHost, MasterHost, hosts_master, run_directory, token_notice, token_of
+from resile.agent.hosting import (
+    CannotHost,
+    MasterHost,
+    hosts_master,
+    is_loopback,
+    run_directory,
+    token_notice,
+    token_of,
+)
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.output import Output, Words
 from resile.agent.ports import NoFreePort, free_port
@@ -180,9 +188,13 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
     endpoint = options.endpoint
     assert endpoint is not None
     home = run_directory(options, endpoint)
+
+    def token() -> bytes:
+        return token_of(options, home, endpoint)
+
     agent.session = Session(
         endpoint,
-        lambda: token_of(options, home, endpoint),
+        token,
         lambda: _tls(options.security),
         hello=agent.hello,
         on_message=agent.on_message,
@@ -191,6 +203,8 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
     )
     local = await serve_local(agent.socket, on_message=agent.on_worker, on_close=agent.on_worker_close)
     agent.vault.start()
+    here = endpoint.host if is_loopback(endpoint.host) else "0.0.0.0"
+    agent.vault.open_door(here, token, tls=bool(options.security.tls_ca))
     session = asyncio.ensure_future(agent.session.run())
     session.add_done_callback(lambda ended: _fail_with(agent.done, ended))
     signals.tell(agent)

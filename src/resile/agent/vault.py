@@ -1,8 +1,9 @@
-"""The agent's hold on checkpoints: two buffers of memory for each training process, and the way to storage.
+"""The agent's hold on checkpoints: two buffers of memory for each training process, and the ways out of it.
 
 Buffers are the agent's, so they outlive the processes that fill them; they are anonymous, so nothing of them outlives
 the agent and its processes. What is in them is not the agent's business: it gives room, counts it, and copies bytes to
-storage in a thread of its own, when a process asks for it and when the processes of the node have ended.
+storage in a thread of its own, when a process asks for it and when the processes of the node have ended. Another thread
+copies them to another node, for state that no other node has.
 """
 
 from __future__ import annotations
@@ -22,14 +23,26 @@ from pathlib import Path
 
 import msgspec
 
+from resile.agent.copies import Copies
+from resile.agent.partner import Partner
+from resile.api.ids import Round
+from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.line import (
     BUFFERS,
+    MAX_COPIES,
+    MAX_LOCAL_RANKS,
     MAX_PACKET,
+    AskPartner,
+    CopiedOut,
+    CopiesOpened,
+    CopyOut,
     FromAgent,
     MakeRoom,
     Open,
+    OpenCopies,
     Opened,
+    PartnerIs,
     RoomMade,
     Store,
     Stored,
@@ -40,7 +53,6 @@ from resile.checkpoint.storage import Storage, store_committed
 
 log = logging.getLogger("resile.agent")
 
-MAX_LOCAL_RANKS = 4096
 BACKLOG = 256
 _decoder = msgspec.msgpack.Decoder(ToAgent)
 
@@ -58,6 +70,40 @@ class _Peer:
             socket.send_fds(self.line, [msgspec.msgpack.encode(answer)], descriptors or [])
 
 
+class _Worker:
+    """A thread that does one thing after the other. A daemon: what hangs does not keep the agent from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
+        self.pending: dict[Future[None], tuple[Buffer, ...]] = {}
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def submit(self, work: Callable[[], object], *buffers: Buffer) -> None:
+        """Do something with these buffers, when it is its turn."""
+        future: Future[None] = Future()
+        self.pending[future] = buffers
+        future.add_done_callback(lambda done: self.pending.pop(done, None))
+        self._work.put((work, future))
+
+    @property
+    def claimed(self) -> set[Buffer]:
+        """The buffers that it has to do with, or will have."""
+        return {buffer for buffers in list(self.pending.values()) for buffer in buffers}
+
+    def _run(self) -> None:
+        while True:
+            work, future = self._work.get()
+            try:
+                work()
+            except Exception:  # the one thread that does this must outlive whatever a disk or a network does
+                log.exception("%s failed", self._name)
+            future.set_result(None)
+
+
 class Vault:
     """The buffers of one node."""
 
@@ -67,8 +113,10 @@ class Vault:
         self._buffers: dict[int, list[Buffer]] = {}
         self._peers: dict[int, _Peer] = {}
         self._listener: socket.socket | None = None
-        self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
-        self._writing: dict[Future[None], tuple[Buffer, ...]] = {}
+        self._storing = _Worker("resile-store")
+        self._copying = _Worker("resile-copy-out")
+        self.copies = Copies(self._room_for)
+        self.partner = Partner()
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
@@ -80,9 +128,22 @@ class Vault:
         listener.bind(str(self._path))
         listener.listen(BACKLOG)
         self._listener = listener
-        # A daemon, so that a disk that hangs does not keep the agent from ending.
-        threading.Thread(target=self._write, name="resile-store", daemon=True).start()
+        self._storing.start()
+        self._copying.start()
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def open_door(self, host: str, token: Callable[[], bytes], *, tls: bool) -> None:
+        """Keep copies for another node from now on, and have one kept; what says why not is logged."""
+        self.partner.know(token)
+        try:
+            self.copies.open(host, token, tls=tls)
+        except OSError as error:
+            log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
+
+    def enter(self, round_: Round, partner: Door | None) -> None:
+        """This node is in another round now."""
+        self.copies.enter(round_)
+        self.partner.enter(round_, partner)
 
     def close(self) -> None:
         """Give all memory back."""
@@ -93,7 +154,8 @@ class Vault:
             self._path.unlink(missing_ok=True)
         for peer in list(self._peers.values()):
             self._hang_up(peer)
-        if self._writing:
+        self.copies.close()
+        if self._storing.pending or self._copying.pending:
             return  # their memory goes with this process: a descriptor given back now could become another file's
         for buffers in self._buffers.values():
             for buffer in buffers:
@@ -116,11 +178,11 @@ class Vault:
         for buffer, record in newest + older:
             buffer.want(record.sequence)
         if newest:
-            self._submit(lambda: _store_last(newest, older), *(buffer for buffer, _ in newest + older))
+            self._storing.submit(lambda: _store_last(newest, older), *(buffer for buffer, _ in newest + older))
 
     async def flushed(self, patience: float) -> None:
         """Wait for storage, but not for ever, and not when in a hurry."""
-        waiting = [asyncio.wrap_future(future) for future in list(self._writing)]
+        waiting = [asyncio.wrap_future(future) for future in list(self._storing.pending)]
         if not waiting:
             return
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -134,26 +196,6 @@ class Vault:
     def hurry(self) -> None:
         """Wait for storage no longer."""
         self._hurry.set()
-
-    def _submit(self, work: Callable[[], object], *buffers: Buffer) -> None:
-        future: Future[None] = Future()
-        self._writing[future] = buffers
-        future.add_done_callback(lambda done: self._writing.pop(done, None))
-        self._work.put((work, future))
-
-    @property
-    def _claimed(self) -> set[Buffer]:
-        """Those that the thread which stores will come to."""
-        return {buffer for buffers in list(self._writing.values()) for buffer in buffers}
-
-    def _write(self) -> None:
-        while True:
-            work, future = self._work.get()
-            try:
-                work()
-            except Exception:  # the one thread that stores must outlive whatever a disk does
-                log.exception("a checkpoint was not stored")
-            future.set_result(None)
 
     # the line --------------------------------------------------------------------------------------------------------
 
@@ -200,6 +242,15 @@ class Vault:
                 buffers = self._buffers_of(peer)
                 if 0 <= number < len(buffers):
                     self._store(peer, buffers[number], sequence)
+            case CopyOut(buffer=number, sequence=sequence):
+                buffers = self._buffers_of(peer)
+                if 0 <= number < len(buffers):
+                    self._copy_out(peer, buffers[number], sequence)
+            case AskPartner():
+                peer.send(PartnerIs(there=self.partner.there))
+            case OpenCopies():
+                held = [each.descriptor for each in self.copies.buffers if each.record() is not None]
+                peer.send(CopiesOpened(), held[:MAX_COPIES])
 
     def _open(self, peer: _Peer, word: Open) -> None:
         rank = word.local_rank
@@ -219,12 +270,12 @@ class Vault:
     def _take_over(self, buffers: list[Buffer]) -> None:
         """Another process fills these from now on: what the last one wanted stored, and did not live to say, is."""
         for buffer in buffers:
-            if buffer.wanted and buffer not in self._claimed:
+            if buffer.wanted and buffer not in self._storing.claimed:
                 record = buffer.record()
                 if record is None:
                     buffer.release()
                 else:
-                    self._submit(functools.partial(_store_one, buffer, record), buffer)
+                    self._storing.submit(functools.partial(_store_one, buffer, record), buffer)
 
     def _buffers_of(self, peer: _Peer) -> list[Buffer]:
         return self._buffers.get(peer.local_rank, []) if peer.local_rank is not None else []
@@ -233,9 +284,7 @@ class Vault:
         if not buffers or size < 0:
             return "it asked for room in no buffer"
         need = sum(max(0, size - buffer.size) for buffer in buffers)
-        everything = [buffer for each in self._buffers.values() for buffer in each]
-        taken, untouched = sum(each.size for each in everything), sum(each.untouched for each in everything)
-        if need and (why := short_of(need, taken, untouched)):
+        if need and (why := self._room_for(need)):
             return why
         try:
             for buffer in buffers:
@@ -243,6 +292,24 @@ class Vault:
         except OSError as error:
             return f"no memory for checkpoints: {error.strerror}"
         return ""
+
+    def _room_for(self, need: int) -> str:
+        """Why there is no memory for so much more; empty if there is. Any thread may ask."""
+        everything = [buffer for each in list(self._buffers.values()) for buffer in each] + self.copies.buffers
+        taken, untouched = sum(each.size for each in everything), sum(each.untouched for each in everything)
+        return short_of(need, taken, untouched)
+
+    def _copy_out(self, peer: _Peer, buffer: Buffer, sequence: int) -> None:
+        loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
+
+        def work() -> None:
+            error = self.partner.copy(local_rank, buffer, sequence)
+            if error:
+                log.warning("%s", error)
+            with contextlib.suppress(RuntimeError):  # the agent has ended
+                loop.call_soon_threadsafe(peer.send, CopiedOut(sequence=sequence, error=error))
+
+        self._copying.submit(work, buffer)
 
     def _store(self, peer: _Peer, buffer: Buffer, sequence: int) -> None:
         loop = asyncio.get_running_loop()
@@ -254,7 +321,7 @@ class Vault:
             with contextlib.suppress(RuntimeError):  # the agent has ended
                 loop.call_soon_threadsafe(peer.send, Stored(sequence=sequence, error=error))
 
-        self._submit(work, buffer)
+        self._storing.submit(work, buffer)
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:

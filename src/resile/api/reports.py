@@ -95,6 +95,15 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         )
 
 
+class Door(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an agent takes in copies of another node's checkpoints."""
+
+    address: str
+    port: int
+    fingerprint: str = ""
+    """SHA-256 of the certificate that it shows, in hexadecimal; empty: it does not speak TLS."""
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part of a round: all a torchrun-style agent needs to start its processes."""
 
@@ -107,6 +116,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int
     nproc: int = 0
     """How many processes of this node have a place; 0: all that it runs."""
+    partner: Door | None = None
+    """The node that keeps copies of this one's checkpoints; None: there is no other."""
 
 
 def signal_name(number: int) -> str:

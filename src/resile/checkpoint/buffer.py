@@ -57,7 +57,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def places(layout: bytes, length: int) -> tuple[int, int, int]:
     """Where checksums and data begin, and how large a buffer must be."""
-    sums_at = _up(PAGE + len(layout))
+    return places_of(len(layout), length)
+
+
+def places_of(layout: int, length: int) -> tuple[int, int, int]:
+    """The same, for a layout of so many bytes."""
+    sums_at = _up(PAGE + layout)
     data_at = _up(sums_at + 8 * (chunks(length) + 1))
     return sums_at, data_at, _up(data_at + length)
 

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,9 @@ SOCKET = "checkpoint.sock"
 """Beside the agent's own."""
 MAX_PACKET = 64 * 1024
 BUFFERS = 2
+MAX_LOCAL_RANKS = 4096
+MAX_COPIES = 250
+"""Descriptors that fit into one packet."""
 REMEMBERED = 16
 """Answers about storage that are kept for somebody to ask."""
 
@@ -71,9 +75,42 @@ class Stored(_Word, frozen=True, kw_only=True):
     error: str = ""
 
 
-ToAgent = Open | MakeRoom | Store
-FromAgent = Opened | RoomMade | Stored
+class AskPartner(_Word, frozen=True, kw_only=True):
+    """Is there another node that keeps copies for this one?"""
+
+
+class PartnerIs(_Word, frozen=True, kw_only=True):
+    """The answer."""
+
+    there: bool
+
+
+class CopyOut(_Word, frozen=True, kw_only=True):
+    """Bring what was committed as `sequence` in that buffer to the other node."""
+
+    buffer: int
+    sequence: int
+
+
+class CopiedOut(_Word, frozen=True, kw_only=True):
+    """It is there, unless there is an `error`."""
+
+    sequence: int
+    error: str = ""
+
+
+class OpenCopies(_Word, frozen=True, kw_only=True):
+    """Give me the copies that this node keeps for another."""
+
+
+class CopiesOpened(_Word, frozen=True, kw_only=True):
+    """Here they are, as descriptors."""
+
+
+ToAgent = Open | MakeRoom | Store | AskPartner | CopyOut | OpenCopies
+FromAgent = Opened | RoomMade | Stored | PartnerIs | CopiedOut | CopiesOpened
 _decoder = msgspec.msgpack.Decoder(FromAgent)
+W = TypeVar("W", bound=_Word)
 
 
 class NoVault(Exception):
@@ -101,6 +138,7 @@ class Line:
         self._patience = patience
         self._lock = threading.Lock()
         self._stored: dict[int, str] = {}
+        self._copied: dict[int, str] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(patience)
@@ -126,11 +164,7 @@ class Line:
             return ""
         with self._lock:
             try:
-                self._say(MakeRoom(size=size))
-                deadline = time.monotonic() + self._patience
-                while not isinstance(answer := self._next(deadline), RoomMade):
-                    pass
-                return answer.error
+                return self._ask(MakeRoom(size=size), RoomMade).error
             except OSError as error:
                 return f"the agent does not answer: {error}"
 
@@ -156,20 +190,77 @@ class Line:
                 return f"the agent does not answer: {error}"
             return self._stored.pop(sequence)
 
+    def has_partner(self) -> bool:
+        """Whether there is another node that keeps copies for this one."""
+        with self._lock:
+            try:
+                return self._ask(AskPartner(), PartnerIs).there
+            except OSError:
+                return False
+
+    def copy_out(self, buffer: int, sequence: int) -> bool:
+        """Have a buffer copied to the other node; `copied` tells when it is. False: the agent does not answer."""
+        with self._lock:
+            try:
+                self._say(CopyOut(buffer=buffer, sequence=sequence))
+                return True
+            except OSError:
+                return False
+
+    def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
+        """Whether the other node has it: an empty answer, or the sentence that says why not; None: not yet."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            try:
+                self._listen()
+                while sequence not in self._copied and timeout:
+                    self._next(deadline)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                return f"the agent does not answer: {error}"
+            return self._copied.get(sequence)
+
+    def copies(self) -> list[Buffer]:
+        """The buffers in which this node keeps copies for another; whoever asked closes them."""
+        with self._lock:
+            try:
+                self._say(OpenCopies())
+                deadline = time.monotonic() + self._patience
+                while True:
+                    self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+                    packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, MAX_COPIES)
+                    for descriptor in descriptors:
+                        os.set_inheritable(descriptor, False)
+                    if isinstance(self._hear(packet), CopiesOpened):
+                        return [Buffer(descriptor) for descriptor in descriptors]
+            except OSError:
+                return []
+
     def close(self) -> None:
         """Hang up. The agent keeps the buffers."""
         self._socket.close()
         for buffer in self.buffers:
             buffer.close()
 
+    def _ask(self, word: ToAgent, kind: type[W]) -> W:
+        self._say(word)
+        deadline = time.monotonic() + self._patience
+        while not isinstance(answer := self._next(deadline), kind):
+            pass
+        return answer
+
     def _say(self, word: ToAgent) -> None:
         """Say something, and first take what the agent has said: it does not wait for one that does not listen."""
+        self._listen()
+        self._socket.settimeout(self._patience)
+        self._socket.send(msgspec.msgpack.encode(word))
+
+    def _listen(self) -> None:
         self._socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._hear(self._socket.recv(MAX_PACKET))
-        self._socket.settimeout(self._patience)
-        self._socket.send(msgspec.msgpack.encode(word))
 
     def _next(self, deadline: float) -> FromAgent:
         left = deadline - time.monotonic()
@@ -185,8 +276,9 @@ class Line:
             answer: FromAgent = _decoder.decode(packet)
         except msgspec.MsgspecError as error:
             raise ConnectionError(str(error)) from None
-        if isinstance(answer, Stored):
-            self._stored[answer.sequence] = answer.error
-            while len(self._stored) > REMEMBERED:  # of saves that nobody waited for
-                self._stored.pop(min(self._stored))
+        if isinstance(answer, Stored | CopiedOut):
+            known = self._stored if isinstance(answer, Stored) else self._copied
+            known[answer.sequence] = answer.error
+            while len(known) > REMEMBERED:  # of saves that nobody asked about
+                known.pop(min(known))
         return answer

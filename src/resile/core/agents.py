@@ -48,6 +48,7 @@ def came(turn: Turn, event: AgentCame) -> None:
         session=event.session,
         stance=node.agent.stance if node.agent is not None else Idle(),
         elastic=event.elastic,
+        door=event.door,
     )
     node.host = event.host
     node.status = NodeStatus.RUNNING

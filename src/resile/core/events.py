@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NodeId, NodeKey, Rank, Round
-from resile.api.reports import Meeting, NodeEnd, NodeResources, NodeStatus, WorkerFailure
+from resile.api.reports import Door, Meeting, NodeEnd, NodeResources, NodeStatus, WorkerFailure
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -51,6 +51,7 @@ class AgentCame(Event, frozen=True, kw_only=True):
     running: bool = False
     finished: bool = False
     elastic: bool = False
+    door: Door | None = None
 
 
 class AgentWent(Event, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from resile.core.deadlines import Alarm
 from resile.core.decisions import EndRound, FormRound
 from resile.core.endings import Reason
 from resile.core.events import AgentChanged, AgentJoined, NodeFinished
+from resile.core.partners import ring
 from resile.core.state import TRAINERS, Done, Forming, Idle, JobState, Node, Phase, Resting, Training, Underway, Waiting
 from resile.core.turn import Turn
 
@@ -213,6 +214,7 @@ def _places(members: list[Node]) -> dict[NodeKey, Place]:
     counts = [a.stance.nproc if isinstance(a.stance, Waiting) and a.stance.nproc else a.nproc for a in agents]
     world = sum(counts)
     places, rank = {}, 0
+    partners = ring([agent.host for agent in agents])
     for group_rank, (node, count) in enumerate(zip(members, counts, strict=True)):
         places[node.key] = Place(
             group_rank=Rank(group_rank),
@@ -222,6 +224,7 @@ def _places(members: list[Node]) -> dict[NodeKey, Place]:
             master_addr=first.address,
             master_port=first.stance.port,
             nproc=count,
+            partner=agents[partners[group_rank]].door if len(agents) > 1 else None,
         )
         rank += count
     return places

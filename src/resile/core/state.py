@@ -8,7 +8,7 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import CHIEF, WORKER, JobSpec
-from resile.api.reports import Meeting, NodeEnd, NodeResources, NodeStatus, Place, WorkerFailure
+from resile.api.reports import Door, Meeting, NodeEnd, NodeResources, NodeStatus, Place, WorkerFailure
 from resile.core.ledger import Ledger
 from resile.core.progress import Progress
 from resile.core.relaunch import Spent
@@ -81,6 +81,8 @@ class Agent(msgspec.Struct, kw_only=True):
     stance: Stance
     elastic: bool = False
     """Its processes meet in a new round without being restarted."""
+    door: Door | None = None
+    """Where it takes in copies of another node's checkpoints."""
 
 
 class Node(msgspec.Struct, kw_only=True):

@@ -100,6 +100,7 @@ class Switchboard:
                 running=hello.running,
                 finished=hello.finished,
                 elastic=hello.elastic,
+                door=hello.door,
             )
         )
 

@@ -37,11 +37,15 @@ class Agreement:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
-    def nonce(self) -> int:
-        """A number that all ranks have and no earlier run had; without a process group it is 0 for several ranks."""
+    def meet(self, partnered: bool) -> tuple[int, bool]:
+        """A number that all ranks have and no earlier run had, and whether all of them are `partnered`.
+
+        Several ranks without a process group cannot agree: they have 0, and are not.
+        """
         if self.world > 1 and not self._grouped:
-            return 0
-        return self.gather([time.time_ns()])[0][0]
+            return 0, False
+        rows = self.gather([time.time_ns(), int(partnered)])
+        return rows[0][0], all(row[1] for row in rows)
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
         """Every rank's row, all of one length.

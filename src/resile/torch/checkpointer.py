@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 STORE_PATIENCE = 600.0
 """Seconds that `wait` gives storage by default."""
+COPY_PATIENCE = 30.0
+"""Seconds that a save which is due for storage waits for the copies of the one before it."""
+_READY, _BUSY, _FAILED = range(3)
 _POPULATE_WRITE = 23
 _BLOCK = 64 << 20
 _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
@@ -96,6 +99,10 @@ class Checkpointer:
         self._sequence = 0
         self._asked = 0
         """The last sequence that storage was asked for."""
+        self._partnered = False
+        """Every rank's node has another one that keeps copies."""
+        self._sent = 0
+        """The last sequence that the other node was to get a copy of; 0: none in this group."""
         self._warned: set[str] = set()
 
     @property
@@ -112,8 +119,11 @@ class Checkpointer:
         copied while the next forward and backward run; call `before_update()` before the optimizer changes them, or
         have `guard(optimizer)` do so.
 
-        False means that there was nothing to do (no agent, and the step is not due for storage) or that storage is two
-        saves behind; the last kept step is whole in any case.
+        What is sharded over several nodes is also copied to another node, in the background, and the next save is kept
+        when all nodes have done so: then there always is a step that outlives the loss of any one node.
+
+        False means that there was nothing to do (no agent, and the step is not due for storage), that storage is two
+        saves behind, or that some node's copy is under way; the last kept step is whole in any case.
 
         Args:
             step: steps completed; the number to go on with.
@@ -129,6 +139,9 @@ class Checkpointer:
         if not self.in_memory and not due:
             return False
         leaves = entries(state)
+        copied = self._partnered and any(isinstance(leaf.value, DTensor) for leaf in leaves)
+        if copied and not self._all_copied(due):
+            return False
         try:
             return self._save(step, leaves, due, overlap)
         except SlotTooSmall:
@@ -196,6 +209,7 @@ class Checkpointer:
         own = self._vault.buffers if isinstance(self._vault, Line) else []
         with contextlib.ExitStack() as stack:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
+            others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
             memory = Memory(own, self._leader.buffers if self._leader else own, others)
             step = Restoring(self._agreement, memory, self.storage).run(state)
         self.reserve(state)
@@ -244,10 +258,31 @@ class Checkpointer:
                     stack.callback(line.close)
                     yield line
 
+    def _copies(self) -> list[Buffer]:
+        """What this node keeps of another node's processes."""
+        return self._vault.copies() if isinstance(self._vault, Line) else []
+
     def _meet(self) -> None:
         """Agree with the other ranks on what tells this run's drafts apart: all of them come here together."""
         if self._nonce is None:
-            self._nonce = self._agreement.nonce()
+            partnered = isinstance(self._vault, Line) and self._vault.has_partner()
+            self._nonce, self._partnered = self._agreement.meet(partnered)
+            self._sent = 0
+
+    def _all_copied(self, due: bool) -> bool:
+        """Whether every rank's last save is on another node by now, so that the one before it may be given up.
+
+        A collective, so that all ranks keep the same steps. One that is due for storage waits a little for that.
+        """
+        assert isinstance(self._vault, Line)
+        why = self._vault.copied(self._sent, COPY_PATIENCE if due else 0.0) if self._sent else ""
+        older = min(self._vault.buffers, key=lambda buffer: record.sequence if (record := buffer.record()) else 0)
+        mine = _BUSY if why is None or older.wanted else _FAILED if why else _READY
+        worst = max(row[0] for row in self._agreement.gather([mine]))
+        if worst == _FAILED:
+            self._partnered = False  # until the next group: saves go on, and survive processes but not nodes
+            self._warn(f"checkpoints are not copied to other nodes any more: {why or 'another rank could not'}")
+        return worst != _BUSY
 
     def _place(self) -> Place:
         rank, world = self._agreement.rank, self._agreement.world
@@ -267,6 +302,7 @@ class Checkpointer:
 
     def _save(self, step: int, leaves: list[Entry], due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
+        copied = self._partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
         assert self._vault is not None
@@ -282,10 +318,12 @@ class Checkpointer:
             record = buffer.commit(sequence, step, text, layout.length)
             if due:
                 buffer.want(sequence)
-            self._sealing[number] = self._sealer.submit(self._seal, number, image, record, due)
+            self._sealing[number] = self._sealer.submit(self._seal, number, image, record, due, copied)
 
         if due:
             self._asked = sequence
+        if copied:
+            self._sent = sequence
         if overlap:
             image.fill(leaf for leaf in leaves if not leaf.late)
             late = [leaf for leaf in leaves if leaf.late]
@@ -314,9 +352,11 @@ class Checkpointer:
         self._images[number] = (text, buffer.size, image)
         return image
 
-    def _seal(self, number: int, image: Image, record: Record, due: bool) -> None:
+    def _seal(self, number: int, image: Image, record: Record, due: bool, copied: bool) -> None:
         assert self._vault is not None
         self._vault.buffers[number].seal(record, image.sums())
+        if copied and isinstance(self._vault, Line):
+            self._vault.copy_out(number, record.sequence)
         if due and not self._vault.store(number, record.sequence):
             self._vault.buffers[number].release()
             self._warn("storage gets no more checkpoints: the agent does not answer")

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
-from resile.api.reports import Meeting, Place, WorkerFailure
+from resile.api.reports import Door, Meeting, Place, WorkerFailure
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -46,6 +46,8 @@ class Hello(Message, frozen=True, kw_only=True):
     """All its processes of `round` ended well."""
     elastic: bool = False
     """Its processes can meet in a new round without being restarted."""
+    door: Door | None = None
+    """Where it takes in copies of another node's checkpoints."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -287,6 +289,28 @@ class Placed(Message, frozen=True, kw_only=True):
     group_world_size: int
     master_addr: str
     master_port: int
+
+
+# agent -> the agent that keeps its copies, and back -----------------------------------------------------------------
+
+
+class Copy(Message, frozen=True, kw_only=True):
+    """A checkpoint to keep: once it is welcome, its layout, checksums and data follow, as so many bytes each."""
+
+    round: Round
+    """The newest that the sender knows: whoever was left behind by an older one overwrites nothing."""
+    local_rank: int
+    sequence: int
+    step: int
+    layout: int
+    sums: int
+    data: int
+
+
+class CopyAnswer(Message, frozen=True, kw_only=True):
+    """Answer to Copy: that it is welcome, and after the last byte that it is kept; `error` is empty or one sentence."""
+
+    error: str = ""
 
 
 ShardMessage = OpenDataset | TakeShard | ShardProgress

@@ -1,0 +1,23 @@
+"""Which node keeps the copies of which node's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ring(hosts: Sequence[str]) -> list[int]:
+    """For every node of a round the one that keeps its copies: each keeps one other's, on another machine if it can be.
+
+    The ring goes through the first node of every machine, then through the second of every machine, and so on, so
+    neighbours share a machine only where one has more nodes than the others.
+    """
+    seen: dict[str, int] = {}
+    turns = []
+    for number, host in enumerate(hosts):
+        turns.append((seen.get(host, 0), number))
+        seen[host] = seen.get(host, 0) + 1
+    order = [number for _, number in sorted(turns)]
+    partners = [0] * len(hosts)
+    for here, following in zip(order, order[1:] + order[:1], strict=True):
+        partners[here] = following
+    return partners
