@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,8 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from resile.torch.dealing import passes
 from resile.torch.loader import ElasticLoader
 from resile.torch.readers import Ask
+
+ROOT = Path(__file__).parents[2]
 
 worlds = st.integers(1, 7)
 lives = st.lists(st.tuples(worlds, st.integers(0, 5), st.booleans()), max_size=6)
@@ -298,3 +304,11 @@ def test_restoring_says_what_was_restored(caplog):
         loader.load_state_dict({"epoch": 0, "completed": 51200, "size": 60000, "seed": 0})
     assert caplog.messages == ["Load epoch = 0, completed num = 51200, num_samples = 1467"]
     assert caplog.records[0].funcName == "load_state_dict"
+
+
+def test_the_script_of_the_page_about_data_runs(tmp_path):
+    page = (ROOT / "docs" / "training.md").read_text()
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

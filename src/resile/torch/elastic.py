@@ -317,6 +317,8 @@ class Elastic:
 
     def _agree(self, agreed_in: int, rank: int, world: int) -> repair.Agreement:
         """Come to one state with all members of the group; a living one comes before a checkpoint."""
+        if self.sampler is not None:  # first, so that it says what is left for each of these ranks
+            self.sampler.resize(rank, world)
         training = self._rebuilt() if self._build is not None else self._running
         meeting = repair.meet(repair.Standing(self.completed, agreed_in), self._identity, world, training.device)
         self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
@@ -368,8 +370,6 @@ class Elastic:
         elif found.source == repair.NOBODY:
             self._running.loaded()
         self.completed = found.step
-        if self.sampler is not None:
-            self.sampler.resize(self.rank, self.world)
 
     def _keep_from_here(self, found: repair.Agreement) -> None:
         """Have the state in memory wherever it is not yet: who joined has none, and shards are others in this world."""
