@@ -35,6 +35,7 @@ from benchmarks.peers import DLROVER, TORCHRUN, Launcher, dlrover, tidied
 START_SECONDS = 180.0
 FROZEN_SECONDS = 180.0
 """In which torchrun did not step on without a frozen node; DLRover did not in 600."""
+COLD_KILLS = 3
 STEADY = 20
 """Steps of a round before something is done to it."""
 SCRIPT = """
@@ -137,11 +138,16 @@ def run(quick: bool) -> list[Row]:
     return rows
 
 
-def _killed_ranks(kills: int) -> list[Row]:
+def _kill_ranks(kills: int, *, standbys: int) -> tuple[list[float], list[float]]:
+    """From each kill to the survivors' next step, and to all of them stepping together."""
     survivors, whole = [], []
     with Workplace() as place:
         script = place.script("train.py", SCRIPT)
-        place.start([BIN / "resile", "run", "--standalone", "--nproc-per-node=3", "--max-restarts=1000", script])
+        words: list[str | Path] = ["--standalone", "--nproc-per-node=3", "--max-restarts=1000"]
+        words += [f"--standbys={standbys}", script]
+        place.start([BIN / "resile", "run", *words])
+        if standbys:
+            place.heard(f"{standbys} standbys are ready")
         for number in range(kills):
             world = _steady(place, 3)
             victim = world.pid_of(number % 3)
@@ -151,6 +157,12 @@ def _killed_ranks(kills: int) -> list[Row]:
             survivors.append(_stepped(place, left, world.round) - killed)
             whole.append(_whole(place, 3, world.round) - killed)
             say(f"elastic: rank killed: survivors after {survivors[-1]:.3f} s, all three after {whole[-1]:.2f} s")
+    return survivors, whole
+
+
+def _killed_ranks(kills: int) -> list[Row]:
+    survivors, whole = _kill_ranks(kills, standbys=3)
+    _, cold = _kill_ranks(min(kills, COLD_KILLS), standbys=0)
     theirs, other = _peer(TORCHRUN), dlrover()
     others = {DLROVER: _peer(other)} if other is not None else {}
     return [
@@ -171,8 +183,9 @@ def _killed_ranks(kills: int) -> list[Row]:
             bar=1.5,
             peer=theirs,
             others=others,
-            note="the replacement imports torch first",
+            note=f"from {min(whole):.2f} to {max(whole):.2f} s",
         ),
+        Row(measure="… without standbys (--standbys 0)", value=statistics.median(cold), unit="s"),
     ]
 
 

@@ -199,6 +199,14 @@ class Workplace:
         self._started.append(process)
         return process
 
+    def heard(self, words: str, seconds: float = PATIENCE) -> None:
+        """Wait until somebody has said this.
+
+        Raises:
+            GaveUp: nobody did within `seconds`.
+        """
+        wait_for(f"'{words}'", lambda: words in (self.path / "output.log").read_text(errors="replace"), seconds, 0.1)
+
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process and all it started, and collect it."""
         signal_all(descendants(process.pid) if process.poll() is None else [], signal.SIGKILL)

@@ -1,7 +1,8 @@
 """A killed rank of a plain DDP job: from the kill -9 to the next step, under `resile run`, torchrun and DLRover.
 
 The script knows nothing of any of them: a small model, a checkpoint every 20 steps that every rank loads at its start,
-and a time stamp for every step. The next step is the first one that the killed rank's replacement completes.
+and a time stamp for every step. The next step is the first one that the killed rank's replacement completes. Ours is
+measured once standbys are ready, and without any.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 from benchmarks.harness import Row, Workplace, say, wait_for
 from benchmarks.peers import DLROVER, OURS, TORCHRUN, Launcher, dlrover, tidied
 
-RANKS = 2
+RANKS = 3
 STEP_BAR_SECONDS = 1.5
 STEPS_BEFORE = 50
 TAIL = 8 * 1024
@@ -27,6 +28,7 @@ TAIL = 8 * 1024
 LOOK_EVERY = 0.05
 START_SECONDS = 180.0
 """For torch to start and step, twice over in torchrun's case, on a machine that has other work."""
+COLD = msgspec.structs.replace(OURS, name="without standbys", env={"RESILE_STANDBYS": "0"})
 SCRIPT = """
 import os, time
 with open(f"starts.{os.environ['RANK']}", "a") as starts:
@@ -70,7 +72,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def run(quick: bool) -> list[Row]:
-    launchers = [OURS, TORCHRUN, dlrover()]
+    launchers = [OURS, COLD, TORCHRUN, dlrover()]
     found: dict[str, list[Recovery]] = {}
     for _ in range(1 if quick else 3):  # in turns, so that other work on the machine troubles all alike
         for launcher in filter(None, launchers):
@@ -80,6 +82,7 @@ def run(quick: bool) -> list[Row]:
     return [
         _row("killed rank of plain DDP: to its new process, median", started),
         _row("killed rank of plain DDP: to the next step, median", stepped, STEP_BAR_SECONDS),
+        Row(measure="… without standbys (--standbys 0)", value=statistics.median(stepped[COLD.name]), unit="s"),
     ]
 
 
@@ -103,6 +106,8 @@ def _recovery(launcher: Launcher) -> Recovery:
         steps, starts = place.path / "steps.1", place.path / "starts.1"
         launcher.start(place, "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "20", script)
         say(f"recover: waiting for {STEPS_BEFORE} steps under {name}")
+        if launcher is OURS:
+            place.heard(f"{RANKS} standbys are ready")
         pid = wait_for(f"{STEPS_BEFORE} steps under {name}", partial(_steady, steps), START_SECONDS, LOOK_EVERY)
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
