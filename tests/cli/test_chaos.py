@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -132,3 +133,35 @@ def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
     assert re.search(r"^BECAUSE +NOTICED +NEXT STEP +AFTER$", out, re.MULTILINE)
     assert re.search(r"^on worker-1, rank 1 \(pid \d+\) ended with signal 9 ", out, re.MULTILINE)
     assert re.search(r"goodput \d+\.\d%$", out.rstrip())
+
+
+STANDBY = """
+import os, sys, time, torch
+with open(os.path.join(sys.argv[1], os.environ["RANK"] + "." + os.environ["TORCHELASTIC_RESTART_COUNT"]), "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(1000)
+"""
+
+
+def test_a_process_that_began_in_a_standby_is_found_by_its_rank_and_standbys_are_shown(bench):
+    ready = bench.place / "ready"
+    ready.mkdir()
+    (bench.place / "torch.py").touch()  # something by its name, that costs nothing to import
+    (bench.place / "train.py").write_text(STANDBY)
+    run = "run --nproc-per-node 2 --max-restarts 5 --recovery-budget 2"
+    bench.submit(f"PATH={Path(sys.executable).parent}:$PATH resile {run} {bench.place}/train.py {ready}", replicas=1)
+
+    def pid_of(name: str) -> int:
+        bench.wait(lambda: (ready / name).exists() and (ready / name).read_text() != "")
+        return int((ready / name).read_text())
+
+    bench.wait(lambda: "Standbys:  " in bench.out("describe", "steady"))
+    assert re.search(r"^Standbys: +2 ready on 1 node, \d+ MiB$", bench.out("describe", "steady"), re.MULTILINE)
+    for attempt in (0, 1):
+        pid = pid_of(f"1.{attempt}")
+        struck = json.loads(bench.out("chaos", "kill-process", "steady", "--rank", "1", "-o", "json"))
+        assert struck["pids"] == [pid]
+    assert f"began in a standby (pid {pid})" in bench.out("logs", "steady")
+    pid_of("1.2")
+    frozen = json.loads(bench.out("chaos", "freeze-node", "steady", "worker-0", "-o", "json"))["pids"]
+    assert pid_of("0.2") in frozen

@@ -268,9 +268,14 @@ async def test_metrics_tell_what_the_command_line_tells(tmp_path: Path) -> None:
     with master(directory, "--metrics-port", str(port)):
         peer = await Peer.call(directory)
         await peer.hello("one")
+        peer.say(ms.Standbys(ready=2, memory=3 << 20))
+        (node,) = (await peer.status())["nodes"]
         page = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
     assert 'resile_nodes{job="job",namespace="default",role="worker",status="Running"} 1.0' in page
     assert 'resile_events_total{job="job",namespace="default",reason="NodeCame"} 1.0' in page
+    assert (node["standbys"], node["standby_memory"]) == (2, 3 << 20)
+    assert 'resile_standbys{job="job",namespace="default"} 2.0' in page
+    assert 'resile_standby_bytes{job="job",namespace="default"} 3.145728e+06' in page
 
 
 def _get(url: str) -> str:

@@ -22,7 +22,7 @@ from resile.agent.ports import free_port
 from resile.agent.relay import Relay
 from resile.agent.seats import Seats
 from resile.agent.session import Session
-from resile.agent.standbys import Standbys
+from resile.agent.standbys import Facts, Standbys
 from resile.agent.vault import Vault
 from resile.agent.waiting import Waiting
 from resile.agent.words import rendezvous_result, story
@@ -88,7 +88,7 @@ class Agent:
         self._output = output
         self.session: Session
         self.vault = Vault(directory / CHECKPOINT_SOCKET)
-        self.standbys = Standbys(options, stdin=stdin())
+        self.standbys = Standbys(options, stdin=stdin(), changed=self._tell_standbys)
         self.relay = Relay(lambda message: self.session.send(message))
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._node: NodeKey | None = None
@@ -105,6 +105,8 @@ class Agent:
         """A round to start as soon as the processes of the last one are gone."""
         self._task: asyncio.Task[None] | None = None
         """Processes are being stopped, to regroup or to leave."""
+        self._told = Facts()
+        """What the master knows of the standbys."""
         self._stepped = False
         """The processes of this attempt have taken a step."""
         self._leaving = False
@@ -227,6 +229,8 @@ class Agent:
         self._regroup_grace, self._exit_grace = welcome.regroup_grace, welcome.exit_grace
         self.session.beat(welcome.heartbeat)
         self.relay.repeat()
+        self._told = Facts()  # this master has heard of none
+        self._tell_standbys(self.standbys.facts)
         if self._leaving:
             return
         self.seats.elastic |= welcome.elastic
@@ -250,6 +254,11 @@ class Agent:
         else:
             log.error("the job failed (%s): %s", over.reason, over.message)
             self._leave(FAILED, over=over)
+
+    def _tell_standbys(self, facts: Facts) -> None:
+        if facts != self._told:
+            self._told = facts
+            self.session.send(ms.Standbys(ready=facts.ready, memory=facts.memory))
 
     # rounds --------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from resile.api.ids import MiB
 from resile.api.reports import WorkerFailure
 from resile.cli import rows
 from resile.cli.attach import clock, outage_table
@@ -121,6 +122,10 @@ def facts(job: JobView, more: dict[str, str]) -> str:
         "Goodput": goodput,
         **more,
     }
+    if standbys := sum(node.standbys for node in job.nodes):
+        memory = sum(node.standby_memory for node in job.nodes) // MiB
+        where = rows.count(sum(node.standbys > 0 for node in job.nodes), "node")
+        whole["Standbys"] = f"{standbys} ready on {where}, {memory} MiB"
     for dataset in job.datasets:
         whole[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
     width = max(map(len, whole)) + 3

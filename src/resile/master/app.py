@@ -106,11 +106,15 @@ async def run_master(
         )
         cleanup.callback(shell.close)
         executor.shell = shell
-        asks = Asks(shell, journal)
+
+        def look() -> JobView:
+            return view(shell.engine.state, shell.now, board.standbys)
+
+        asks = Asks(shell, journal, look)
         executor.reply = asks.reply
         executor.finished = lambda _: over.set()
         if options.metrics_port is not None:
-            cleanup.callback(_serve_metrics(shell, executor, options.metrics_port))
+            cleanup.callback(_serve_metrics(look, executor, options.metrics_port))
         server = await _listen(directory, options, board)
         cleanup.callback(server.close)
         board.answer = asks
@@ -238,16 +242,16 @@ async def _farewell(shell: Shell, board: Switchboard) -> None:
         log.warning("some nodes are still there after the job's end")
 
 
-def _serve_metrics(shell: Shell, executor: Executor, port: int) -> Callable[[], None]:
+def _serve_metrics(look: Callable[[], JobView], executor: Executor, port: int) -> Callable[[], None]:
     from resile.master.metrics import JobCollector, serve  # only here: it is not needed for training
 
     loop = asyncio.get_running_loop()
 
-    async def look() -> JobView:
-        return view(shell.engine.state, shell.now)
+    async def on_the_loop() -> JobView:
+        return look()
 
     # Scrapes come on a thread of their own; the state is only ever read on the loop.
-    collector = JobCollector(lambda: asyncio.run_coroutine_threadsafe(look(), loop).result(SCRAPE_SECONDS))
+    collector = JobCollector(lambda: asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(SCRAPE_SECONDS))
     log_note = executor.noted
 
     def noted(note: de.Note) -> None:

@@ -13,7 +13,7 @@ from resile.core.decisions import Reply
 from resile.core.events import PlanWanted, ScaleWanted, StopWanted, SuspendWanted
 from resile.master.journal import Journal, JournalError
 from resile.master.shell import Shell
-from resile.master.view import view
+from resile.master.view import JobView
 from resile.wire.messages import Ask
 
 Answer = Callable[[str, Any], None]
@@ -40,9 +40,11 @@ class _Events(msgspec.Struct, forbid_unknown_fields=True):
 class Asks:
     """Answers what command lines ask; wishes go through the core and are answered by its decision."""
 
-    def __init__(self, shell: Shell, journal: Journal) -> None:
+    def __init__(self, shell: Shell, journal: Journal, look: Callable[[], JobView]) -> None:
+        """`look` shows the job as it is now."""
         self._shell = shell
         self._journal = journal
+        self._look = look
         self._numbers = count(1)
         self._waiting: dict[int, Answer] = {}
 
@@ -58,7 +60,7 @@ class Asks:
     def _handle(self, ask: Ask, answer: Answer) -> None:
         match ask.what:
             case "status":
-                answer("", msgspec.to_builtins(view(self._shell.engine.state, self._shell.now)))
+                answer("", msgspec.to_builtins(self._look()))
             case "events":
                 wanted = msgspec.convert(ask.arguments, _Events)
                 answer("", msgspec.to_builtins(self._journal.story(wanted.after, min(wanted.limit, 1000))))

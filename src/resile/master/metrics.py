@@ -31,6 +31,8 @@ class JobCollector:
             ("resile_step", "Newest training step.", job.step),
             ("resile_steps_per_second", "Speed over the last minute.", job.speed),
             ("resile_goodput", "Training time over elapsed time.", job.goodput),
+            ("resile_standbys", "Interpreters that wait to replace processes.", sum(n.standbys for n in job.nodes)),
+            ("resile_standby_bytes", "Memory of all standbys.", sum(n.standby_memory for n in job.nodes)),
         ):
             gauge = GaugeMetricFamily(name, help_text, labels=list(labels))
             gauge.add_metric(list(labels.values()), value)

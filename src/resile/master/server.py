@@ -7,10 +7,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from resile.api.ids import NodeKey
+from resile.api.ids import Bytes, NodeKey
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.master.shell import Shell
+from resile.master.view import Standbys
 from resile.wire import messages as ms
 from resile.wire.connection import Connection
 from resile.wire.frames import encode
@@ -34,6 +35,8 @@ class Switchboard:
         self._nodes: dict[Connection, NodeKey] = {}
         self._connections: dict[NodeKey, Connection] = {}
         self.answer: Answerer | None = None
+        self.standbys: dict[NodeKey, Standbys] = {}
+        """What connected agents say of theirs; only to be shown, so the journal does not know it."""
 
     @property
     def agents(self) -> int:
@@ -48,6 +51,9 @@ class Switchboard:
         if node is not None:
             self._heard(node)
             if type(message) is ms.Heartbeat:
+                return
+            if isinstance(message, ms.Standbys):
+                self.standbys[node] = Standbys(message.ready, Bytes(message.memory))
                 return
             event = _event_of(node, message)
             if event is not None:
@@ -70,6 +76,7 @@ class Switchboard:
         log.info("the connection of %s ended: %s", node, because)
         if self._connections.get(node) is connection:
             del self._connections[node]
+            self.standbys.pop(node, None)
         self._submit(ev.AgentWent(node=node, session=session))
 
     def _hello(self, connection: Connection, hello: ms.Hello) -> None:
@@ -141,6 +148,7 @@ class Switchboard:
         connection = self._connections.pop(node, None)
         if connection is not None:
             self._nodes.pop(connection, None)
+            self.standbys.pop(node, None)
             connection.abort(f"{node} was declared lost")
 
     def tell(self, node: NodeKey, message: ms.Message) -> None:

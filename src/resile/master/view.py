@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import msgspec
 
 from resile.api.elasticjob import Phase
-from resile.api.ids import NO_ROUND
+from resile.api.ids import NO_ROUND, Bytes, NodeKey
 from resile.api.job import ROLES, node_name
 from resile.api.reports import NodeStatus
 from resile.core import progress
 from resile.core import state as core
 from resile.core.state import Forming, JobState, Node, Underway
+
+
+class Standbys(NamedTuple):
+    """What an agent says of its standbys."""
+
+    ready: int = 0
+    memory: Bytes = Bytes(0)
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +43,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     address: str
     message: str
+    standbys: int = 0
+    """Interpreters that wait there to replace training processes."""
+    standby_memory: int = 0
+    """Bytes of all of them."""
 
 
 class OutageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +114,8 @@ def _recovers(state: JobState) -> bool:
     return last is not None and bool(last.node) and last.next_step_at is None
 
 
-def view(state: JobState, now: float) -> JobView:
-    """The job as it is now."""
+def view(state: JobState, now: float, standbys: Mapping[NodeKey, Standbys] | None = None) -> JobView:
+    """The job as it is now; `standbys` is what connected agents have said of theirs."""
     gathering, meeting = state.gathering, state.meeting
     underway = gathering if isinstance(gathering, Underway) else None
     until = state.ended_at if state.ended_at is not None else now
@@ -123,7 +137,10 @@ def view(state: JobState, now: float) -> JobView:
         total=state.progress.total,
         speed=progress.speed(state.progress, now),
         goodput=progress.goodput(state.progress, state.started_at, until),
-        nodes=[_node(state, node) for node in sorted(state.nodes.values(), key=_order)],
+        nodes=[
+            _node(state, node, (standbys or {}).get(node.key, Standbys()))
+            for node in sorted(state.nodes.values(), key=_order)
+        ],
         outages=[
             OutageView(because=o.because, node=o.node, noticed_at=o.noticed_at, next_step_at=o.next_step_at)
             for o in state.progress.outages
@@ -140,7 +157,7 @@ def _order(node: Node) -> tuple[int, int]:
     return (ROLES.index(role) if role in ROLES else len(ROLES), node.key.id)
 
 
-def _node(state: JobState, node: Node) -> NodeView:
+def _node(state: JobState, node: Node, standbys: Standbys) -> NodeView:
     return NodeView(
         name=node_name(state.spec, node.key.role, node.key.id),
         role=node.key.role,
@@ -156,6 +173,8 @@ def _node(state: JobState, node: Node) -> NodeView:
         host=node.host,
         address=node.agent.address if node.agent is not None else "",
         message=node.end.message,
+        standbys=standbys.ready,
+        standby_memory=standbys.memory,
     )
 
 

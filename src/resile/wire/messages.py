@@ -111,6 +111,14 @@ class WorkerGone(Message, frozen=True, kw_only=True):
     worker: str
 
 
+class Standbys(Message, frozen=True, kw_only=True):
+    """How many interpreters wait on this node to replace processes; for people, no decision depends on it."""
+
+    ready: int
+    memory: int
+    """Bytes of all of them, and of the one that makes them."""
+
+
 class Leaving(Message, frozen=True, kw_only=True):
     """This node leaves for good, by its own will (a signal, a person)."""
 
@@ -316,7 +324,18 @@ class CopyAnswer(Message, frozen=True, kw_only=True):
 ShardMessage = OpenDataset | TakeShard | ShardProgress
 ShardAnswer = DatasetOpen | ShardGranted | ShardNoted
 AgentMessage = (
-    Hello | Heartbeat | Join | Elastic | Changed | Failed | Finished | Stepped | WorkerGone | Leaving | ShardMessage
+    Hello
+    | Heartbeat
+    | Join
+    | Elastic
+    | Changed
+    | Failed
+    | Finished
+    | Stepped
+    | WorkerGone
+    | Standbys
+    | Leaving
+    | ShardMessage
 )
 """What a master hears from an agent."""
 
