@@ -43,6 +43,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "in order": lambda: DataLoader(Numbers(), batch_size=4),
     "shuffled": lambda: DataLoader(Numbers(), batch_size=4, shuffle=True),
     "shuffled, with workers": lambda: DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1),
+    "shuffled, with workers that stay": lambda: DataLoader(
+        Numbers(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
     "a generator of its own": lambda: DataLoader(
         Numbers(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(torch.initial_seed() % 100)
     ),
@@ -60,18 +63,21 @@ def values(batches: Any) -> list[Any]:
     return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
 
 
+@pytest.mark.parametrize("passes", [0, 1])
+@pytest.mark.parametrize("used", [0, 3])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_the_rest_of_a_pass_and_the_next_one_are_the_same(kind: str) -> None:
+def test_the_rest_of_a_pass_and_the_next_one_are_the_same(kind: str, used: int, passes: int) -> None:
     torch.manual_seed(1)
     first = ResumableLoader(LOADERS[kind]())
+    for _ in range(passes):
+        values(first)
     batches = iter(first)
-    values(next(batches) for _ in range(3))
-    state = first.state_dict()
-    rest = values(batches)
+    given = values(next(batches) for _ in range(used + 1))
+    state = first.state_dict(unused=1)
+    rest = given[-1:] + values(batches)
     after = torch.get_rng_state()
     whole = values(first)
-    assert state["batches"] == 3
-    assert rest
+    assert state["batches"] == used
 
     torch.manual_seed(2)
     second = ResumableLoader(LOADERS[kind]())
@@ -83,7 +89,7 @@ def test_the_rest_of_a_pass_and_the_next_one_are_the_same(kind: str) -> None:
 
 def test_what_was_used_already_is_not_loaded_again() -> None:
     loader = ResumableLoader(DataLoader(Numbers(), batch_size=4))
-    loader.load_state_dict({"batches": 4, "random": {}})
+    loader.load_state_dict({"batches": 4, "random": {"torch": torch.get_rng_state(), "workers_stay": False}})
     assert values(loader)[0] == [16, 17, 18, 19]
     assert loader.dataset.asked == list(range(16, 26))
 

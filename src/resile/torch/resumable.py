@@ -22,7 +22,7 @@ class ResumableLoader:
     in between.
     """
 
-    __slots__ = ("_batches", "_began_with", "_loader", "_resume")
+    __slots__ = ("_batches", "_began_with", "_loader", "_resume", "_workers_stay")
 
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_loader", loader)
@@ -30,6 +30,8 @@ class ResumableLoader:
         """Batches that this pass has given, those before a restart included."""
         self._began_with: dict[str, Any] = {}
         self._resume: tuple[int, dict[str, Any]] | None = None
+        self._workers_stay = False
+        """An earlier pass has left its worker processes to the next one."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_loader"), name)
@@ -45,13 +47,10 @@ class ResumableLoader:
 
     def __iter__(self) -> Iterator[Any]:
         resume, self._resume = self._resume, None
-        skip, random = resume or (0, {})
-        if random:
-            torch.set_rng_state(random["torch"])
-            if "generator" in random:
-                self._loader.generator.set_state(random["generator"])
-        self._began_with, self._batches = self._random(), skip
-        for batch in _from(self._loader, skip) if skip else self._loader:
+        self._batches, self._began_with = resume or (0, self._random() | {"workers_stay": self._workers_stay})
+        batches = iter(self._loader) if resume is None else self._rest()
+        self._workers_stay = bool(getattr(self._loader, "persistent_workers", False))
+        for batch in batches:
             self._batches += 1
             yield batch
 
@@ -68,29 +67,49 @@ class ResumableLoader:
         """Let the next pass begin there."""
         self._resume = (state["batches"], state["random"])
 
+    def _rest(self) -> Iterator[Any]:
+        """What is left of the pass that began with these random numbers, after so many batches."""
+        self._set_random(self._began_with)
+        loader = self._loader
+        plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        if not plain or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
+            return itertools.islice(iter(loader), self._batches, None)
+        if not self._began_with["workers_stay"]:  # the loader has drawn a number for its workers first
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        indices = iter(loader.batch_sampler)
+        first = list(itertools.islice(indices, self._batches, self._batches + 1))  # this is what draws the order
+        random = self._random()
+        if loader.persistent_workers:
+            iter(loader)  # as before the restart: the next pass finds workers
+        batches = iter(_with_indices(loader, itertools.chain(first, indices)))
+        self._set_random(random)
+        return batches
+
     def _random(self) -> dict[str, Any]:
         generator = getattr(self._loader, "generator", None)
         return {"torch": torch.get_rng_state()} | ({"generator": generator.get_state()} if generator else {})
 
+    def _set_random(self, random: dict[str, Any]) -> None:
+        torch.set_rng_state(random["torch"])
+        if "generator" in random:
+            self._loader.generator.set_state(random["generator"])
 
-class _From:
-    """The batches of a sampler without the first ones."""
 
-    def __init__(self, sampler: Iterable[Any], skip: int) -> None:
-        self._sampler, self._skip = sampler, skip
+class _Indices:
+    """A sampler of batches that are known."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._sampler), self._skip, None)
+        return self._batches
 
 
-def _from(loader: Any, skip: int) -> Iterable[Any]:
-    """The rest of a pass."""
-    plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    if not plain or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-        return itertools.islice(iter(loader), skip, None)
-    rest: Iterable[Any] = DataLoader(
+def _with_indices(loader: Any, indices: Iterator[Any]) -> Iterable[Any]:
+    """A loader like this one, for one pass."""
+    alike: Iterable[Any] = DataLoader(
         loader.dataset,
-        batch_sampler=_From(loader.batch_sampler, skip),
+        batch_sampler=_Indices(indices),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -100,4 +119,4 @@ def _from(loader: Any, skip: int) -> Iterable[Any]:
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
     )
-    return rest
+    return alike
