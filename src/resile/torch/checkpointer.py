@@ -52,7 +52,7 @@ STORE_PATIENCE = 600.0
 COPY_PATIENCE = 30.0
 """Seconds that a save which is due for storage waits for the copies of the one before it."""
 _READY, _BUSY, _FAILED = range(3)
-_POPULATE_WRITE = 23
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
 _BLOCK = 64 << 20
 _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
 """Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
@@ -104,6 +104,7 @@ class Checkpointer:
         self._sent = 0
         """The last sequence that the other node was to get a copy of; 0: none in this group."""
         self._warned: set[str] = set()
+        self._look_ahead()
 
     @property
     def in_memory(self) -> bool:
@@ -233,7 +234,7 @@ class Checkpointer:
         size = places(text, layout.length)[2] + self._growth(state)
         if self._room(size):
             assert self._vault is not None
-            self._populating = [self._sealer.submit(_populate, buffer) for buffer in self._vault.buffers]
+            self._populating = [self._sealer.submit(_populate, each, _POPULATE_WRITE) for each in self._vault.buffers]
 
     # inside ----------------------------------------------------------------------------------------------------------
 
@@ -248,6 +249,13 @@ class Checkpointer:
         except NoVault as error:
             log.warning("checkpoints are kept in storage alone: %s", error)
             self._vault = OwnBuffers() if self.storage is not None else None
+
+    def _look_ahead(self) -> None:
+        """Map what a process before this one has left, while the script builds its model: `restore` finds it ready."""
+        lines = [line for line in (self._vault, self._leader) if isinstance(line, Line)]
+        for buffer in {buffer for line in lines for buffer in line.buffers if buffer.record() is not None}:
+            buffer.map()
+            self._populating.append(self._sealer.submit(_populate, buffer, _POPULATE_READ))
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[Line]:
         """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""
@@ -445,12 +453,14 @@ def _local_rank(worker: str) -> int:
     return 0
 
 
-def _populate(buffer: Buffer) -> None:
-    """Have the kernel find pages for all of a buffer now; other threads run meanwhile."""
+def _populate(buffer: Buffer, how: int) -> None:
+    """Have the kernel map all of a buffer now, and find pages where there are none; other threads run meanwhile."""
     size = buffer.size
+    if not size:
+        return
     memory = torch.frombuffer(buffer.map(), dtype=torch.uint8)
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start in range(0, size, _BLOCK):
-        if madvise(memory.data_ptr() + start, min(_BLOCK, size - start), _POPULATE_WRITE):
+        if madvise(memory.data_ptr() + start, min(_BLOCK, size - start), how):
             memory[start : start + _BLOCK : PAGE].sum()  # an older kernel: reading each page does nearly as well

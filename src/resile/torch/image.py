@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -25,8 +25,10 @@ from resile.torch.entries import Entry, Landing, local
 
 ALIGN = 64
 SMALLEST_SLOT = 512
-PIECE = 32 << 20
+PIECE = 16 << 20
 """Bytes that one thread copies at a time."""
+CHECKED = 64 * CHUNK
+"""Bytes that are compared with their checksums at a time."""
 THREADS = 4
 """At most, while training stands still for them."""
 _memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
@@ -312,11 +314,11 @@ class Image:
         stored, first = self.layout.stored, chunks(self.layout.stored)
         spans = ((0, stored, sums[:first]), (stored, self.layout.length, sums[first:]))
         _share(
-            threads,
+            threads if torch.get_num_threads() == 1 else 1,  # else torch spreads each addition over threads of its own
             [
-                functools.partial(self._check, at, min(at + CHUNK, end), want)
+                functools.partial(self._check, at, min(at + CHECKED, end), wanted[number : number + CHECKED // CHUNK])
                 for start, end, wanted in spans
-                for at, want in zip(range(start, end, CHUNK), wanted, strict=True)
+                for number, at in zip(range(0, len(wanted), CHECKED // CHUNK), range(start, end, CHECKED), strict=True)
             ],
         )
 
@@ -350,10 +352,19 @@ class Image:
                     copies.append(functools.partial(target[shared.within(here.origin)].copy_, source))
         return copies
 
-    def _check(self, start: int, end: int, expected: int) -> None:
-        if self._sum(start, end) != expected:
-            inside = [item.key for item in self.layout.items if item.offset < end and start < item.offset + item.length]
-            raise Damaged(f"the checksum of bytes {start} to {end} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
+    def _check(self, start: int, end: int, expected: Sequence[int]) -> None:
+        """Compare many chunks at once: torch adds them up in one call."""
+        whole = (end - start) // CHUNK * CHUNK
+        found = self.bytes[start : start + whole].view(torch.int64).view(-1, CHUNK // 8).sum(1).tolist()
+        if start + whole < end:
+            found.append(self._sum(start + whole, end))
+        for number, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+            if got != wanted:
+                self._complain(start + number * CHUNK, min(start + (number + 1) * CHUNK, end))
+
+    def _complain(self, start: int, end: int) -> NoReturn:
+        inside = [item.key for item in self.layout.items if item.offset < end and start < item.offset + item.length]
+        raise Damaged(f"the checksum of bytes {start} to {end} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
 
     def _sums(self, start: int, end: int) -> list[int]:
         return [self._sum(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
@@ -379,9 +390,17 @@ def _memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]
 
 
 def copying_threads(nbytes: int) -> int:
-    """How many threads to copy with: memory is faster than one of them, but only cores that are idle help."""
-    cores = os.cpu_count() or 1
-    idle = cores + 1 - round(os.getloadavg()[0])  # this thread's own core counts as idle
+    """How many threads to copy with: memory is faster than one of them, but only cores that are idle help.
+
+    Idle now, that is: the load average of the last minute would count what this process itself did before.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        with open("/proc/loadavg") as file:
+            running = int(file.read().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return 1
+    idle = cores + 1 - running  # this thread runs, too
     return max(1, min(THREADS, cores, idle)) if nbytes > PIECE else 1
 
 
