@@ -1,6 +1,7 @@
-"""`python -m benchmarks` (`make bench`): every bar of the engine with its figure, and torchrun's beside it.
+"""`python -m benchmarks` (`make bench`): every bar of the engine with its figure, and those of its peers beside it.
 
-Nothing is written outside a temporary directory, and all traffic stays on the loopback interface.
+Nothing is written outside a temporary directory but DLRover's environment, which is kept in the user's cache (see
+`benchmarks/peers.py`). All traffic stays on the loopback interface, once that is made.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SUITE = command.Suite(
         "schedules",
         "silence",
     ),
-    about="Every bar of the engine with its figure, and torchrun's beside it.",
+    about="Every bar of the engine with its figure, and those of torchrun and DLRover beside it.",
     peer="torchrun",
 )
 
