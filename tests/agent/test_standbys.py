@@ -377,6 +377,20 @@ async def test_what_changed_on_disk_is_never_run_from_memory(
     assert await made.run() == (0, "42\n", "")
 
 
+async def test_many_that_turn_out_stale_at_once_do_not_end_it_for_good(node: Callable[..., Node]) -> None:
+    made = node("print(torch.answer)", torch="answer = 1", standbys=8)
+    await made.warm(8)
+    (made.directory / "torch.py").write_text("answer = 42")
+    groups = []
+    for _ in range(8):
+        made.start()
+        groups.append(made.group)
+    await until(lambda: all(group.alive == 0 for group in groups))
+    assert {ended.returncode for ended in made.ends} == {0}
+    assert {(made.directory / f"stdout.{number}").read_text() for number in range(8)} == {"42\n"}
+    await made.warm(8)
+
+
 async def test_another_environment_is_never_served(node: Callable[..., Node]) -> None:
     made = node("import os; print(os.environ.get('NEW'))")
     await made.warm()
@@ -408,13 +422,38 @@ async def test_why_there_are_none_is_one_sentence(
     assert await made.run() == (0, "", "")
 
 
-async def test_a_script_without_torch_has_none(node: Callable[..., Node], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_script_without_torch_has_none_and_nobody_is_told(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     made = node()
     (made.directory / "train.py").write_text("print('ran')")
     made.standbys.warm()
-    await until(lambda: "its source imports no torch" in caplog.text)
-    made.standbys.warm()
+    await until(lambda: made.standbys._off != "")
+    assert "its source imports no torch" in made.standbys._off
+    assert "standby" not in caplog.text
+    assert await made.run() == (0, "ran\n", "")
+
+
+async def test_a_module_that_wants_to_know_its_rank_is_left_to_the_script(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    made = node("import ranked; print(ranked.rank)", preload=("ranked",))
+    (made.directory / "ranked.py").write_text("import os\nrank = os.environ.get('RANK')")
+    await made.warm()
+    assert "ranked is not imported ahead: ranked reads RANK when it is imported" in caplog.text
+    assert await made.run() == (0, "0\n", "")
+
+
+async def test_memory_is_given_back_to_whoever_needs_it_more(node: Callable[..., Node]) -> None:
+    made = node("print('ran')")
+    assert not made.standbys.yield_memory()
+    await made.warm()
+    pids = [*made.ready, made.standbys._template.pid]  # type: ignore[union-attr]
+    assert made.standbys.yield_memory()
+    assert made.standbys.facts == (0, 0)
+    assert not children() & set(pids)
     assert await made.run() == (0, "ran\n", "")
 
 

@@ -89,6 +89,7 @@ class Agent:
         self.session: Session
         self.vault = Vault(directory / CHECKPOINT_SOCKET)
         self.standbys = Standbys(options, stdin=stdin(), changed=self._tell_standbys)
+        self.vault.yield_memory = self.standbys.yield_memory
         self.relay = Relay(lambda message: self.session.send(message))
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._node: NodeKey | None = None

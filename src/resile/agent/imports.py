@@ -22,13 +22,15 @@ PROMPTED = ("torch._dynamo",)
 
 _WRITES = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
 _TORCH = ("torch", "resile.torch")
+_BRING_TORCH = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "timm", "torchaudio", "torchvision")
+"""Libraries that import torch; they themselves are imported ahead only if `--preload` says so."""
 
 
 class Source(NamedTuple):
     """What a script does on its way."""
 
     modules: tuple[str, ...] = ()
-    """Of torch, and what of resile imports torch, in the order of the script; empty if it imports none."""
+    """torch itself, what of it and of resile the script names, and what an optimizer brings; empty if it needs none."""
     sets_variables: str = ""
     """Where it sets variables before it imports torch, as in `train.py line 3`; empty if it does not."""
     files: tuple[str, ...] = ()
@@ -40,9 +42,7 @@ def read(paths: Sequence[str], root: str) -> Source:
     reader = _Reader(root)
     for path in paths:
         reader.follow(path)
-    modules = tuple(dict.fromkeys(reader.modules))
-    if modules and not reader.early:
-        modules += PROMPTED
+    modules = tuple(dict.fromkeys(["torch", *reader.modules, *PROMPTED])) if reader.modules else ()
     return Source(modules, reader.early if modules else "", tuple(reader.seen))
 
 
@@ -89,6 +89,9 @@ class _Reader:
     def _imported(self, name: str, parts: Sequence[str] = ()) -> None:
         if any(name == torch or name.startswith(f"{torch}.") for torch in _TORCH):
             self.modules.append(name)
+            return
+        if name.partition(".")[0] in _BRING_TORCH:
+            self.modules.append("torch")
             return
         if "torch" in parts and name == "resile":
             self.modules.append("resile.torch")

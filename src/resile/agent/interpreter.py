@@ -51,6 +51,18 @@ class Changed(Unfit):
     """A file is not what was read; another interpreter may do."""
 
 
+class NotWanted(Unfit):
+    """Nothing is to be imported ahead."""
+
+
+class Unripe(Unfit):
+    """A module can only be imported by the process that needs it; an interpreter without it may do."""
+
+    def __init__(self, module: str, variable: str) -> None:
+        super().__init__(f"{module} reads {variable} when it is imported")
+        self.module = module
+
+
 def main(control: int) -> None:
     """Serve the agent at the other end of this descriptor until it hangs up, or become a training process."""
     line = socket.socket(fileno=control)
@@ -66,11 +78,13 @@ def main(control: int) -> None:
         kernel.show_name(NAME)
         score, priority = kernel.die_first(), kernel.yield_cpu()
         sys.path[:0] = script.path
-        names = script.wanted(request["preload"])
+        names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
         _import(names, script.needed, request["changing"])
         files = _states({*script.files, *_module_files()}, began)
-    except (Unfit, OSError) as error:
-        _say(line, unfit=str(error), final=not isinstance(error, Changed))
+    except Exception as error:  # of whatever kind: the agent is to know why there will be no standby
+        without = error.module if isinstance(error, Unripe) else ""
+        kind = {"again": isinstance(error, Changed), "quiet": isinstance(error, NotWanted), "without": without}
+        _say(line, unfit=str(error), **kind)
         os._exit(0)
     os.setpriority(os.PRIO_PROCESS, 0, priority)
     start = Start(script, files, score)
@@ -105,7 +119,8 @@ class Script:
         """Modules to import ahead: what of torch the source surely imports, and what was asked for.
 
         Raises:
-            Unfit: it needs a torch that is imported later, or it needs none.
+            Unfit: it needs a torch that is imported later.
+            NotWanted: it needs none.
         """
         from resile.agent import imports  # here, so that agents, which import this module too, do not pay for it
 
@@ -117,7 +132,7 @@ class Script:
             raise Unfit(f"{source.sets_variables} sets variables before torch is imported")
         wanted = [*source.modules, *(name for name in named if name not in source.modules)]
         if not wanted:
-            raise Unfit("its source imports no torch, and --preload names nothing else")
+            raise NotWanted("its source imports no torch, and --preload names nothing else")
         return wanted
 
     def run(self) -> None:
@@ -204,7 +219,8 @@ def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> 
     """Import all of them.
 
     Raises:
-        Unfit: one that was asked for cannot be imported, or one wants to know what is not known yet.
+        Unfit: one that was asked for cannot be imported.
+        Unripe: one wants to know what is not known yet.
     """
     plain = type(os.environ)
     _Watched.changing = frozenset(changing)
@@ -213,11 +229,11 @@ def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> 
         for name in names:
             try:
                 importlib.import_module(name)
-            except Exception as error:  # whatever a module does while it is imported, the script will see it, too
+            except (Exception, SystemExit) as error:  # whatever a module does then, the script will see it, too
                 if name in needed:
                     raise Unfit(f"cannot import {name}: {error}") from error
             if _Watched.asked:
-                raise Unfit(f"{name} reads {min(_Watched.asked)} when it is imported")
+                raise Unripe(name, min(_Watched.asked))
     finally:
         os.environ.__class__ = plain
 

@@ -42,6 +42,10 @@ WARM_WITHIN = Seconds(300.0)
 FORK_WITHIN = Seconds(10.0)
 REFILL_AFTER = Seconds(0.5)
 """Between the use of a standby and the fork of another: those that start have the cores first."""
+YIELDED_FOR = Seconds(60.0)
+"""Before memory that was given back is asked for again; if it is still short, there is a sentence and no standby."""
+TORCH = ("torch", "torch._dynamo")
+"""What standbys are for: without it there is no use in them."""
 MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
 FIRST_PAUSE = Seconds(1.0)
@@ -98,6 +102,8 @@ class Standbys:
         self._environment = shared_environment(environ, options=options, run_id=options.run_id)
         self._environ = environ
         self._request = {"command": options.command, "preload": options.preload, "changing": sorted(CHANGING)}
+        self._without: list[str] = []
+        """Modules that cannot be imported ahead."""
         self._stdin = stdin
         self._changed = changed
         self._loop = asyncio.get_running_loop()
@@ -111,6 +117,8 @@ class Standbys:
         self._coming: dict[socket.socket, asyncio.TimerHandle] = {}
         """Lines of standbys that were asked for and have not answered."""
         self._failures = 0
+        self._failing = False
+        """Something went wrong since the last time that standbys were wanted."""
         self._need = USUAL
         self._said = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -126,6 +134,7 @@ class Standbys:
     def warm(self) -> None:
         """Have as many standbys as were asked for, unless that is so, under way or hopeless."""
         self._calm()
+        self._failing = False
         if self._off:
             return
         if self._template is None:
@@ -195,7 +204,7 @@ class Standbys:
             return
         try:
             self._collect()
-            self._template = new = template(self._environment, self._request, self._stdin)
+            self._template = new = template(self._environment, self._request | {"without": self._without}, self._stdin)
         except OSError as error:
             self._failed(f"no interpreter can be started: {os.strerror(error.errno or 0)}")
             return
@@ -208,10 +217,7 @@ class Standbys:
         assert new is not None
         new.calm()
         if "unfit" in words:
-            if words["final"]:
-                self._give_up(words["unfit"])
-            else:
-                self._failed(words["unfit"])
+            self._unfit(words["unfit"], **{name: words[name] for name in ("again", "quiet", "without")})
             return
         self._need = Bytes(max(kernel.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
@@ -232,6 +238,18 @@ class Standbys:
         else:
             self._warm = True
             self._fork()
+
+    def _unfit(self, why: str, *, again: bool, quiet: bool, without: str) -> None:
+        """No standby comes of this interpreter; perhaps one does of another."""
+        if without and without not in TORCH:
+            log.info("%s is not imported ahead: %s", without, why)
+            self._without.append(without)
+            self._drop()
+            self._warm_up()
+        elif again:
+            self._failed(why)
+        else:
+            self._give_up(why, quiet=quiet)
 
     def _too_big(self) -> str:
         """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
@@ -258,7 +276,7 @@ class Standbys:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             except OSError:
                 return
-            self._coming[ours] = self._loop.call_later(FORK_WITHIN, self._came_not, "no standby came up")
+            self._coming[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
             self._loop.add_reader(ours, self._answered, ours)
             kernel.adopt_orphans(True)
             try:
@@ -273,12 +291,12 @@ class Standbys:
         if standby is not None:
             self._came(standby)
         else:
-            self._came_not("a standby was lost before it was ready")
+            self._failed("a standby was lost before it was ready")
 
-    def _came_not(self, why: str) -> None:
-        """The template hangs, or is gone."""
+    def _hangs(self) -> None:
+        """The template does not do what it is asked to do; those that are ready came from it."""
         self._drop()
-        self._failed(why)
+        self._failed("the interpreter that makes standbys hangs")
 
     def _arrived(self, line: socket.socket) -> Interpreter | None:
         """The standby that has just answered on this line; None if there is none."""
@@ -308,9 +326,10 @@ class Standbys:
     # when it goes wrong -----------------------------------------------------------------------------------------------
 
     def _failed(self, why: str) -> None:
-        """Try again after a while, but not for ever."""
-        if self._off:
+        """Try again after a while, but not for ever; what goes wrong at once counts once."""
+        if self._off or self._failing:
             return
+        self._failing = True
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             self._give_up(f"{why}, and so it went {self._failures} times")
@@ -318,14 +337,26 @@ class Standbys:
         log.info("%s", why)
         self.later(FIRST_PAUSE * 2 ** (self._failures - 1))
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, *, quiet: bool = False) -> None:
         self._off = why
-        self._say(f"no standbys, lost processes start from scratch: {why}")
+        if not quiet:
+            self._say(f"no standbys, lost processes start from scratch: {why}")
         self._drop()
 
+    def yield_memory(self) -> bool:
+        """Give memory back to whoever needs it more, and take none for a while; whether there was any."""
+        had = self._template is not None or bool(self._ready)
+        if had:
+            log.info("standbys are ended: checkpoints need their memory")
+            self._drop()
+            self.later(YIELDED_FOR)
+        return had
+
     def _throw_away(self, why: str) -> None:
-        log.info("standbys are thrown away: %s", why)
+        if not self._failing:
+            log.info("standbys are thrown away: %s", why)
         self._drop()
+        self._failing = True  # those that have begun with the same will find out, too
         self.later(FIRST_PAUSE)
 
     def _drop(self) -> None:

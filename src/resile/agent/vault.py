@@ -48,7 +48,7 @@ from resile.checkpoint.line import (
     Stored,
     ToAgent,
 )
-from resile.checkpoint.room import short_of
+from resile.checkpoint.room import LIMIT, short_of
 from resile.checkpoint.storage import Storage, store_committed
 
 log = logging.getLogger("resile.agent")
@@ -120,6 +120,8 @@ class Vault:
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
+        self.yield_memory: Callable[[], bool] = lambda: False
+        """Asks others of this node to give memory back; whether they had any."""
 
     def start(self) -> None:
         """Listen. Its directory is private to this user already."""
@@ -284,7 +286,10 @@ class Vault:
         if not buffers or size < 0:
             return "it asked for room in no buffer"
         need = sum(max(0, size - buffer.size) for buffer in buffers)
-        if need and (why := self._room_for(need)):
+        why = self._room_for(need) if need else ""
+        if why and LIMIT not in why and self.yield_memory():  # a bound of our own is none of theirs
+            why = self._room_for(need)
+        if why:
             return why
         try:
             for buffer in buffers:
