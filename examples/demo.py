@@ -137,7 +137,7 @@ def report(job: LocalJob, strikes: list[Strike], view: JobView) -> int:
     print(table(("WHAT WAS DONE", "AT", "NOTICED AFTER", "NEXT STEP AFTER"), rows))
     print()
     print(f"job {view.phase.lower()}: {view.message}")
-    print(f"{view.step + 1} steps in {life:.1f} s, goodput {view.goodput:.1%}, accuracy {accuracy or 0:.4f}")
+    print(f"{view.step} steps in {life:.1f} s, goodput {view.goodput:.1%}, accuracy {accuracy or 0:.4f}")
     if view.phase != "Succeeded":
         raise DemoError(f"the job ended as {view.phase}: {view.message}")
     if len(strikes) < 2 or not all(recovery(view, strike) for strike in strikes):
