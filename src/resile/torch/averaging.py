@@ -60,7 +60,7 @@ class _Slot:
         if gradient is None:
             self.view.zero_()
         else:
-            torch.div(gradient.detach(), world, out=self.view)
+            torch.div(gradient.detach() if gradient.requires_grad else gradient, world, out=self.view)
         self.parameter.grad = self.view
         self.full = True
         self.bucket.missing -= 1
