@@ -69,6 +69,29 @@ for name, tensor in sorted(model.state_dict().items()):
 note("end", model=words.hexdigest(), seen=seen.steps, steps=elastic.completed, lr=scheduler.get_last_lr())
 """
 
+ALONE = """
+from probe import *
+if ATTEMPT:
+    wait_for("come")
+import torch
+torch.set_num_threads(1)
+from resile.torch import Checkpointer, Elastic
+
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01), checkpointer=Checkpointer())
+first = True
+for step in elastic.steps(40):
+    with elastic.step():
+        if there(f"stop{step}"):
+            note("stopped", step=step)
+            while there(f"stop{step}") and not elastic._lost:
+                time.sleep(0.01)
+        model(torch.ones(3, 4)).sum().backward()
+    if first:
+        first = False
+        note("first", step=step, numbers=model.weight.tolist())
+"""
+
 
 def nodes(runs: Runs) -> list[Run]:
     words = ("--max-restarts=9", CALM, "train.py", "storage")
@@ -147,3 +170,22 @@ def test_training_goes_on_from_the_living_from_memory_and_from_storage_as_if_not
     assert {end["model"] for end in runs.notes("end")} == {ends[0]["model"]}, "bit by bit that of an undisturbed run"
     assert Storage(runs.directory / "storage").steps()[-1] == STEPS
     assert Storage(runs.directory / "calm").steps()[-1] == STEPS, "the last step, under plain torchrun"
+
+
+def test_memory_has_the_last_step_also_of_a_process_that_was_left_alone_on_its_node(runs: Runs) -> None:
+    runs.script(ALONE)
+    runs.release("stop10")
+    run = runs.start("--nproc-per-node=2", "--max-restarts=9", CALM, "train.py")
+    ranks = {note["rank"]: note["pid"] for note in stopped(runs, 10)}
+    runs.release("stop30")
+    kill(ranks[0])  # the one that keeps what both have alike
+    go_on(runs, 10)
+    last = wait_until(lambda: [n for n in runs.notes("stopped") if n["step"] == 30], "the other one, alone", LONG)
+    assert last[0]["pid"] == ranks[1]
+    kill(ranks[1])
+    runs.release("come")
+    go_on(runs, 30)
+    assert run.wait(LONG) == 0, run.err
+    again = [note for note in runs.notes("first") if note["attempt"]]
+    assert [note["step"] for note in again] == [30, 30]
+    assert again[0]["numbers"] == again[1]["numbers"]

@@ -126,8 +126,8 @@ class Restoring:
         memory = self._memory
         for kind, buffers in ((Kind.OWN, memory.own), (Kind.LEADER, memory.leaders), (Kind.COPY, memory.copies)):
             for _, record, layout in _whole(buffers):
-                if layout.replicated and kind is not Kind.LEADER:
-                    continue  # what all have alike is in the leader's buffer alone
+                if not _is_complete(layout, leads=kind is Kind.LEADER):
+                    continue
                 yield Offer(
                     record.step, made_at(layout.attempt), layout.world, layout.rank, int(layout.replicated), int(kind)
                 )
@@ -138,7 +138,7 @@ class Restoring:
         wanted = (choice.step, choice.attempt, choice.world, part, choice.shared)
         for buffers in kinds:
             for buffer, record, layout in _whole(buffers):
-                if layout.replicated and buffers is not memory.leaders:
+                if not _is_complete(layout, leads=buffers is memory.leaders):
                     continue
                 if (record.step, made_at(layout.attempt), layout.world, layout.rank, layout.replicated) == wanted:
                     return buffer, record, layout
@@ -254,6 +254,11 @@ class Restoring:
             record = buffer.record()
             if record is not None and record.step > step:
                 buffer.void()
+
+
+def _is_complete(layout: Layout, *, leads: bool) -> bool:
+    """Whether a part has all that it stands for: what all ranks have alike is kept by a node's leader and by rank 0."""
+    return not layout.replicated or leads or layout.rank == 0
 
 
 def _whole(buffers: Iterable[Buffer]) -> Iterator[tuple[Buffer, Record, Layout]]:
