@@ -101,7 +101,8 @@ class Standbys:
         self._off = cold_because(options) if self._wanted else "--standbys is 0"
         self._environment = shared_environment(environ, options=options, run_id=options.run_id)
         self._environ = environ
-        self._request = {"command": options.command, "preload": options.preload, "changing": sorted(CHANGING)}
+        program = options.command[: 4 if "-m" in options.command[2:3] else 3]  # what it is told comes with the order
+        self._request = {"command": program, "preload": options.preload, "changing": sorted(CHANGING)}
         self._without: list[str] = []
         """Modules that cannot be imported ahead."""
         self._stdin = stdin
