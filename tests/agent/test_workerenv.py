@@ -79,6 +79,11 @@ def test_what_dlrovers_trainer_library_reads_is_there_unless_the_user_said_other
     assert environment({"RUNTIME_METRICS_PATH": "/x"})["RUNTIME_METRICS_PATH"] == "/x"
 
 
+def test_large_copies_go_past_the_caches_unless_the_user_tunes_the_c_library() -> None:
+    assert environment()["GLIBC_TUNABLES"] == "glibc.cpu.x86_non_temporal_threshold=0x400000"
+    assert environment({"GLIBC_TUNABLES": "x=y"})["GLIBC_TUNABLES"] == "x=y"
+
+
 def test_with_virtual_local_ranks_each_process_sees_its_own_gpu_as_the_first() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in environment(local_rank=1)
     found = environment({"CUDA_VISIBLE_DEVICES": "4, 6"}, local_rank=1, virtual=True)

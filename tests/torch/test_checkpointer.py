@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -25,11 +26,14 @@ from tests.torch.vaults import (
 )
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.room import LIMIT
 from resile.checkpoint.storage import Storage
 from resile.torch import Checkpointer, ElasticBatchSampler
+from resile.torch.agreement import Agreement
 from resile.torch.entries import Misfit, entries
 from resile.torch.image import Image, Place, lay_out
+from resile.torch.restoring import Memory, Restoring
 from resile.torch.stored import read_metadata
 
 Open = Callable[..., Checkpointer]
@@ -180,6 +184,33 @@ def test_a_flipped_bit_in_memory_is_found_named_and_passed_over(
     assert "tensors.t5" in words
 
 
+def test_a_flipped_bit_in_a_copy_of_another_nodes_part_is_found_named_and_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copies = [_copy_of(step) for step in (1, 2)]
+    record = copies[1].record()
+    assert record is not None
+    copies[1].map()[record.data_at + record.length // 2] ^= 0x10
+    state = uniform(0, 100_000)
+    with caplog.at_level(logging.WARNING, "resile"):
+        assert Restoring(Agreement(), Memory([], [], copies), None).run(state) == 1
+    assert is_uniform(state, 1)
+    assert "step 2 in memory is not used: the checksum of bytes " in caplog.text
+
+
+def _copy_of(step: int) -> Buffer:
+    leaves = entries(uniform(step, 100_000))
+    layout = msgspec.structs.replace(lay_out(leaves, Place(0, 1, True, "1.0.1")), replicated=False)
+    text = msgspec.json.encode(layout)
+    buffer = Buffer.make("test")
+    buffer.resize(places(text, layout.length)[2])
+    image = Image(buffer.map(), buffer.begin(text, layout.length)[1], layout)
+    image.draw_frames()
+    image.fill(leaves)
+    buffer.seal(buffer.commit(step, step, text, layout.length), image.sums())
+    return buffer
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "part", "place", "remove", "metadata", "bit", "code"])
 def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -246,8 +277,8 @@ def test_metadata_says_the_same_as_dcps_own(opened: Open, tmp_path: Path) -> Non
     checkpointer.wait(PATIENCE)
     state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
     with pytest.warns(UserWarning, match="single process"):
-        dcp.save(state, checkpoint_id=tmp_path / "dcp")
-    ours, theirs = read_metadata(tmp_path / "ours" / "step-1"), read_metadata(tmp_path / "dcp")
+        dcp.save(state, checkpoint_id=tmp_path / "dcp" / "step-1")
+    ours, theirs = read_metadata(Storage(tmp_path / "ours"), 1), read_metadata(Storage(tmp_path / "dcp"), 1)
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.planner_data == theirs.planner_data
     assert ours.storage_data.keys() == theirs.storage_data.keys()

@@ -55,7 +55,7 @@ def test_a_buffer_whose_process_died_before_it_could_ask_for_storage_is_stored_a
     successor = line(vault)
     wait_until(lambda: not successor.buffers[0].wanted, "the buffer to be free")
     assert Storage(tmp_path).steps() == [5]
-    (part,) = Storage(tmp_path).parts(tmp_path / "step-5")
+    (part,) = Storage(tmp_path).parts(5)
     assert len(part.sums) == 2, "the agent has made the checksums that the process did not"
     successor.close()
 

@@ -49,7 +49,7 @@ from resile.checkpoint.line import (
     ToAgent,
 )
 from resile.checkpoint.room import LIMIT, short_of
-from resile.checkpoint.storage import Storage, store_committed
+from resile.checkpoint.storage import open_storage, store_committed
 
 log = logging.getLogger("resile.agent")
 
@@ -344,25 +344,29 @@ def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
 
 def _store_last(newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]]) -> None:
     """Store the newest step of each rank; if that does not make one step whole, the one before it as well."""
-    stored = {path for buffer, record in newest if (path := _store_one(buffer, record)) is not None}
-    whole = len(stored) == 1 and all(path.exists() for path in stored)
+    stored = {place for buffer, record in newest if (place := _store_one(buffer, record)) is not None}
+    whole = len(stored) == 1 and all(_is_there(place) for place in stored)
     for buffer, record in older:
         if whole:
             buffer.release()
-        elif (path := _store_one(buffer, record)) is not None:
-            stored.add(path)
-    for path in sorted(stored):
-        if path.exists():
-            log.info("the last checkpoint is in storage: %s", path)
+        elif (place := _store_one(buffer, record)) is not None:
+            stored.add(place)
+    for directory, step in sorted(stored):
+        if _is_there((directory, step)):
+            log.info("the last checkpoint is in storage: %s", open_storage(directory).where(step))
 
 
-def _store_one(buffer: Buffer, record: Record) -> Path | None:
-    """Where the step will be once every rank has stored its part; None if this part could not be."""
+def _is_there(place: tuple[str, int]) -> bool:
+    return open_storage(place[0]).has(place[1])
+
+
+def _store_one(buffer: Buffer, record: Record) -> tuple[str, int] | None:
+    """Directory and step, which is there once every rank has stored its part; None if this part could not be."""
     try:
-        path = Storage(buffer.layout(record).directory).path(record.step)
+        directory = buffer.layout(record).directory
     except NotWhole:
         return None
     error = store_committed(buffer, record.sequence)
     if error:
         log.error("%s", error)
-    return None if error else path
+    return None if error else (directory, record.step)

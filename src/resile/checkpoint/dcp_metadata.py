@@ -19,12 +19,12 @@ Written = bytes
 """Instructions that leave one value on the unpickler's stack."""
 
 
-def data_file(rank: int) -> str:
-    """The file with the data of a rank, named as DCP does."""
-    return f"__{rank}_0.distcp"
+def data_file(rank: int, attempt: str = "") -> str:
+    """The file with the data of a rank, named as DCP does; of one attempt where several lie side by side."""
+    return f"__{rank}_0.{attempt}.distcp" if attempt else f"__{rank}_0.distcp"
 
 
-def metadata(parts: Sequence[Part]) -> bytes:
+def metadata(parts: Sequence[Part], attempt: str = "") -> bytes:
     """The `.metadata` of a step that consists of these parts."""
     tensors: dict[str, list[tuple[TensorItem, Part]]] = {}
     storage: list[tuple[Written, Written]] = []
@@ -39,11 +39,15 @@ def metadata(parts: Sequence[Part]) -> bytes:
                     pieces.append((item, part))
             elif item.key not in entries:
                 entries[item.key] = _new(_METADATA, "BytesStorageMetadata", {})
-                storage.append((_index(item.key, None, None), _info(part, item.offset, item.length)))
+                storage.append(
+                    (_index(item.key, None, None), _info(data_file(part.rank, attempt), item.offset, item.length))
+                )
     for key, pieces in tensors.items():
         entries[key] = _tensor(pieces)
         for number, (piece, part) in enumerate(pieces):
-            storage.append((_index(key, piece.origin, number), _info(part, piece.offset, piece.length)))
+            storage.append(
+                (_index(key, piece.origin, number), _info(data_file(part.rank, attempt), piece.offset, piece.length))
+            )
     fields = {
         "state_dict_metadata": _dictionary([(_plain(key), entry) for key, entry in entries.items()]),
         "planner_data": _dictionary([(_plain(key), path) for key, path in paths.items()]),
@@ -85,8 +89,8 @@ def _index(key: str, origin: tuple[int, ...] | None, number: int | None) -> Writ
     return _new(_METADATA, "MetadataIndex", {"fqn": _plain(key), "offset": offset, "index": _plain(number)})
 
 
-def _info(part: Part, offset: int, length: int) -> Written:
-    fields = {"relative_path": _plain(data_file(part.rank)), "offset": _plain(offset), "length": _plain(length)}
+def _info(file: str, offset: int, length: int) -> Written:
+    fields = {"relative_path": _plain(file), "offset": _plain(offset), "length": _plain(length)}
     return _new(_FILES, "_StorageInfo", fields)
 
 

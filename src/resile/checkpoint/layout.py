@@ -8,6 +8,7 @@ storing is a copy of the file.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -89,6 +90,18 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...]
     crc: int = 0
     """Of this description itself, written with a 0 here."""
+
+    @classmethod
+    def of(cls, layout: Layout, step: int, sums: Iterable[int]) -> Part:
+        """What a rank with this layout writes."""
+        return cls(
+            step=step,
+            rank=layout.rank,
+            world=layout.world,
+            length=layout.stored,
+            sums=tuple(sums),
+            items=layout.stored_items(),
+        )
 
     def encode(self) -> bytes:
         """As it is written to storage."""

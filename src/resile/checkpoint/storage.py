@@ -17,12 +17,16 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
 from resile.checkpoint.sums import sums_of
 from resile.files import write_atomically
+
+if TYPE_CHECKING:
+    from resile.checkpoint.objects import ObjectStorage
 
 METADATA = ".metadata"
 _STEP = re.compile(r"step-(\d{1,18})")
@@ -62,7 +66,7 @@ class Storage:
 
     def draft(self, step: int, attempt: str) -> Path:
         """Where the parts of a step are put, made if need be."""
-        path = self.directory / f".step-{step}.{re.sub(r'[^A-Za-z0-9_.-]', '_', attempt)}"
+        path = self.directory / f".step-{step}.{attempt_word(attempt)}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -94,23 +98,56 @@ class Storage:
         Raises:
             OSError: the disk does not take it.
         """
-        part = Part(
-            step=step,
-            rank=layout.rank,
-            world=layout.world,
-            length=layout.stored,
-            sums=tuple(sums),
-            items=layout.stored_items(),
-        )
-        write_atomically(draft / part_file(layout.rank), part.encode())
+        write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 
-    def parts(self, path: Path) -> list[Part]:
-        """The parts in a directory, by rank.
+    def where(self, step: int) -> str:
+        """The same, in words."""
+        return str(self.path(step))
+
+    def has(self, step: int) -> bool:
+        """Whether a step is there as a whole."""
+        return (self.path(step) / METADATA).is_file()
+
+    def parts(self, step: int) -> list[Part]:
+        """The parts that the step consists of, by rank; none in one that plain DCP wrote.
 
         Raises:
-            NotWhole: one cannot be read.
+            NotWhole: one cannot be read, or `.metadata` is not theirs.
         """
+        parts = self._parts(self.path(step))
+        if parts and self.metadata(step) != metadata(parts):
+            raise NotWhole(f"{METADATA} is not what was written")
+        return parts
+
+    def metadata(self, step: int) -> bytes:
+        """DCP's own description.
+
+        Raises:
+            NotWhole: it cannot be read.
+        """
+        try:
+            return (self.path(step) / METADATA).read_bytes()
+        except OSError as error:
+            raise NotWhole(f"{METADATA} cannot be read: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
+        """The data of a part, to read.
+
+        Raises:
+            NotWhole: it is not there.
+        """
+        name = data_file(part.rank)
+        try:
+            file = (self.path(step) / name).open("rb")
+        except OSError as error:
+            raise NotWhole(f"{name} cannot be read: {error.strerror}") from None
+        with file:
+            yield file
+
+    @staticmethod
+    def _parts(path: Path) -> list[Part]:
         parts = []
         for file in sorted(path.glob("__*.resile.json")):
             try:
@@ -145,7 +182,7 @@ class Storage:
 
     def _commit(self, draft: Path, step: int, world: int) -> bool:
         try:
-            parts = self.parts(draft)
+            parts = self._parts(draft)
             if [part.rank for part in parts] != list(range(world)):
                 return False
             write_atomically(draft / METADATA, metadata(parts))
@@ -167,6 +204,11 @@ class Storage:
             return []
 
 
+def attempt_word(attempt: str) -> str:
+    """An attempt's name as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", attempt)
+
+
 def store_committed(buffer: Buffer, sequence: int) -> str:
     """Write what a buffer holds to the storage that its layout names: an empty answer, or why that was not possible."""
     record = buffer.record()
@@ -175,7 +217,7 @@ def store_committed(buffer: Buffer, sequence: int) -> str:
             return "it was not stored: a newer step took its place in memory"
         layout = buffer.layout(record)
         if layout.directory:
-            keep = Storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
+            keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
             keep.store(buffer, record)
             buffer.note_stored(record)
         return ""
@@ -183,6 +225,19 @@ def store_committed(buffer: Buffer, sequence: int) -> str:
         return str(error)
     finally:
         buffer.release()
+
+
+def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:
+    """What is at a path, or at the URL of an object store.
+
+    Raises:
+        CannotStore: there is no way to the store.
+    """
+    if "://" not in directory:
+        return Storage(directory, keep_last=keep_last, keep_every=keep_every)
+    from resile.checkpoint.objects import ObjectStorage
+
+    return ObjectStorage(directory, keep_last=keep_last, keep_every=keep_every)
 
 
 def sealed(buffer: Buffer, record: Record) -> Sequence[int]:

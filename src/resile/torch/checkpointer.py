@@ -23,11 +23,12 @@ import contextlib
 import ctypes
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import torch
@@ -37,8 +38,9 @@ from resile.checkpoint.buffer import PAGE, Buffer, Record, places
 from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.layout import Layout, attempt_name, chunks
 from resile.checkpoint.line import Line, NoVault
+from resile.checkpoint.objects import ObjectStorage
 from resile.checkpoint.own import OwnBuffers
-from resile.checkpoint.storage import CannotStore, Storage, new_file
+from resile.checkpoint.storage import CannotStore, new_file, open_storage
 from resile.torch.agreement import Agreement
 from resile.torch.entries import Entry, State, entries, local
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
@@ -67,15 +69,16 @@ class Checkpointer:
         """Ask the agent for memory, if there is one. Nothing is read or written yet.
 
         Args:
-            directory: where storage is, the same for all ranks; None: memory only.
+            directory: where storage is, the same for all ranks: a path, or the URL of an object store that fsspec
+                knows (`s3://bucket/run`, with resile[storage] and the store's own package); None: memory only.
             store_every: steps between two that go to storage by themselves; 0: none do.
             keep_last: how many steps storage keeps; 0: all.
             keep_every: steps divisible by it are kept for ever; 0: none.
         """
         if min(store_every, keep_last, keep_every) < 0:
             raise ValueError("store_every, keep_last and keep_every must be 0 or more")
-        self.directory = str(Path(directory).absolute()) if directory is not None else ""
-        self.storage = Storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
+        self.directory = _absolute(directory) if directory is not None else ""
+        self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
@@ -396,8 +399,13 @@ class Checkpointer:
         assert self.storage is not None
         only = msgspec.structs.replace(layout, items=layout.stored_items(), length=layout.stored)
         try:
+            if isinstance(self.storage, ObjectStorage):
+                with tempfile.TemporaryFile() as file:
+                    sums = _fill_file(file.fileno(), only, leaves) if only.length else []
+                    self.storage.put(step, only, _blocks(file), sums)
+                return True
             draft = self.storage.draft(step, layout.attempt)
-            sums: list[int] = []
+            sums = []
             if only.length:
                 with new_file(draft / data_file(only.rank)) as descriptor:
                     sums = _fill_file(descriptor, only, leaves)
@@ -425,6 +433,16 @@ class Checkpointer:
         if words not in self._warned:
             self._warned.add(words)
             log.warning("%s", words)
+
+
+def _absolute(directory: str | Path) -> str:
+    text = str(directory)
+    return text if "://" in text else str(Path(text).absolute())
+
+
+def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
+    while block := file.read(_BLOCK):
+        yield memoryview(block)
 
 
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Entry]) -> list[int]:

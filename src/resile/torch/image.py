@@ -305,8 +305,8 @@ class Image:
         stored = self.layout.stored
         return [*self._sums(0, stored), *self._sums(stored, self.layout.length)]
 
-    def check(self, sums: Sequence[int], threads: int = 1) -> None:
-        """Compare every byte with the checksums.
+    def check(self, sums: Sequence[int], threads: int = 1, *, base: int = 0) -> None:
+        """Compare every byte with the checksums; `base` is where these bytes begin in what the message speaks of.
 
         Raises:
             Damaged: one does not fit.
@@ -316,7 +316,9 @@ class Image:
         _share(
             threads if torch.get_num_threads() == 1 else 1,  # else torch spreads each addition over threads of its own
             [
-                functools.partial(self._check, at, min(at + CHECKED, end), wanted[number : number + CHECKED // CHUNK])
+                functools.partial(
+                    self._check, at, min(at + CHECKED, end), base, wanted[number : number + CHECKED // CHUNK]
+                )
                 for start, end, wanted in spans
                 for number, at in zip(range(0, len(wanted), CHECKED // CHUNK), range(start, end, CHECKED), strict=True)
             ],
@@ -352,7 +354,7 @@ class Image:
                     copies.append(functools.partial(target[shared.within(here.origin)].copy_, source))
         return copies
 
-    def _check(self, start: int, end: int, expected: Sequence[int]) -> None:
+    def _check(self, start: int, end: int, base: int, expected: Sequence[int]) -> None:
         """Compare many chunks at once: torch adds them up in one call."""
         whole = (end - start) // CHUNK * CHUNK
         found = self.bytes[start : start + whole].view(torch.int64).view(-1, CHUNK // 8).sum(1).tolist()
@@ -360,11 +362,12 @@ class Image:
             found.append(self._sum(start + whole, end))
         for number, (got, wanted) in enumerate(zip(found, expected, strict=True)):
             if got != wanted:
-                self._complain(start + number * CHUNK, min(start + (number + 1) * CHUNK, end))
+                self._complain(start + number * CHUNK, min(start + (number + 1) * CHUNK, end), base)
 
-    def _complain(self, start: int, end: int) -> NoReturn:
+    def _complain(self, start: int, end: int, base: int) -> NoReturn:
         inside = [item.key for item in self.layout.items if item.offset < end and start < item.offset + item.length]
-        raise Damaged(f"the checksum of bytes {start} to {end} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
+        where = f"bytes {base + start} to {base + end}"
+        raise Damaged(f"the checksum of {where} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
 
     def _sums(self, start: int, end: int) -> list[int]:
         return [self._sum(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]

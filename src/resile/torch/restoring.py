@@ -18,12 +18,11 @@ import torch
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.layout import Layout, made_at
-from resile.checkpoint.storage import Storage
 from resile.torch.agreement import Agreement
 from resile.torch.choosing import Choice, Gift, Kind, Offer, Order, choose, needed
 from resile.torch.entries import Landing, Misfit, State
 from resile.torch.image import Damaged, Image, copying_threads
-from resile.torch.stored import check, load
+from resile.torch.stored import AnyStorage, check, load
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class _Held(NamedTuple):
 class Restoring:
     """One call of `restore`."""
 
-    def __init__(self, agreement: Agreement, memory: Memory, storage: Storage | None) -> None:
+    def __init__(self, agreement: Agreement, memory: Memory, storage: AnyStorage | None) -> None:
         """Look at what there is."""
         self._agreement = agreement
         self._memory = memory

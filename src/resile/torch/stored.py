@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import importlib
 import io
-import mmap
+import os
 import pickle
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import msgspec
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageMeta
 
 from resile.checkpoint.buffer import NotWhole
-from resile.checkpoint.dcp_metadata import data_file, metadata
-from resile.checkpoint.layout import Layout, Part, chunks
+from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.layout import CHUNK, Layout, Part, chunks
 from resile.checkpoint.layout import Path as Steps
+from resile.checkpoint.objects import ObjectStorage
 from resile.checkpoint.storage import METADATA, Storage
 from resile.torch.entries import Landing
-from resile.torch.image import Damaged, Image, unpickled
+from resile.torch.image import CHECKED, Damaged, Image, unpickled
 
+AnyStorage = Storage | ObjectStorage
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
     _METADATA: {
@@ -57,24 +59,32 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint's metadata")
 
 
-def read_metadata(path: Path) -> Any:
+def read_metadata(storage: AnyStorage, step: int) -> Any:
     """DCP's metadata of a step.
 
     Raises:
         Damaged: it is not there, or it is something else.
     """
     try:
-        return _Unpickler(io.BytesIO((path / METADATA).read_bytes())).load()
+        return _Unpickler(io.BytesIO(storage.metadata(step))).load()
+    except NotWhole as error:
+        raise Damaged(str(error)) from None
     except Exception as error:  # a pickle of unknown origin can fail in any way
         raise Damaged(f"{METADATA} cannot be read: {error}") from None
 
 
-class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        contents = read_metadata(Path(self.path))
-        if getattr(contents, "storage_meta", None) is None:
-            contents.storage_meta = StorageMeta()
-        return contents
+def _reader(storage: AnyStorage, step: int, contents: Any) -> Any:
+    """DCP's reader, with metadata that were read our way."""
+    if isinstance(storage, Storage):
+        reader = dcp.FileSystemReader(storage.path(step))
+    else:
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+        reader = FsspecReader(storage.where(step))
+    if getattr(contents, "storage_meta", None) is None:
+        contents.storage_meta = StorageMeta()
+    reader.read_metadata = lambda *_, **__: contents
+    return reader
 
 
 class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
@@ -86,74 +96,62 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
         self.values[read_item.dest_index.fqn] = unpickled(value.read())
 
 
-def check(storage: Storage, step: int, share: int, shares: int) -> None:
+def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
     """Compare every byte of a step with its checksums; of several ranks each checks its share of the files.
 
     Raises:
         Damaged: something is missing, too short, or not as it was written.
     """
-    path = storage.path(step)
     try:
-        parts = storage.parts(path)
+        parts = storage.parts(step)
+        if parts and [part.rank for part in parts] != list(range(parts[0].world)):
+            raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
+        if any(part.step != step for part in parts):
+            raise Damaged(f"it has parts of the steps {sorted({part.step for part in parts})}")
+        for part in parts[share::shares]:
+            if part.length:
+                with storage.data(step, part) as file:
+                    _check_data(file, part)
     except NotWhole as error:
         raise Damaged(str(error)) from None
-    if parts and [part.rank for part in parts] != list(range(parts[0].world)):
-        raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
-    if any(part.step != step for part in parts):
-        raise Damaged(f"it has parts of the steps {sorted({part.step for part in parts})}")
-    if parts and _bytes_of(path / METADATA) != metadata(parts):
-        raise Damaged(f"{METADATA} is not what was written")
-    for part in parts[share::shares]:
-        if part.length:
-            _check_file(path / data_file(part.rank), part)
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
     except OSError as error:
-        raise Damaged(f"{file.name} cannot be read: {error.strerror}") from None
+        raise Damaged(f"it cannot be read: {error}") from None
 
 
-def _check_file(file: Path, part: Part) -> None:
-    try:
-        with file.open("rb") as opened:
-            size = file.stat().st_size
-            if size != part.length:
-                raise Damaged(f"{file.name} has {size} bytes instead of {part.length}")
-            if len(part.sums) != chunks(part.length):
-                raise Damaged(f"{file.name} has {len(part.sums)} checksums instead of {chunks(part.length)}")
-            with mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE) as memory:  # writable only for torch's sake
-                layout = Layout(
-                    rank=part.rank,
-                    world=part.world,
-                    attempt="",
-                    replicated=False,
-                    length=size,
-                    stored=size,
-                    items=part.items,
-                )
-                image = Image(memory, 0, layout)
-                try:
-                    image.check(part.sums)
-                except Damaged as error:
-                    raise Damaged(f"{file.name}: {error}") from None
-                finally:
-                    del image
-    except OSError as error:
-        raise Damaged(f"{file.name} cannot be read: {error.strerror}") from None
+def _check_data(file: IO[bytes], part: Part) -> None:
+    name = data_file(part.rank)
+    if len(part.sums) != chunks(part.length):
+        raise Damaged(f"{name} has {len(part.sums)} checksums instead of {chunks(part.length)}")
+    size = file.seek(0, os.SEEK_END)
+    if size != part.length:
+        raise Damaged(f"{name} has {size} bytes instead of {part.length}")
+    file.seek(0)
+    for at in range(0, size, CHECKED):
+        block = bytearray(file.read(min(CHECKED, size - at)))
+        layout = Layout(
+            rank=part.rank,
+            world=part.world,
+            attempt="",
+            replicated=False,
+            length=len(block),
+            stored=len(block),
+            items=tuple(msgspec.structs.replace(item, offset=item.offset - at) for item in part.items),
+        )
+        try:
+            Image(block, 0, layout).check(part.sums[at // CHUNK : (at + CHECKED) // CHUNK], base=at)
+        except Damaged as error:
+            raise Damaged(f"{name}: {error}") from None
 
 
-def load(storage: Storage, step: int, landing: Landing) -> None:
+def load(storage: AnyStorage, step: int, landing: Landing) -> None:
     """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
 
     Raises:
         Damaged: it cannot be read.
         Misfit: it does not fit.
     """
-    path = storage.path(step)
-    contents = read_metadata(path)
-    paths = _paths(storage, path, contents)
+    contents = read_metadata(storage, step)
+    paths = _paths(storage, step, contents)
     state: dict[str, Any] = {}
     for key, entry in contents.state_dict_metadata.items():
         if not landing.wants(paths[key]):
@@ -167,16 +165,16 @@ def load(storage: Storage, step: int, landing: Landing) -> None:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # that this is one process: it is meant to be
-            dcp.load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
+            dcp.load(state, storage_reader=_reader(storage, step, contents), planner=planner, no_dist=True)
     except Exception as error:  # whatever DCP makes of damaged files
         raise Damaged(f"it cannot be read: {error}") from error
     for key, value in planner.values.items():
         landing.value(paths[key], value)
 
 
-def _paths(storage: Storage, path: Path, contents: Any) -> dict[str, Steps]:
+def _paths(storage: AnyStorage, step: int, contents: Any) -> dict[str, Steps]:
     """Where every key belongs: by our own parts, or, in a checkpoint that plain DCP wrote, by its planner's data."""
-    by_parts: dict[str, Steps] = {item.key: item.path for part in storage.parts(path) for item in part.items}
+    by_parts: dict[str, Steps] = {item.key: item.path for part in storage.parts(step) for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}
     for key in contents.state_dict_metadata:

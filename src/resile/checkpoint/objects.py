@@ -1,0 +1,218 @@
+"""Checkpoints in an object store, by its fsspec URL (`s3://…`, `gs://…`): whole or not at all, without any rename.
+
+    URL/step-100/   .metadata                       written last: without it there is no checkpoint
+                    __0_0.ATTEMPT.distcp …          data, named in .metadata
+                    __0.ATTEMPT.resile.json …       our checksums
+
+Parts of different attempts lie side by side under different names. Whoever finds all parts of an attempt there writes
+`.metadata`, which names exactly those; a store writes one object as a whole or not at all. If two writers find them
+complete, both write the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.dcp_metadata import data_file, metadata
+from resile.checkpoint.layout import Layout, Part, chunks
+from resile.checkpoint.storage import METADATA, CannotStore, attempt_word, sealed
+
+_STEP = re.compile(r"step-(\d{1,18})")
+_PART = re.compile(r"__\d{1,9}\.(?P<attempt>.+)\.resile\.json")
+_BLOCK = 16 << 20
+DAMAGED = "damaged.metadata"
+
+
+class ObjectStorage:
+    """The checkpoints under one URL."""
+
+    def __init__(self, url: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
+        """Look at it.
+
+        Raises:
+            CannotStore: fsspec is not installed, or knows no such store.
+        """
+        try:
+            from fsspec.core import url_to_fs
+
+            self._fs, root = url_to_fs(url)
+        except ImportError as error:
+            raise CannotStore(f"{url} needs a package that is not installed ({error}): resile[storage]") from None
+        except ValueError as error:
+            raise CannotStore(f"{url} cannot be used: {error}") from None
+        self.directory = url.rstrip("/")
+        self._root = str(root).rstrip("/")
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+
+    def where(self, step: int) -> str:
+        """What `torch.distributed.checkpoint.load` takes, with its FsspecReader."""
+        return f"{self.directory}/step-{step}"
+
+    def has(self, step: int) -> bool:
+        """Whether a step is there as a whole."""
+        return bool(self._fs.exists(f"{self._path(step)}/{METADATA}"))
+
+    def steps(self) -> list[int]:
+        """The committed steps, oldest first."""
+        return sorted(step for step in self._directories() if self.has(step))
+
+    def store(self, buffer: Buffer, record: Record) -> bool:
+        """Write the part that a buffer holds; whether that made the step complete.
+
+        Raises:
+            CannotStore: the buffer was overwritten meanwhile, or the store does not take it.
+        """
+        try:
+            layout = buffer.layout(record)
+            if self.has(record.step):
+                return False
+            sums = sealed(buffer, record)[: chunks(layout.stored)]
+            blocks = _blocks_of(buffer, record, layout.stored)
+            return self.put(record.step, layout, blocks, sums)
+        except NotWhole as error:
+            raise CannotStore(f"step {record.step} was not stored: {error}") from None
+
+    def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
+        """Write one rank's part; whether that made the step complete.
+
+        Raises:
+            CannotStore: the store does not take it.
+            NotWhole: from `blocks`.
+        """
+        attempt = attempt_word(layout.attempt)
+        try:
+            self._fs.makedirs(self._path(step), exist_ok=True)
+            if layout.stored:
+                with self._fs.open(f"{self._path(step)}/{data_file(layout.rank, attempt)}", "wb") as file:
+                    for block in blocks:
+                        file.write(block)
+            part = Part.of(layout, step, sums)
+            self._fs.pipe_file(f"{self._path(step)}/__{layout.rank}.{attempt}.resile.json", part.encode())
+            parts = self._parts(step, attempt)
+            if [each.rank for each in parts] != list(range(layout.world)):
+                return False
+            self._fs.pipe_file(f"{self._path(step)}/{METADATA}", metadata(parts, attempt))
+        except NotWhole:
+            raise
+        except Exception as error:  # a store's library raises whatever it likes
+            raise CannotStore(f"step {step} was not stored in {self.directory}: {error}") from error
+        self.sweep()
+        return True
+
+    def parts(self, step: int) -> list[Part]:
+        """The parts that the step consists of, by rank; none in one that plain DCP wrote.
+
+        Raises:
+            NotWhole: one cannot be read, or `.metadata` is of none of the attempts there.
+        """
+        return self._committed(step)[1]
+
+    def _committed(self, step: int) -> tuple[str, list[Part]]:
+        """The attempt that `.metadata` is of, and its parts."""
+        attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
+        written = self.metadata(step)
+        complaint = NotWhole(f"{METADATA} is not what was written")
+        for attempt in reversed(attempts):
+            try:
+                parts = self._parts(step, attempt)
+                if metadata(parts, attempt) == written:
+                    return attempt, parts
+            except NotWhole as error:
+                complaint = error
+        if attempts:
+            raise complaint
+        return "", []
+
+    def metadata(self, step: int) -> bytes:
+        """DCP's own description.
+
+        Raises:
+            NotWhole: it cannot be read.
+        """
+        try:
+            return bytes(self._fs.cat_file(f"{self._path(step)}/{METADATA}"))
+        except Exception as error:
+            raise NotWhole(f"{METADATA} cannot be read: {error}") from None
+
+    @contextlib.contextmanager
+    def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
+        """The data of a part, to read.
+
+        Raises:
+            NotWhole: it is not there.
+        """
+        name = data_file(part.rank, self._committed(step)[0])
+        try:
+            file = self._fs.open(f"{self._path(step)}/{name}", "rb")
+        except Exception as error:
+            raise NotWhole(f"{name} cannot be read: {error}") from None
+        with file:
+            yield file
+
+    def set_aside(self, step: int) -> None:
+        """Make a damaged step no checkpoint any more; a person can look at it, and a sound one take its place."""
+        with contextlib.suppress(Exception):  # it is passed over in any case
+            self._fs.pipe_file(f"{self._path(step)}/{DAMAGED}", self.metadata(step))
+            self._fs.rm_file(f"{self._path(step)}/{METADATA}")
+
+    def sweep(self) -> None:
+        """Remove what retention does not keep, and parts of steps that a newer one has overtaken."""
+        with contextlib.suppress(Exception):  # the next writer tries again
+            steps = self.steps()
+            newest = steps[-1] if steps else -1
+            old = set(steps[: -self._keep_last] if self._keep_last else ())
+            for step in self._directories():
+                kept = self._keep_every and step % self._keep_every == 0
+                if (step in old and not kept) or (step not in steps and step < newest and not self._set_aside(step)):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that nobody reads half of it
+                    self._fs.rm(self._path(step), recursive=True)
+
+    def _set_aside(self, step: int) -> bool:
+        return bool(self._fs.exists(f"{self._path(step)}/{DAMAGED}"))
+
+    def _parts(self, step: int, attempt: str) -> list[Part]:
+        parts = []
+        for name in self._names(step):
+            match = _PART.fullmatch(name)
+            if match and match["attempt"] == attempt:
+                try:
+                    parts.append(Part.decode(bytes(self._fs.cat_file(f"{self._path(step)}/{name}"))))
+                except Exception as error:
+                    raise NotWhole(f"{name} cannot be read: {error}") from None
+        return sorted(parts, key=lambda part: part.rank)
+
+    def _path(self, step: int) -> str:
+        return f"{self._root}/step-{step}"
+
+    def _directories(self) -> list[int]:
+        return [int(match[1]) for name in self._list(self._root) if (match := _STEP.fullmatch(name))]
+
+    def _names(self, step: int) -> list[str]:
+        return self._list(self._path(step))
+
+    def _list(self, path: str) -> list[str]:
+        try:
+            self._fs.invalidate_cache(path)
+            found: list[Any] = self._fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(name).rstrip("/").rpartition("/")[2] for name in found]
+
+
+def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryview]:
+    """The data of a buffer, as long as nobody overwrites it.
+
+    Raises:
+        NotWhole: somebody did.
+    """
+    with memoryview(buffer.map()) as memory:
+        for at in range(record.data_at, record.data_at + length, _BLOCK):
+            yield memory[at : min(at + _BLOCK, record.data_at + length)]
+            if buffer.record() != record:
+                raise NotWhole("a newer step took its place in memory")
