@@ -34,7 +34,7 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from resile.checkpoint.buffer import PAGE, Buffer, Record, places
+from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record, places
 from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.layout import Layout, attempt_name, chunks
 from resile.checkpoint.line import Line, NoVault
@@ -412,7 +412,7 @@ class Checkpointer:
             assert len(sums) == chunks(only.length)
             self.storage.finish(draft, step, only, sums)
             return True
-        except (OSError, CannotStore) as error:
+        except (OSError, CannotStore, NotWhole) as error:
             log.error("step %d was not stored in %s: %s", step, self.directory, error)
             return False
 
