@@ -24,7 +24,8 @@ checkpointer = Checkpointer(os.path.join(HERE, "storage"), store_every=2)
 state = {"tensor": torch.zeros(50_000_000)}  # 200 MB
 step = checkpointer.restore(state)
 shm = os.statvfs("/dev/shm")
-note("start", step=step, values=[float(state["tensor"].min()), float(state["tensor"].max())], shm=shm.f_blocks * shm.f_frsize)
+values = [float(state["tensor"].min()), float(state["tensor"].max())]
+note("start", step=step, values=values, shm=shm.f_blocks * shm.f_frsize)
 if step is None:
     for step in (1, 2, 3):
         state["tensor"].fill_(step)
