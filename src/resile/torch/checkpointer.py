@@ -390,7 +390,8 @@ class Checkpointer:
             self._warn(
                 f"checkpoints go to storage alone, and saving waits for it: {why}"
                 if self.storage
-                else f"no checkpoints are kept: {why}, and no directory for storage was given"
+                else f"no checkpoints are kept: {why}, and no directory for storage was given",
+                about="room",  # how much is missing may change from save to save
             )
         return not why
 
@@ -429,9 +430,10 @@ class Checkpointer:
                             total += extra * (_own_bytes(parameter) + 2 * PAGE)
         return total
 
-    def _warn(self, words: str) -> None:
-        if words not in self._warned:
-            self._warned.add(words)
+    def _warn(self, words: str, about: str = "") -> None:
+        """Say something once."""
+        if (about or words) not in self._warned:
+            self._warned.add(about or words)
             log.warning("%s", words)
 
 
