@@ -134,7 +134,8 @@ class Copies:
             stream.say(CopyAnswer(error=error), deadline)
             if not error:
                 self._fill(stream, copy, deadline)
-                stream.say(CopyAnswer(), deadline)
+        if not error:  # only now: who hears of it may send the next one at once
+            stream.say(CopyAnswer(), deadline)
 
     @contextlib.contextmanager
     def _turn(self, local_rank: int) -> Iterator[bool]:
