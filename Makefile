@@ -37,7 +37,7 @@ demo: $(READY) data  ## train on three local nodes while a process and then a wh
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
-	@$(BIN)/python hack/suite.py run tests
+	@$(BIN)/python hack/suite.py run tests -n 2 --dist loadfile
 
 again: $(READY)  ## what failed in the last `make test` or `make test-kube`, once more by itself
 	@$(BIN)/python hack/suite.py again

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 NOTE = Path(".pytest_cache/resile-last-run.json")
@@ -27,7 +29,7 @@ def run(arguments: list[str]) -> int:
     NOTE.parent.mkdir(exist_ok=True)
     for old in (NOTE, FAILED):  # neither may speak of an earlier run, even if this one is killed
         old.unlink(missing_ok=True)
-    code = subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+    code = _pytest(arguments)
     settings = {name: value for name, value in os.environ.items() if name.startswith("RESILE_")}
     NOTE.write_text(json.dumps({"arguments": arguments, "code": code, "settings": settings}))
     return code
@@ -44,10 +46,25 @@ def again() -> int:
         return _refuse(f"the run before ended with code {note['code']}, which is not about single tests")
     print(f"again: {len(failed)} failed, each is run once more by itself:", *failed, sep="\n  ", flush=True)
     NOTE.unlink()  # one second chance, not two
-    command = [sys.executable, "-m", "pytest", "--last-failed", "--last-failed-no-failures=none", *note["arguments"]]
-    code = subprocess.run(command, env=os.environ | note["settings"], check=False).returncode
+    alone = ["-n", "0"]  # one after the other, however the whole run was shared out
+    code = _pytest(["--last-failed", "--last-failed-no-failures=none", *note["arguments"], *alone], note["settings"])
     words = "pass when run by themselves" if code == 0 else "do not all pass when run by themselves either"
     print(f"again: of the whole run, these failed and {words}:", *failed, sep="\n  ", flush=True)
+    return code
+
+
+def _pytest(arguments: list[str], settings: dict[str, str] | None = None) -> int:
+    """Run pytest in a directory with a short name, which is kept if something fails; return the exit code.
+
+    Paths of Unix sockets have at most 107 characters, and some tests have long names.
+    """
+    place = tempfile.mkdtemp(prefix="rs-")
+    command = [sys.executable, "-m", "pytest", "--basetemp", place, *arguments]
+    code = subprocess.run(command, env=os.environ | (settings or {}), check=False).returncode
+    if code == 0:
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        print(f"what the tests wrote is in {place}", flush=True)
     return code
 
 

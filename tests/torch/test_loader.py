@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from resile.torch.dealing import passes
+from resile.torch.elastic import Elastic
 from resile.torch.loader import ElasticLoader
 from resile.torch.readers import Ask
 
@@ -258,6 +260,24 @@ def test_what_was_read_for_another_world_is_not_waited_for():
     loader.resize(1, 2)
     next(loader.steps())
     assert reader[ask] == (0, []), "an old ask costs nothing, so a new iteration begins at once"
+
+
+def test_a_stream_that_was_asked_for_more_than_it_has_is_entered_again():
+    reader = ElasticLoader(Stream(10), global_batch_size=4, shuffle=False)._loader.dataset
+    first = Ask(epoch=0, begin=0, total=4, rank=0, world=1, generation=0)
+    assert reader[msgspec.structs.replace(first, begin=20)] == (0, [])
+    total, (batch,) = reader[msgspec.structs.replace(first, begin=4)]
+    assert (total, batch.tolist()) == (4, [4, 5, 6, 7])
+
+
+def test_elastic_refuses_a_loader_whose_position_it_does_not_keep():
+    model = torch.nn.Linear(1, 1)
+    loader, other = (ElasticLoader(Numbers(10), batch_size=1) for _ in range(2))
+    elastic = Elastic(model, torch.optim.SGD(model.parameters()), sampler=loader)
+    for wrong in (other, [1, 2]):
+        with pytest.raises(ValueError, match=r"give it to Elastic|was given a list"):
+            next(elastic.epochs(1, wrong))
+    elastic.close()
 
 
 def test_iterating_leaves_the_generator_of_the_script_alone():

@@ -50,7 +50,7 @@ import torch.distributed as dist
 
 from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
-from resile.torch.group import Group, GroupLost, default_backend
+from resile.torch.group import Group, GroupLost, default_backend, time_to_connect
 from resile.torch.keeping import Keeping
 from resile.torch.loader import ElasticLoader, Step
 from resile.torch.progress import enter_round, report_step
@@ -280,12 +280,12 @@ class Elastic:
         if self._training is not None:
             self._training.undo()
         why: Exception | None = None
-        for _ in range(MOST_MEETINGS):
+        for in_vain in range(MOST_MEETINGS):
             if self._group is not None:
                 self._group.destroy()
                 self._group = None
             placed = self._line.ready(self.completed)
-            self._group = group = Group(placed, self._backend, self._timeout)
+            self._group = group = Group(placed, self._backend, self._timeout, time_to_connect(in_vain))
             try:
                 if self._line.over(placed.round):
                     raise GroupLost(f"round {placed.round} is over")

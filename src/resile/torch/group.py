@@ -26,8 +26,10 @@ import torch.distributed as dist
 from resile.api.ids import Round
 from resile.wire.messages import Placed
 
-CONNECT = 10.0
-"""Seconds for the members to connect to each other once all are there; only a loss in that moment takes so long."""
+FIRST_CONNECT, LONGEST_CONNECT = 2.0, 30.0
+"""Seconds for the members to connect to each other once all are there, which takes milliseconds; doubled after each
+meeting in vain. One who waits to be connected to has no socket that could be shut down, so a loss in that very moment
+costs all of it."""
 PROBE = 0.002
 LONGEST_PROBE = 0.05
 """Seconds between two looks for the round's store. torch's own client would try again after a whole second."""
@@ -42,13 +44,14 @@ class GroupLost(RuntimeError):
 class Group:
     """The process group of one round: torch's default group between `form` and `destroy`."""
 
-    def __init__(self, placed: Placed, backend: str, timeout: float) -> None:
+    def __init__(self, placed: Placed, backend: str, timeout: float, connect: float = LONGEST_CONNECT) -> None:
         """Nothing happens before `form`.
 
         Args:
             placed: this process's place in the round.
             backend: as for torch's `init_process_group`.
             timeout: seconds for peers to come, and for a collective.
+            connect: seconds for all to connect to each other once they have come.
         """
         self.placed = placed
         self.round: Round = placed.round
@@ -56,6 +59,7 @@ class Group:
         """Whether it was broken off."""
         self._backend = backend
         self._timeout = timeout
+        self._connect = connect
         self._lock = threading.Lock()
         self._before: set[tuple[int, str]] | None = None
         self._own: set[tuple[int, str]] | None = None
@@ -80,7 +84,7 @@ class Group:
                 store=dist.PrefixStore(f"round{placed.round}", self._store),
                 rank=placed.rank,
                 world_size=placed.world_size,
-                timeout=timedelta(seconds=CONNECT),
+                timeout=timedelta(seconds=self._connect),
             )
             dist.barrier() if placed.world_size > 1 else None
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout))
@@ -107,7 +111,7 @@ class Group:
         if self._backend == "nccl" and self._own is not None:  # not tried here: no GPU
             dist.distributed_c10d._abort_process_group()
             return
-        deadline = time.monotonic() + CONNECT
+        deadline = time.monotonic() + self._connect
         while time.monotonic() < deadline:
             with self._lock:
                 made = self._own is not None
@@ -160,6 +164,11 @@ class Group:
                     raise
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PROBE)
+
+
+def time_to_connect(in_vain: int) -> float:
+    """Seconds for the members to connect to each other, after so many meetings that came to nothing."""
+    return min(LONGEST_CONNECT, FIRST_CONNECT * 2.0**in_vain)
 
 
 def default_backend() -> str:
