@@ -13,7 +13,7 @@ from resile.checkpoint.layout import CHUNK, Layout
 _WORD, _LANE = 64, 128
 _ONE_WORD = (1 << _WORD) - 1
 _LANES = CHUNK // (_LANE // 8) + 1
-_LOWER_WORDS = sum(_ONE_WORD << (_LANE * lane) for lane in range(_LANES))
+_LOWER_WORDS = int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
 """The lower word of every lane: sums of a chunk's words need no more than the room that two words have."""
 
 
