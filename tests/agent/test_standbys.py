@@ -331,6 +331,24 @@ async def test_killed_standbys_and_templates_cost_nothing(node: Callable[..., No
     assert await made.run() == (0, "ran\n", "")
 
 
+async def test_an_import_makes_way_for_a_process_that_starts_from_scratch(
+    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standbys_module, "ASIDE_FOR", 0.01)
+    first = tmp_path / "first"
+    made = node(
+        "print('ran')",
+        torch=f"import time\ntry: open({str(first)!r}, 'x')\nexcept FileExistsError: pass\nelse: time.sleep(60)",
+    )
+    before = children()
+    made.standbys.warm()
+    await until(first.exists, "an import that takes long")
+    [importing] = children() - before
+    assert await made.run() == (0, "ran\n", "")
+    assert importing not in children(), "it does not take the cores from the process"
+    await until(lambda: made.standbys.facts.ready == 2, "it is done when there is time for it")
+
+
 async def test_a_standby_that_hangs_is_killed_and_the_process_starts_from_scratch(
     node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

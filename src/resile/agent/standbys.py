@@ -48,6 +48,8 @@ TORCH = ("torch", "torch._dynamo")
 """What standbys are for: without it there is no use in them."""
 MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
+ASIDE_FOR = Seconds(5.0)
+"""After an import was stopped for a process that starts from scratch, and imports the same, until it is tried again."""
 FIRST_PAUSE = Seconds(1.0)
 """Before a lost template is made again; doubled with every failure."""
 
@@ -145,8 +147,9 @@ class Standbys:
             self._fork()
 
     def take(self, environment: Mapping[str, str]) -> Interpreter | None:
-        """A standby for a process with these variables, if there is one."""
+        """A standby for a process with these variables, if there is one; otherwise the cores are left to its start."""
         if not self._ready:
+            self._step_aside()
             return None
         if {name: value for name, value in environment.items() if name not in CHANGING} != self._environment:
             self._throw_away("its environment is not the one that standbys were made with")
@@ -258,6 +261,14 @@ class Standbys:
             return ""
         total = self._need + sum(kernel.memory_of(standby.pid) for standby in self._ready)
         return short_of(total, what="standbys", limit=MEMORY, environ=self._environ)
+
+    def _step_aside(self) -> None:
+        """Stop an import that is under way: it would only slow down whoever now has to do the same for itself."""
+        if self._template is not None and not self._warm:
+            log.info("importing ahead is put off: a process starts from scratch")
+            self._drop()
+            if self._timer is None:
+                self.later(ASIDE_FOR)
 
     def _template_ended(self) -> None:
         old, self._template, self._warm = self._template, None, False
