@@ -6,7 +6,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -210,13 +209,10 @@ def test_a_lock_whose_file_was_swept_away_is_taken_anew(tmp_path: Path) -> None:
 
 
 def test_the_agent_of_a_local_node_keeps_its_socket_in_the_nodes_directory(tmp_path: Path) -> None:
-    short, long = Path(tempfile.mkdtemp(prefix="n-", dir="/tmp")), tmp_path / ("x" * 100)
-    long.mkdir()
-    try:
-        assert _private_directory({"RESILE_LOCAL_NODE": str(short)}).parent == short
-        for home in (str(long), str(tmp_path / "none"), ""):
-            other = _private_directory({"RESILE_LOCAL_NODE": home})
-            assert other.parent == Path(tempfile.gettempdir())
-            other.rmdir()
-    finally:
-        shutil.rmtree(short)
+    for home in (tmp_path, tmp_path / ("x" * 100)):
+        home.mkdir(exist_ok=True)
+        assert _private_directory({"RESILE_LOCAL_NODE": str(home)}).parent == home
+    for gone in (str(tmp_path / "none"), ""):
+        other = _private_directory({"RESILE_LOCAL_NODE": gone})
+        assert other.parent == Path(tempfile.gettempdir())
+        other.rmdir()

@@ -195,3 +195,32 @@ def test_a_state_directory_that_cannot_be_written_is_named(runs: Runs) -> None:
     run = runs.run(runs.script(DUMP))
     assert run.process.returncode == 1
     assert run.err == f"resile run: cannot keep the job in {runs.state}/runs: not a directory\n"
+
+
+TALKS = """
+import os
+from probe import note
+from resile.checkpoint.line import Line
+from resile.wire.local import AgentChannel
+from resile.wire.messages import OpenDataset
+from resile.wire.rounds import RoundLine
+from resile.wire.variables import AGENT_SOCKET, WORKER
+
+rounds = RoundLine.from_environment(lambda round: None)
+placed = rounds.ready(0, 20)
+channel = AgentChannel.from_environment()
+answer = channel.request(OpenDataset(worker="", request=0, name="d", size=1, shard_size=1), 20)
+memory = Line(os.environ[AGENT_SOCKET], os.environ[WORKER], 0)
+note("talked", round=placed.round, error=answer.error, room=memory.make_room(4096), path=os.environ[AGENT_SOCKET])
+"""
+
+
+def test_directories_may_have_longer_paths_than_a_socket(runs: Runs) -> None:
+    long = runs.directory / ("s" * 200)
+    long.mkdir()
+    run = runs.run(runs.script(TALKS), env={"RESILE_STATE_DIR": str(long), "TMPDIR": str(long)})
+    assert run.process.returncode == 0, run.err
+    (talked,) = runs.notes("talked")
+    assert talked["path"].startswith(str(long)), "scripts are told the path as it is"
+    assert (talked["round"], talked["error"], talked["room"]) == (1, "", "")
+    assert not list(long.glob("resile-*")), "the agent's own directory is removed"

@@ -60,7 +60,7 @@ class VaultThread:
 
 @contextlib.contextmanager
 def vault_thread() -> Iterator[VaultThread]:
-    with tempfile.TemporaryDirectory(prefix="vault-") as directory:  # short: a socket's path has 107 bytes
+    with tempfile.TemporaryDirectory(prefix="vault-") as directory:
         thread = VaultThread(Path(directory))
         before = {name: os.environ.get(name) for name in thread.environment}
         os.environ.update(thread.environment)

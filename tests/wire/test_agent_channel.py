@@ -382,5 +382,3 @@ async def test_the_sockets_directory_is_closed_to_others(agent: Agent, tmp_path:
     loose.mkdir(mode=0o755)
     with pytest.raises(CannotListen, match=r"the directory is open to others \(mode must be 0700\)$"):
         await serve_local(loose / "a.sock", on_message=agent.on_message)
-    with pytest.raises(CannotListen, match=r"a socket's path may have at most 107 bytes$"):
-        await serve_local(tmp_path / ("x" * 100) / "a.sock", on_message=agent.on_message)

@@ -47,8 +47,6 @@ PORT_TRIES = 3
 """A port that was free a moment ago may be somebody's now; only a run that may take any port can try another."""
 NODE_DIRECTORY = "RESILE_LOCAL_NODE"
 """The variable by which a node of a local job knows its directory."""
-LONGEST_HOME = 107 - len("/agent-xxxxxxxx/agent.sock")
-"""Bytes of a directory in which a socket's path is still short enough for Linux."""
 SEE_OFF = 5.0
 """Seconds that the master of a run on this machine alone has to end when the run has."""
 
@@ -85,7 +83,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
         CannotRun: there is no place for it.
     """
     home = environ.get(NODE_DIRECTORY, "")
-    if home and len(os.fsencode(home)) <= LONGEST_HOME:
+    if home:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:

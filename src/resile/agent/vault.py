@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from resile import sockets
 from resile.agent.copies import Copies
 from resile.agent.partner import Partner
 from resile.api.ids import Round
@@ -127,7 +128,7 @@ class Vault:
         """Listen. Its directory is private to this user already."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._path.unlink(missing_ok=True)
-        listener.bind(str(self._path))
+        sockets.bind(listener, self._path)
         listener.listen(BACKLOG)
         self._listener = listener
         self._storing.start()

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from resile import sockets
 from resile.checkpoint.buffer import Buffer
 
 SOCKET = "checkpoint.sock"
@@ -142,7 +143,7 @@ class Line:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(patience)
-            self._socket.connect(str(Path(agent_socket).with_name(SOCKET)))
+            sockets.connect(self._socket, Path(agent_socket).with_name(SOCKET))
             self._socket.send(msgspec.msgpack.encode(Open(worker=worker, local_rank=local_rank, reads=reads)))
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, BUFFERS)
             answer = _decoder.decode(packet)

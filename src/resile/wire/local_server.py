@@ -11,12 +11,10 @@ import os
 import socket
 from pathlib import Path
 
+from resile import sockets
 from resile.wire.connection import CannotListen
 from resile.wire.messages import WorkerMessage
 from resile.wire.protocol import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
-
-LONGEST_PATH = 107
-"""Bytes in a Unix socket's address, less the closing zero; the kernel's limit."""
 
 BACKLOG = 256
 """More than the processes of one node, with their data loaders."""
@@ -57,7 +55,7 @@ async def serve_local(
     a well-behaved process sends. A process that forks connects again under a name of its own (see `AgentChannel`).
 
     Raises:
-        CannotListen: the path is too long, or its directory cannot be made or belongs to others.
+        CannotListen: its directory cannot be made or belongs to others.
     """
     endpoint = Endpoint(
         token=None,
@@ -67,13 +65,12 @@ async def serve_local(
         on_open=on_open,
         on_refused=on_refused,
     )
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        raise CannotListen(f"cannot listen on {path}: a socket's path may have at most {LONGEST_PATH} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_room(path)
-        listener.bind(str(path))
-        server = await endpoint.loop.create_unix_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
+        sockets.bind(listener, path)
+        # Not `create_unix_server`: from Python 3.13 on that looks for the path itself, which may be too long for it.
+        server = await endpoint.loop.create_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
     except OSError as error:
         listener.close()
         if isinstance(error, CannotListen):
