@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.room import LIMIT
-from resile.checkpoint.storage import Storage
+from resile.checkpoint.storage import Storage, Unreadable
 from resile.torch import Checkpointer, ElasticBatchSampler
 from resile.torch.agreement import Agreement
 from resile.torch.entries import Misfit, entries
@@ -223,9 +223,9 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     why = {
         "flip": "__0_0.distcp: the checksum of bytes",
         "truncate": "__0_0.distcp has 1000 bytes instead of",
-        "part": "__0.resile.json cannot be read",
-        "place": "__0.resile.json cannot be read: its checksum is wrong",
-        "remove": "__0_0.distcp cannot be read: No such file",
+        "part": "__0.resile.json is not what was written",
+        "place": "__0.resile.json is not what was written: its checksum is wrong",
+        "remove": "__0_0.distcp is not there",
         "metadata": ".metadata is not what was written",
         "bit": ".metadata is not what was written",
         "code": "posix.mkdir does not belong in a checkpoint's metadata",
@@ -260,6 +260,52 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     assert why in caplog.text
     assert not (tmp_path / "done").exists()
     assert sorted(os.listdir(tmp_path)) == ["damaged-step-2", "step-1"]
+
+
+@pytest.mark.parametrize("what", ["step-2/__0_0.distcp", "step-2/__0.resile.json", "step-2/.metadata", "."])
+def test_what_cannot_be_read_is_left_as_it_is_and_training_does_not_begin_anew(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    directory = tmp_path / "storage"
+    checkpointer = opened(directory, store_every=1)
+    for step in (1, 2):
+        checkpointer.save(step, uniform(step, 100_000))
+        checkpointer.wait(PATIENCE)
+    unreadable, away = directory / what, tmp_path / "away"
+    unreadable.rename(away)
+    unreadable.symlink_to(unreadable if what == "." else "/proc/self/mem")  # ELOOP; EIO
+    state = uniform(0, 100_000)
+    with caplog.at_level(logging.WARNING), pytest.raises(Unreadable, match="storage cannot be read"):
+        opened(directory).restore(state)
+    assert is_uniform(state, 0)
+    assert "cannot be read: " in caplog.text
+    unreadable.unlink()
+    away.rename(unreadable)
+    assert sorted(os.listdir(directory)) == ["step-1", "step-2"]
+    assert opened(directory).restore(state) == 2
+
+
+def test_storage_that_cannot_be_read_does_not_keep_memory_from_bringing_a_step_back(
+    opened: Open, vault: VaultThread, tmp_path: Path
+) -> None:
+    directory = tmp_path / "storage"
+    saved = opened(directory)
+    saved.save(7, uniform(7, 1000))
+    directory.symlink_to(directory)
+    state = uniform(0, 1000)
+    assert opened(directory).restore(state) == 7
+    assert is_uniform(state, 7)
+
+
+@pytest.mark.parametrize("damage", ["remove", "truncate"])
+def test_damage_of_what_plain_dcp_saved_is_found_too(opened: Open, tmp_path: Path, damage: str) -> None:
+    for step in (2, 3):
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.save({"a": torch.ones(5)}, checkpoint_id=tmp_path / f"step-{step}")
+    (data,) = (tmp_path / "step-3").glob("*.distcp")
+    data.unlink() if damage == "remove" else os.truncate(data, 10)
+    assert opened(tmp_path).restore({"a": torch.zeros(5)}) == 2
+    assert sorted(os.listdir(tmp_path)) == ["damaged-step-3", "step-2"]
 
 
 class _Mischief:

@@ -17,7 +17,7 @@ from tests.torch.vaults import PATIENCE, is_uniform, uniform, vault_thread
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from resile.checkpoint.objects import ObjectStorage
-from resile.checkpoint.storage import CannotStore, open_storage, store_committed
+from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_committed
 from resile.torch import Checkpointer
 
 
@@ -77,7 +77,7 @@ def test_damage_is_found_named_set_aside_and_passed_over(
         assert restored(url) == 1
     said = {
         "data": "__0_0.distcp: the checksum of bytes",
-        "part": "resile.json cannot be read",
+        "part": "resile.json is not what was written",
         "metadata": ".metadata is not what was written",
         "half": "",
     }
@@ -85,6 +85,24 @@ def test_damage_is_found_named_set_aside_and_passed_over(
     assert ObjectStorage(url).steps() == [1]
     save(url, 2)
     assert restored(url) == 2, "a sound one takes its place"
+
+
+@pytest.mark.parametrize("call", ["ls", "info", "cat_file", "open"])
+def test_a_store_that_refuses_to_answer_costs_no_checkpoint(
+    url: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(url, 1, 2)
+    fs, _ = fsspec.core.url_to_fs(url)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "the credentials have expired")
+
+    monkeypatch.setattr(fs, call, refuse)
+    with pytest.raises(Unreadable):
+        restored(url)
+    monkeypatch.undo()
+    assert ObjectStorage(url).steps() == [1, 2]
+    assert restored(url) == 2
 
 
 def test_a_step_is_there_only_when_all_parts_of_one_attempt_are(url: str) -> None:

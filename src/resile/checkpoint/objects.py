@@ -19,7 +19,7 @@ from typing import IO, Any
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
-from resile.checkpoint.storage import METADATA, CannotStore, attempt_word, sealed
+from resile.checkpoint.storage import METADATA, CannotStore, Unreadable, attempt_word, sealed
 
 _STEP = re.compile(r"step-(\d{1,18})")
 _PART = re.compile(r"__\d{1,9}\.(?P<attempt>.+)\.resile\.json")
@@ -54,12 +54,23 @@ class ObjectStorage:
         return f"{self.directory}/step-{step}"
 
     def has(self, step: int) -> bool:
-        """Whether a step is there as a whole."""
-        return bool(self._fs.exists(f"{self._path(step)}/{METADATA}"))
+        """Whether a step is there as a whole.
+
+        Raises:
+            Unreadable: nobody can tell.
+        """
+        with self._answering(self.where(step)):
+            return self._is_there(f"{self._path(step)}/{METADATA}")
 
     def steps(self) -> list[int]:
-        """The committed steps, oldest first."""
-        return sorted(step for step in self._directories() if self.has(step))
+        """The committed steps, oldest first.
+
+        Raises:
+            Unreadable: nobody can tell.
+        """
+        with self._answering(self.directory):
+            directories = self._directories()
+        return sorted(step for step in directories if self.has(step))
 
     def store(self, buffer: Buffer, record: Record) -> bool:
         """Write the part that a buffer holds; whether that made the step complete.
@@ -74,7 +85,7 @@ class ObjectStorage:
             sums = sealed(buffer, record)[: chunks(layout.stored)]
             blocks = _blocks_of(buffer, record, layout.stored)
             return self.put(record.step, layout, blocks, sums)
-        except NotWhole as error:
+        except (NotWhole, Unreadable) as error:
             raise CannotStore(f"step {record.step} was not stored: {error}") from None
 
     def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
@@ -108,13 +119,15 @@ class ObjectStorage:
         """The parts that the step consists of, by rank; none in one that plain DCP wrote.
 
         Raises:
-            NotWhole: one cannot be read, or `.metadata` is of none of the attempts there.
+            NotWhole: one is not as it was written, or `.metadata` is of none of the attempts there.
+            Unreadable: the store does not give them.
         """
         return self._committed(step)[1]
 
     def _committed(self, step: int) -> tuple[str, list[Part]]:
         """The attempt that `.metadata` is of, and its parts."""
-        attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
+        with self._answering(self.where(step)):
+            attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
         written = self.metadata(step)
         complaint = NotWhole(f"{METADATA} is not what was written")
         for attempt in reversed(attempts):
@@ -132,12 +145,11 @@ class ObjectStorage:
         """DCP's own description.
 
         Raises:
-            NotWhole: it cannot be read.
+            NotWhole: it is not there.
+            Unreadable: the store does not give it.
         """
-        try:
+        with self._reading(step, METADATA):
             return bytes(self._fs.cat_file(f"{self._path(step)}/{METADATA}"))
-        except Exception as error:
-            raise NotWhole(f"{METADATA} cannot be read: {error}") from None
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
@@ -145,14 +157,39 @@ class ObjectStorage:
 
         Raises:
             NotWhole: it is not there.
+            Unreadable: the store does not give it, now or while it is being read.
         """
         name = data_file(part.rank, self._committed(step)[0])
-        try:
+        with self._reading(step, name):
             file = self._fs.open(f"{self._path(step)}/{name}", "rb")
+        try:
+            with file:
+                yield file
+        except OSError as error:
+            raise Unreadable(f"{name} in {self.where(step)} cannot be read: {error}") from None
+
+    @contextlib.contextmanager
+    def _reading(self, step: int, name: str) -> Iterator[None]:
+        """Tell an object that is not there from one that the store does not give."""
+        with self._answering(f"{name} in {self.where(step)}"):
+            try:
+                yield
+            except FileNotFoundError:
+                there = self._names(step)
+                if not there or name in there:  # nothing is, or this too: that is no answer of a store that works
+                    raise
+                raise NotWhole(f"{name} is not there") from None
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _answering(what: str) -> Iterator[None]:
+        """Whatever the store's library raises means that it cannot be read."""
+        try:
+            yield
+        except (NotWhole, Unreadable):
+            raise
         except Exception as error:
-            raise NotWhole(f"{name} cannot be read: {error}") from None
-        with file:
-            yield file
+            raise Unreadable(f"{what} cannot be read: {error}") from None
 
     def set_aside(self, step: int) -> None:
         """Make a damaged step no checkpoint any more; a person can look at it, and a sound one take its place."""
@@ -177,15 +214,27 @@ class ObjectStorage:
         return bool(self._fs.exists(f"{self._path(step)}/{DAMAGED}"))
 
     def _parts(self, step: int, attempt: str) -> list[Part]:
+        with self._answering(self.where(step)):
+            names = self._names(step)
         parts = []
-        for name in self._names(step):
+        for name in names:
             match = _PART.fullmatch(name)
             if match and match["attempt"] == attempt:
+                with self._reading(step, name):
+                    text = bytes(self._fs.cat_file(f"{self._path(step)}/{name}"))
                 try:
-                    parts.append(Part.decode(bytes(self._fs.cat_file(f"{self._path(step)}/{name}"))))
-                except Exception as error:
-                    raise NotWhole(f"{name} cannot be read: {error}") from None
+                    parts.append(Part.decode(text))
+                except ValueError as error:
+                    raise NotWhole(f"{name} is not what was written: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
+
+    def _is_there(self, path: str) -> bool:
+        """Not `exists`, which says no when the store does not answer."""
+        try:
+            self._fs.info(path)
+            return True
+        except FileNotFoundError:
+            return False
 
     def _path(self, step: int) -> str:
         return f"{self._root}/step-{step}"

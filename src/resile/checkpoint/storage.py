@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 _STEP = re.compile(r"step-(\d{1,18})")
 _DRAFT = re.compile(r"\.step-(\d{1,18})\..+")
+_PART = re.compile(r"__\d{1,9}\.resile\.json")
 _DOOMED = ".gone-"
 _BLOCK = 16 << 20
 """Bytes that the kernel copies at a time: between two of them the writer can see that it has been overtaken."""
@@ -38,6 +40,13 @@ _BLOCK = 16 << 20
 
 class CannotStore(Exception):
     """A checkpoint did not come to storage; the text is one sentence."""
+
+
+class Unreadable(Exception):
+    """Storage does not answer as it should (a mount that is away, an I/O error, refused credentials); one sentence.
+
+    What it holds may be sound all the same: unlike what is damaged (`NotWhole`), it is left as it is.
+    """
 
 
 class Storage:
@@ -60,9 +69,13 @@ class Storage:
         return self.directory / f"step-{step}"
 
     def steps(self) -> list[int]:
-        """The committed steps, oldest first."""
-        found = (_STEP.fullmatch(name) for name in self._names())
-        return sorted(int(match[1]) for match in found if match and (self.path(int(match[1])) / METADATA).is_file())
+        """The committed steps, oldest first.
+
+        Raises:
+            Unreadable: nobody can tell.
+        """
+        found = [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
+        return sorted(step for step in found if self.has(step))
 
     def draft(self, step: int, attempt: str) -> Path:
         """Where the parts of a step are put, made if need be."""
@@ -89,8 +102,7 @@ class Storage:
         except NotWhole as error:
             raise CannotStore(f"step {record.step} was not stored: {error}") from None
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            raise CannotStore(f"step {record.step} was not stored in {self.directory}: {why}") from error
+            raise CannotStore(f"step {record.step} was not stored in {self.directory}: {_reason(error)}") from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
         """The data of this rank is in the draft: add its part, and commit the step if it was the last.
@@ -106,16 +118,27 @@ class Storage:
         return str(self.path(step))
 
     def has(self, step: int) -> bool:
-        """Whether a step is there as a whole."""
-        return (self.path(step) / METADATA).is_file()
+        """Whether a step is there as a whole.
+
+        Raises:
+            Unreadable: nobody can tell.
+        """
+        try:
+            return stat.S_ISREG(os.stat(self.path(step) / METADATA).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise Unreadable(f"{self.path(step)} cannot be read: {_reason(error)}") from None
 
     def parts(self, step: int) -> list[Part]:
         """The parts that the step consists of, by rank; none in one that plain DCP wrote.
 
         Raises:
-            NotWhole: one cannot be read, or `.metadata` is not theirs.
+            NotWhole: one is not as it was written, or `.metadata` is not theirs.
+            Unreadable: storage does not give them.
         """
-        parts = self._parts(self.path(step))
+        with self._reading(step, "its parts"):
+            parts = self._parts(self.path(step))
         if parts and self.metadata(step) != metadata(parts):
             raise NotWhole(f"{METADATA} is not what was written")
         return parts
@@ -124,12 +147,11 @@ class Storage:
         """DCP's own description.
 
         Raises:
-            NotWhole: it cannot be read.
+            NotWhole: it is not there.
+            Unreadable: storage does not give it.
         """
-        try:
+        with self._reading(step, METADATA):
             return (self.path(step) / METADATA).read_bytes()
-        except OSError as error:
-            raise NotWhole(f"{METADATA} cannot be read: {error.strerror}") from None
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
@@ -137,23 +159,31 @@ class Storage:
 
         Raises:
             NotWhole: it is not there.
+            Unreadable: storage does not give it, now or while it is being read.
         """
         name = data_file(part.rank)
-        try:
-            file = (self.path(step) / name).open("rb")
-        except OSError as error:
-            raise NotWhole(f"{name} cannot be read: {error.strerror}") from None
-        with file:
+        with self._reading(step, name), (self.path(step) / name).open("rb") as file:
             yield file
+
+    @contextlib.contextmanager
+    def _reading(self, step: int, name: str) -> Iterator[None]:
+        """Tell a file that is not there from one that cannot be read."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and os.path.isdir(self.path(step)):
+                raise NotWhole(f"{name} is not there") from None
+            raise Unreadable(f"{name} in {self.path(step)} cannot be read: {_reason(error)}") from None
 
     @staticmethod
     def _parts(path: Path) -> list[Part]:
         parts = []
-        for file in sorted(path.glob("__*.resile.json")):
-            try:
-                parts.append(Part.decode(file.read_bytes()))
-            except (OSError, ValueError) as error:
-                raise NotWhole(f"{file.name} cannot be read: {error}") from None
+        for name in sorted(os.listdir(path)):
+            if _PART.fullmatch(name):
+                try:
+                    parts.append(Part.decode((path / name).read_bytes()))
+                except ValueError as error:
+                    raise NotWhole(f"{name} is not what was written: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> None:
@@ -165,7 +195,10 @@ class Storage:
 
     def sweep(self) -> None:
         """Remove what retention does not keep, and drafts that a newer step has overtaken."""
-        steps = self.steps()
+        try:
+            steps = self.steps()
+        except Unreadable:  # the next writer tries again
+            return
         if not steps:
             return
         newest = steps[-1]
@@ -202,6 +235,12 @@ class Storage:
             return os.listdir(self.directory)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise Unreadable(f"{self.directory} cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def attempt_word(attempt: str) -> str:

@@ -203,6 +203,7 @@ class Checkpointer:
 
         Raises:
             Misfit: the checkpoint is sound, but it is of another model or another state.
+            Unreadable: storage may have a step but does not give it, and memory has none.
             RuntimeError: there are several ranks and no process group.
         """
         self.before_update()

@@ -18,6 +18,7 @@ import torch
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.layout import Layout, made_at
+from resile.checkpoint.storage import Unreadable
 from resile.torch.agreement import Agreement
 from resile.torch.choosing import Choice, Gift, Kind, Offer, Order, choose, needed
 from resile.torch.entries import Landing, Misfit, State
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 STORED_STEPS = 8
 """How many steps of storage are considered, newest first."""
-OK, DAMAGED, MISFIT, BROKEN = range(4)
+OK, DAMAGED, UNREADABLE, MISFIT, BROKEN = range(5)
 
 
 class Memory(NamedTuple):
@@ -63,37 +64,45 @@ class Restoring:
 
         Raises:
             Misfit: the checkpoint is sound, but of another model or another state.
+            Unreadable: there may be a step in storage, but storage does not give it, and memory has none.
             RuntimeError: no step could be loaded as a whole after one had been loaded in part.
         """
         offers, stored = self._gather()
+        unread = stored is None
         refused: list[Choice] = []
         changed = False
-        while (choice := choose(offers, stored, refused)) is not None:
+        while (choice := choose(offers, stored or [], refused)) is not None:
             landing = Landing(state)
             held: dict[int, _Held] = {}
-            sound = self._agree(choice, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
-            if sound:
+            verdict = self._agree(choice, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
+            if verdict == OK:
                 changed = True
-                sound = self._agree(choice, lambda: self._load(choice, offers, landing, held))  # noqa: B023
-            if sound:
+                verdict = self._agree(choice, lambda: self._load(choice, offers, landing, held))  # noqa: B023
+            if verdict == OK:
                 landing.finish()
                 self._drop_newer(choice.step)
                 log.info("restored step %d from %s", choice.step, _place(choice))
                 return choice.step
-            if choice.order is Order.STORAGE and self._storage is not None and self._rank == 0:
+            if verdict == UNREADABLE:  # older steps there would cost work that is not lost: only memory may help now
+                unread, stored = True, []
+            elif choice.order is Order.STORAGE and self._storage is not None and self._rank == 0:
                 self._storage.set_aside(choice.step)
             refused.append(choice)
+        if unread:
+            raise Unreadable("storage cannot be read, and training does not begin anew for that; rank 0 says why")
         if changed:
             raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
         return None
 
-    def _agree(self, choice: Choice, work: Callable[[], None]) -> bool:
-        """Do a part of it on every rank; whether all succeeded. What is wrong for good is raised on all of them."""
+    def _agree(self, choice: Choice, work: Callable[[], None]) -> int:
+        """Do a part of it on every rank; the worst verdict of all. What is wrong for good is raised on all of them."""
         verdict, why, error = OK, "", None
         try:
             work()
         except Damaged as damaged:
             verdict, why = DAMAGED, str(damaged)
+        except Unreadable as unreadable:
+            verdict, why = UNREADABLE, str(unreadable)
         except Misfit as misfit:
             verdict, why = MISFIT, str(misfit)
         except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
@@ -105,21 +114,28 @@ class Restoring:
             raise Misfit(why or f"the checkpoint of step {choice.step} does not fit another rank's state")
         if verdict:
             log.warning("step %d in %s is not used: %s", choice.step, _place(choice), why)
-        return worst == OK
+        return worst
 
     # what there is ---------------------------------------------------------------------------------------------------
 
-    def _gather(self) -> tuple[list[list[Offer]], list[int]]:
-        stored = self._storage.steps()[-STORED_STEPS:] if self._storage is not None and self._rank == 0 else []
+    def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
+        """What every rank offers, and the steps in storage; None: it cannot be read."""
+        stored, unread = [], 0
+        if self._storage is not None and self._rank == 0:
+            try:
+                stored = self._storage.steps()[-STORED_STEPS:]
+            except Unreadable as error:  # the others wait for this rank's row
+                unread = 1
+                log.warning("no step in storage is used: %s", error)
         offers = list(self._offers())
-        row = [len(stored), *stored, *(number for offer in offers for number in offer)]
+        row = [unread, len(stored), *stored, *(number for offer in offers for number in offer)]
         rows = self._agreement.gather_all(row)
         width = len(Offer._fields)
         found = []
         for each in rows:
-            numbers = each[1 + each[0] :]
+            numbers = each[2 + each[1] :]
             found.append([Offer(*numbers[at : at + width]) for at in range(0, len(numbers), width)])
-        return found, rows[0][1 : 1 + rows[0][0]]
+        return found, None if rows[0][0] else rows[0][2 : 2 + rows[0][1]]
 
     def _offers(self) -> Iterator[Offer]:
         memory = self._memory

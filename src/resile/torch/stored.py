@@ -12,11 +12,13 @@ import io
 import os
 import pickle
 import warnings
+from collections.abc import Sequence
 from typing import IO, Any
 
 import msgspec
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageMeta
 
@@ -25,7 +27,7 @@ from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.layout import CHUNK, Layout, Part, chunks
 from resile.checkpoint.layout import Path as Steps
 from resile.checkpoint.objects import ObjectStorage
-from resile.checkpoint.storage import METADATA, Storage
+from resile.checkpoint.storage import METADATA, Storage, Unreadable
 from resile.torch.entries import Landing
 from resile.torch.image import CHECKED, Damaged, Image, unpickled
 
@@ -64,13 +66,16 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
 
     Raises:
         Damaged: it is not there, or it is something else.
+        Unreadable: storage does not give it.
     """
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
+    except Unreadable:
+        raise
     except NotWhole as error:
         raise Damaged(str(error)) from None
     except Exception as error:  # a pickle of unknown origin can fail in any way
-        raise Damaged(f"{METADATA} cannot be read: {error}") from None
+        raise Damaged(f"{METADATA} is not what DCP writes: {error}") from None
 
 
 def _reader(storage: AnyStorage, step: int, contents: Any) -> Any:
@@ -101,6 +106,7 @@ def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
 
     Raises:
         Damaged: something is missing, too short, or not as it was written.
+        Unreadable: storage does not give it.
     """
     try:
         parts = storage.parts(step)
@@ -114,8 +120,6 @@ def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
                     _check_data(file, part)
     except NotWhole as error:
         raise Damaged(str(error)) from None
-    except OSError as error:
-        raise Damaged(f"it cannot be read: {error}") from None
 
 
 def _check_data(file: IO[bytes], part: Part) -> None:
@@ -147,11 +151,16 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
     """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
 
     Raises:
-        Damaged: it cannot be read.
+        Damaged: it is not what was written.
+        Unreadable: storage does not give it.
         Misfit: it does not fit.
     """
     contents = read_metadata(storage, step)
-    paths = _paths(storage, step, contents)
+    try:
+        parts = storage.parts(step)
+    except NotWhole as error:
+        raise Damaged(str(error)) from None
+    paths = _paths(parts, contents)
     state: dict[str, Any] = {}
     for key, entry in contents.state_dict_metadata.items():
         if not landing.wants(paths[key]):
@@ -166,15 +175,20 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # that this is one process: it is meant to be
             dcp.load(state, storage_reader=_reader(storage, step, contents), planner=planner, no_dist=True)
-    except Exception as error:  # whatever DCP makes of damaged files
-        raise Damaged(f"it cannot be read: {error}") from error
+    except (Exception, CheckpointException) as error:  # whatever DCP makes of damaged files
+        if isinstance(error, CheckpointException):  # of one rank, as each reads by itself
+            error = next(iter(error.failures.values()))[0]
+        absent = isinstance(error, FileNotFoundError) and storage.has(step)
+        if parts or (isinstance(error, OSError) and not absent):  # our own were found to be what was written before
+            raise Unreadable(f"{storage.where(step)} cannot be read: {error}") from error
+        raise Damaged(f"DCP cannot read it: {error}") from error
     for key, value in planner.values.items():
         landing.value(paths[key], value)
 
 
-def _paths(storage: AnyStorage, step: int, contents: Any) -> dict[str, Steps]:
+def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
     """Where every key belongs: by our own parts, or, in a checkpoint that plain DCP wrote, by its planner's data."""
-    by_parts: dict[str, Steps] = {item.key: item.path for part in storage.parts(step) for item in part.items}
+    by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}
     for key in contents.state_dict_metadata:
