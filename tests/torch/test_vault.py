@@ -11,10 +11,14 @@ from tests.checkpoint.parts import filled, layout_of
 from tests.local.runs import wait_until
 from tests.torch.vaults import PATIENCE, VaultThread, vault_thread
 
+from resile.agent.vault import PAUSES
+from resile.api.ids import Round
+from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.line import Line
 from resile.checkpoint.room import short_of
 from resile.checkpoint.storage import Storage
+from resile.wire.directory import DirectoryError
 from resile.wire.variables import AGENT_SOCKET, WORKER
 
 
@@ -58,6 +62,67 @@ def test_a_buffer_whose_process_died_before_it_could_ask_for_storage_is_stored_a
     (part,) = Storage(tmp_path).parts(5)
     assert len(part.sums) == 2, "the agent has made the checksums that the process did not"
     successor.close()
+
+
+def test_a_request_is_answered_whatever_becomes_of_it(vault: VaultThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> bytes:
+        raise DirectoryError("the job's token cannot be read")
+
+    def unforeseen(*_: object) -> str:
+        raise RuntimeError("the store's library has its moods")
+
+    opened = line(vault)
+    _, sequence = fill(opened, "", 1)
+    vault.do(lambda: vault.vault.partner.know(unknown))
+    vault.do(lambda: vault.vault.enter(Round(1), Door(address="127.0.0.1", port=1)))
+    assert opened.copy_out(0, sequence)
+    assert "the job's token cannot be read" in (opened.copied(sequence, PATIENCE) or "")
+    monkeypatch.setattr("resile.agent.vault.store_committed", unforeseen)
+    assert opened.store(0, sequence)
+    assert "the store's library has its moods" in (opened.wait(sequence, PATIENCE) or "")
+    assert opened.store(7, 8)
+    assert opened.wait(8, PATIENCE) == "there is no buffer 7"
+    assert opened.copy_out(-1, 9)
+    assert opened.copied(9, PATIENCE) == "there is no buffer -1"
+    opened.close()
+
+
+def test_what_storage_does_not_take_at_first_is_tried_again(vault: VaultThread, tmp_path: Path) -> None:
+    dead = line(vault)
+    fill(dead, tmp_path / "storage", 5)
+    dead.close()
+    (tmp_path / "storage").touch()  # not a directory: as a mount that is not there yet
+
+    def appear(seconds: float) -> None:
+        (tmp_path / "storage").unlink()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("resile.checkpoint.storage.pause", appear)
+        vault.flush()
+    assert Storage(tmp_path / "storage").steps() == [5]
+    successor = line(vault)
+    assert not successor.buffers[0].wanted
+    successor.close()
+
+
+def test_storage_that_never_takes_it_is_one_sentence_and_the_next_end_of_processes_tries_again(
+    vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = line(vault)
+    fill(dead, tmp_path / "storage", 5)
+    dead.close()
+    (tmp_path / "storage").touch()
+    pauses: list[float] = []
+    monkeypatch.setattr("resile.checkpoint.storage.pause", pauses.append)
+    vault.flush()
+    assert pauses == list(PAUSES)
+    assert caplog.text.count("step 5 was not stored in") == 1
+    successor = line(vault)
+    assert not successor.buffers[0].wanted, "saves go on"
+    successor.close()
+    (tmp_path / "storage").unlink()
+    vault.flush()
+    assert Storage(tmp_path / "storage").steps() == [5]
 
 
 def test_room_that_was_promised_to_one_process_is_not_promised_to_another(tmp_path: Path) -> None:

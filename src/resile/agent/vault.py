@@ -50,11 +50,13 @@ from resile.checkpoint.line import (
     ToAgent,
 )
 from resile.checkpoint.room import LIMIT, short_of
-from resile.checkpoint.storage import open_storage, store_committed
+from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_committed
 
 log = logging.getLogger("resile.agent")
 
 BACKLOG = 256
+PAUSES = (0.5, 1.5, 4.0)
+"""Seconds before each further try, if storage does not take a checkpoint."""
 _decoder = msgspec.msgpack.Decoder(ToAgent)
 
 
@@ -74,21 +76,32 @@ class _Peer:
 class _Worker:
     """A thread that does one thing after the other. A daemon: what hangs does not keep the agent from ending."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, level: int) -> None:
         self._name = name
-        self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
+        self._level = level
+        """Of what is logged when something could not be done."""
+        self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
+        self._work = queue.SimpleQueue()
         self.pending: dict[Future[None], tuple[Buffer, ...]] = {}
 
     def start(self) -> None:
         """Begin."""
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
-    def submit(self, work: Callable[[], object], *buffers: Buffer) -> None:
-        """Do something with these buffers, when it is its turn."""
+    def submit(
+        self, work: Callable[[], str], *buffers: Buffer, answer: Callable[[str], object] = lambda error: None
+    ) -> None:
+        """Do something with these buffers, when it is its turn.
+
+        Args:
+            work: does it: an empty answer, or why it could not be done.
+            buffers: they are claimed until then.
+            answer: is told in any case what came of it, whatever the work raises.
+        """
         future: Future[None] = Future()
         self.pending[future] = buffers
         future.add_done_callback(lambda done: self.pending.pop(done, None))
-        self._work.put((work, future))
+        self._work.put((work, answer, future))
 
     @property
     def claimed(self) -> set[Buffer]:
@@ -97,11 +110,15 @@ class _Worker:
 
     def _run(self) -> None:
         while True:
-            work, future = self._work.get()
+            work, answer, future = self._work.get()
             try:
-                work()
-            except Exception:  # the one thread that does this must outlive whatever a disk or a network does
+                if error := work():
+                    log.log(self._level, "%s", error)
+            except Exception as unforeseen:  # this thread must outlive whatever a disk or a network does
                 log.exception("%s failed", self._name)
+                error = f"{self._name} failed: {unforeseen}"
+            with contextlib.suppress(RuntimeError):  # the agent has ended
+                answer(error)
             future.set_result(None)
 
 
@@ -114,8 +131,8 @@ class Vault:
         self._buffers: dict[int, list[Buffer]] = {}
         self._peers: dict[int, _Peer] = {}
         self._listener: socket.socket | None = None
-        self._storing = _Worker("resile-store")
-        self._copying = _Worker("resile-copy-out")
+        self._storing = _Worker("resile-store", logging.ERROR)
+        self._copying = _Worker("resile-copy-out", logging.WARNING)
         self.copies = Copies(self._room_for)
         self.partner = Partner()
         self._hurry = asyncio.Event()
@@ -181,7 +198,13 @@ class Vault:
         for buffer, record in newest + older:
             buffer.want(record.sequence)
         if newest:
-            self._storing.submit(lambda: _store_last(newest, older), *(buffer for buffer, _ in newest + older))
+            self._storing.submit(
+                lambda: _store_last(newest, older), *(buffer for buffer, _ in newest + older), answer=self._note_flush
+            )
+
+    def _note_flush(self, error: str) -> None:
+        if error:  # the next end of processes tries again
+            self._flushed = {}
 
     async def flushed(self, patience: float) -> None:
         """Wait for storage, but not for ever, and not when in a hurry."""
@@ -242,13 +265,9 @@ class Vault:
             case MakeRoom(size=size):
                 peer.send(RoomMade(error=self._make_room(self._buffers_of(peer), size)))
             case Store(buffer=number, sequence=sequence):
-                buffers = self._buffers_of(peer)
-                if 0 <= number < len(buffers):
-                    self._store(peer, buffers[number], sequence)
+                self._do(self._storing, peer, number, sequence, Stored)
             case CopyOut(buffer=number, sequence=sequence):
-                buffers = self._buffers_of(peer)
-                if 0 <= number < len(buffers):
-                    self._copy_out(peer, buffers[number], sequence)
+                self._do(self._copying, peer, number, sequence, CopiedOut)
             case AskPartner():
                 peer.send(PartnerIs(there=self.partner.there))
             case OpenCopies():
@@ -278,7 +297,7 @@ class Vault:
                 if record is None:
                     buffer.release()
                 else:
-                    self._storing.submit(functools.partial(_store_one, buffer, record), buffer)
+                    self._storing.submit(functools.partial(store_committed, buffer, record.sequence, PAUSES), buffer)
 
     def _buffers_of(self, peer: _Peer) -> list[Buffer]:
         return self._buffers.get(peer.local_rank, []) if peer.local_rank is not None else []
@@ -305,29 +324,27 @@ class Vault:
         taken, untouched = sum(each.size for each in everything), sum(each.untouched for each in everything)
         return short_of(need, taken, untouched)
 
-    def _copy_out(self, peer: _Peer, buffer: Buffer, sequence: int) -> None:
+    def _do(
+        self, worker: _Worker, peer: _Peer, number: int, sequence: int, kind: type[Stored] | type[CopiedOut]
+    ) -> None:
+        """Have a buffer stored or copied, and answer in any case: who waits for an answer saves nothing meanwhile."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
 
-        def work() -> None:
-            error = self.partner.copy(local_rank, buffer, sequence)
-            if error:
-                log.warning("%s", error)
-            with contextlib.suppress(RuntimeError):  # the agent has ended
-                loop.call_soon_threadsafe(peer.send, CopiedOut(sequence=sequence, error=error))
+        def answer(error: str) -> None:
+            loop.call_soon_threadsafe(peer.send, kind(sequence=sequence, error=error))
 
-        self._copying.submit(work, buffer)
+        buffers = self._buffers_of(peer)
+        if not 0 <= number < len(buffers):
+            answer(f"there is no buffer {number}")
+            return
+        buffer = buffers[number]
 
-    def _store(self, peer: _Peer, buffer: Buffer, sequence: int) -> None:
-        loop = asyncio.get_running_loop()
+        def work() -> str:
+            if kind is Stored:
+                return store_committed(buffer, sequence, PAUSES)
+            return self.partner.copy(local_rank, buffer, sequence)
 
-        def work() -> None:
-            error = store_committed(buffer, sequence)
-            if error:
-                log.error("%s", error)
-            with contextlib.suppress(RuntimeError):  # the agent has ended
-                loop.call_soon_threadsafe(peer.send, Stored(sequence=sequence, error=error))
-
-        self._storing.submit(work, buffer)
+        worker.submit(work, buffer, answer=answer)
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
@@ -343,31 +360,42 @@ def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
     return None
 
 
-def _store_last(newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]]) -> None:
-    """Store the newest step of each rank; if that does not make one step whole, the one before it as well."""
-    stored = {place for buffer, record in newest if (place := _store_one(buffer, record)) is not None}
-    whole = len(stored) == 1 and all(_is_there(place) for place in stored)
-    for buffer, record in older:
-        if whole:
-            buffer.release()
-        elif (place := _store_one(buffer, record)) is not None:
-            stored.add(place)
-    for directory, step in sorted(stored):
-        if _is_there((directory, step)):
-            log.info("the last checkpoint is in storage: %s", open_storage(directory).where(step))
+def _store_last(newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]]) -> str:
+    """Store the newest step of each rank; if that does not make one step whole, the one before it as well.
+
+    An empty answer, or why something was not stored. Nobody wants the buffers kept any longer then.
+    """
+    try:
+        stored, errors = _store_each(newest)
+        if older and not (len(stored) == 1 and all(_is_there(place) for place in stored)):
+            more, others = _store_each(older)
+            stored, errors = stored | more, errors + others
+        for directory, step in sorted(stored):
+            if _is_there((directory, step)):
+                log.info("the last checkpoint is in storage: %s", open_storage(directory).where(step))
+        return "; ".join(dict.fromkeys(errors))
+    except (CannotStore, Unreadable) as error:
+        return f"nobody knows whether the last checkpoint is in storage: {error}"
+    finally:
+        for buffer, record in newest + older:
+            buffer.release(record.sequence)
+
+
+def _store_each(found: list[tuple[Buffer, Record]]) -> tuple[set[tuple[str, int]], list[str]]:
+    """Directory and step of each part that was stored (the step is there once every rank's is), and what went wrong."""
+    stored, errors = set(), []
+    for buffer, record in found:
+        try:
+            directory = buffer.layout(record).directory
+        except NotWhole as damage:
+            errors.append(f"step {record.step} was not stored: {damage}")
+            continue
+        if error := store_committed(buffer, record.sequence, PAUSES):
+            errors.append(error)
+        else:
+            stored.add((directory, record.step))
+    return stored, errors
 
 
 def _is_there(place: tuple[str, int]) -> bool:
     return open_storage(place[0]).has(place[1])
-
-
-def _store_one(buffer: Buffer, record: Record) -> tuple[str, int] | None:
-    """Directory and step, which is there once every rank has stored its part; None if this part could not be."""
-    try:
-        directory = buffer.layout(record).directory
-    except NotWhole:
-        return None
-    error = store_committed(buffer, record.sequence)
-    if error:
-        log.error("%s", error)
-    return None if error else (directory, record.step)

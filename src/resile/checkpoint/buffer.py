@@ -230,9 +230,9 @@ class Buffer:
         """Ask the rank not to overwrite it."""
         _MARK.pack_into(self.map(), _MARK_AT, sequence)
 
-    def release(self) -> None:
-        """Take that back."""
-        if self.size >= PAGE:
+    def release(self, sequence: int = 0) -> None:
+        """Take that back; of this sequence alone, if it is told."""
+        if self.wanted and sequence in (0, _MARK.unpack_from(self.map(), _MARK_AT)[0]):
             _MARK.pack_into(self.map(), _MARK_AT, 0)
 
     @property

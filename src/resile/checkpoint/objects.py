@@ -42,7 +42,7 @@ class ObjectStorage:
             self._fs, root = url_to_fs(url)
         except ImportError as error:
             raise CannotStore(f"{url} needs a package that is not installed ({error}): resile[storage]") from None
-        except ValueError as error:
+        except Exception as error:  # a store's library raises whatever it likes
             raise CannotStore(f"{url} cannot be used: {error}") from None
         self.directory = url.rstrip("/")
         self._root = str(root).rstrip("/")

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -36,6 +37,9 @@ _PART = re.compile(r"__\d{1,9}\.resile\.json")
 _DOOMED = ".gone-"
 _BLOCK = 16 << 20
 """Bytes that the kernel copies at a time: between two of them the writer can see that it has been overtaken."""
+
+
+pause = time.sleep
 
 
 class CannotStore(Exception):
@@ -248,22 +252,39 @@ def attempt_word(attempt: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", attempt)
 
 
-def store_committed(buffer: Buffer, sequence: int) -> str:
-    """Write what a buffer holds to the storage that its layout names: an empty answer, or why that was not possible."""
-    record = buffer.record()
+def store_committed(buffer: Buffer, sequence: int, pauses: Iterable[float] = ()) -> str:
+    """Write what a buffer holds to the storage that its layout names: an empty answer, or why that was not possible.
+
+    Args:
+        buffer: nobody wants it kept any longer when this returns.
+        sequence: what it holds.
+        pauses: seconds before each further try, if storage does not take it.
+    """
+    left = iter(pauses)
     try:
-        if record is None or record.sequence != sequence:
-            return "it was not stored: a newer step took its place in memory"
-        layout = buffer.layout(record)
-        if layout.directory:
-            keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
-            keep.store(buffer, record)
-            buffer.note_stored(record)
-        return ""
-    except (CannotStore, NotWhole) as error:
-        return str(error)
+        while True:
+            record = buffer.record()
+            if record is None or record.sequence != sequence:
+                return "it was not stored: a newer step took its place in memory"
+            try:
+                _store(buffer, record)
+                return ""
+            except NotWhole as error:
+                return str(error)
+            except CannotStore as error:
+                if (seconds := next(left, None)) is None:
+                    return str(error)
+                pause(seconds)
     finally:
-        buffer.release()
+        buffer.release(sequence)
+
+
+def _store(buffer: Buffer, record: Record) -> None:
+    layout = buffer.layout(record)
+    if layout.directory:
+        keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
+        keep.store(buffer, record)
+        buffer.note_stored(record)
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:
