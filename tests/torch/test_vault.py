@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,23 @@ def test_a_process_that_never_asks_what_became_of_its_saves_is_served_for_ever(v
         assert opened.store(0, sequence)
     assert opened.make_room(opened.buffers[0].size + 1) == ""
     assert opened.wait(sequence, PATIENCE) == ""
+    opened.close()
+
+
+def test_one_who_waits_for_a_copy_does_not_keep_another_thread_from_asking_for_it(
+    vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = line(vault)
+    _, sequence = fill(opened, "", 1)
+    said: list[str | None] = []
+    listens, listened = opened._listen, threading.Event()
+    monkeypatch.setattr(opened, "_listen", lambda: (listens(), listened.set()))
+    waiting = threading.Thread(target=lambda: said.append(opened.copied(sequence, 5.0)))
+    waiting.start()
+    assert listened.wait(PATIENCE)
+    assert opened.copy_out(0, sequence)
+    waiting.join(PATIENCE)
+    assert said == ["there is no other node to copy to"], "and not None, after the whole time"
     opened.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -27,6 +28,8 @@ BUFFERS = 2
 MAX_LOCAL_RANKS = 4096
 MAX_COPIES = 250
 """Descriptors that fit into one packet."""
+LOOK = 0.05
+"""Seconds until one who waits looks again: another thread may have taken the answer from the socket."""
 REMEMBERED = 16
 """Answers about storage that are kept for somebody to ask."""
 
@@ -180,16 +183,9 @@ class Line:
 
     def wait(self, sequence: int, timeout: float) -> str | None:
         """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            try:
-                while sequence not in self._stored:
-                    self._next(deadline)
-            except TimeoutError:
-                return None
-            except OSError as error:
-                return f"the agent does not answer: {error}"
-            return self._stored.pop(sequence)
+        answer = self._awaited(self._stored, sequence, timeout)
+        self._stored.pop(sequence, None)
+        return answer
 
     def has_partner(self) -> bool:
         """Whether there is another node that keeps copies for this one."""
@@ -210,17 +206,7 @@ class Line:
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
         """Whether the other node has it: an empty answer, or the sentence that says why not; None: not yet."""
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            try:
-                self._listen()
-                while sequence not in self._copied and timeout:
-                    self._next(deadline)
-            except TimeoutError:
-                return None
-            except OSError as error:
-                return f"the agent does not answer: {error}"
-            return self._copied.get(sequence)
+        return self._awaited(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
         """The buffers in which this node keeps copies for another; whoever asked closes them."""
@@ -243,6 +229,24 @@ class Line:
         self._socket.close()
         for buffer in self.buffers:
             buffer.close()
+
+    def _awaited(self, known: dict[int, str], sequence: int, timeout: float) -> str | None:
+        """What the agent says of a save, as soon as it does; None: not in time. Others use the line meanwhile."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                try:
+                    self._listen()
+                except OSError as error:
+                    return f"the agent does not answer: {error}"
+                if sequence in known:
+                    return known[sequence]
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(1000 * min(left, LOOK))
 
     def _ask(self, word: ToAgent, kind: type[W]) -> W:
         self._say(word)
