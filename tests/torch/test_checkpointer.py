@@ -463,3 +463,22 @@ def test_a_process_killed_at_any_moment_of_a_commit_to_storage_leaves_only_whole
         assert last >= said
         assert is_uniform(state, last)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("damaged")]
+
+
+def test_a_clock_that_was_set_back_makes_no_newer_save_look_older(
+    opened: Open, vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = opened(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, uniform(step, 100), store=step == 2)
+    checkpointer.wait(PATIENCE)
+    checkpointer.close()
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000_000_000)  # 1970
+    checkpointer = opened(tmp_path)
+    assert checkpointer.restore(uniform(0, 100)) == 2
+    assert checkpointer.save(3, uniform(3, 100))
+    steps = {buffer.record().step for buffer in vault.vault._buffers[0]}
+    assert steps == {2, 3}, "step 1 was overwritten, not the newest one"
+    checkpointer.close()
+    vault.flush()
+    assert Storage(tmp_path).steps() == [2, 3], "what was left in memory is newer than what is in storage"

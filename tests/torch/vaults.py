@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from resile.agent.ports import free_port
 from resile.agent.vault import Vault
 from resile.checkpoint.line import SOCKET
 from resile.torch.checkpointer import Checkpointer
@@ -93,3 +95,42 @@ def save_for_ever(directory: str | None, environment: dict[str, str], size: int,
             if not environment:
                 checkpointer.wait(PATIENCE)
             said.send(step)
+
+
+def in_ranks(work: Callable[..., Any], world: int, *words: Any, vault: VaultThread | None = None) -> list[Any]:
+    """What `work(rank, *words)` returns on each rank of a real group; of one that raises, the exception in words."""
+    said, port = spawning.Queue(), free_port()
+    environment = vault.environment if vault is not None else {}
+    processes = [
+        spawning.Process(target=_rank, args=(work, rank, world, port, environment, words, said), daemon=True)
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        heard = dict(said.get(timeout=PATIENCE) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(1.0)
+            process.kill()
+    return [heard[rank] for rank in range(world)]
+
+
+def _rank(
+    work: Callable[..., Any], rank: int, world: int, port: int, environment: dict[str, str], words: Any, said: Any
+) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    os.environ.update(environment, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if environment:
+        os.environ[WORKER] = f"test.0.{rank}"
+    dist.init_process_group("gloo")
+    try:
+        answer = work(rank, *words)
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    said.put((rank, answer))
+    said.close()
+    said.join_thread()
+    with contextlib.suppress(RuntimeError):
+        dist.barrier()  # nobody hangs up while another one still talks
+    dist.destroy_process_group()

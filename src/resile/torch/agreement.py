@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +36,9 @@ class Agreement:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
-    def meet(self, partnered: bool) -> tuple[int, bool]:
-        """A number that all ranks have and no earlier run had, and whether all of them are `partnered`.
-
-        Several ranks without a process group cannot agree: they have 0, and are not.
-        """
-        if self.world > 1 and not self._grouped:
-            return 0, False
-        rows = self.gather([time.time_ns(), int(partnered)])
-        return rows[0][0], all(row[1] for row in rows)
+    def meet(self, row: Sequence[int]) -> list[list[int]] | None:
+        """Every rank's row; None if there are several ranks and no process group: they cannot agree."""
+        return None if self.world > 1 and not self._grouped else self.gather(row)
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
         """Every rank's row, all of one length.

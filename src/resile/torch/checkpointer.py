@@ -23,28 +23,28 @@ import contextlib
 import ctypes
 import logging
 import os
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record, places
-from resile.checkpoint.dcp_metadata import data_file
-from resile.checkpoint.layout import Layout, attempt_name, chunks
+from resile.checkpoint.layout import Layout, attempt_name, made_at
 from resile.checkpoint.line import Line, NoVault
-from resile.checkpoint.objects import ObjectStorage
 from resile.checkpoint.own import OwnBuffers
-from resile.checkpoint.storage import CannotStore, new_file, open_storage
+from resile.checkpoint.storage import CannotStore, open_storage
 from resile.torch.agreement import Agreement
-from resile.torch.entries import Entry, State, entries, local
+from resile.torch.direct import store_directly
+from resile.torch.entries import Entry, State, entries
+from resile.torch.growth import growth
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
 from resile.torch.restoring import Memory, Restoring
+from resile.torch.slots import Copied, Introduction, Standing, to_keep
 from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
 
 log = logging.getLogger(__name__)
@@ -53,11 +53,9 @@ STORE_PATIENCE = 600.0
 """Seconds that `wait` gives storage by default."""
 COPY_PATIENCE = 30.0
 """Seconds that a save which is due for storage waits for the copies of the one before it."""
-_READY, _BUSY, _FAILED = range(3)
+BEHIND = "storage is two saves behind: saves are left out until it has caught up"
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _BLOCK = 64 << 20
-_EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
-"""Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
 
 
 class Checkpointer:
@@ -100,6 +98,11 @@ class Checkpointer:
         self._nonce: int | None = None
         """Tells the drafts of this run in storage from those that an earlier one left."""
         self._sequence = 0
+        """The highest that a save of this process has."""
+        self._floor = 0
+        """What was saved before this group has at most this sequence."""
+        self._everywhere = False
+        """Every rank's saves survive its end."""
         self._asked = 0
         """The last sequence that storage was asked for."""
         self._partnered = False
@@ -123,11 +126,13 @@ class Checkpointer:
         copied while the next forward and backward run; call `before_update()` before the optimizer changes them, or
         have `guard(optimizer)` do so.
 
-        What is sharded over several nodes is also copied to another node, in the background, and the next save is kept
-        when all nodes have done so: then there always is a step that outlives the loss of any one node.
+        What is sharded is kept by all ranks or by none, which they agree on in a collective: then there always is a
+        step of which each has its part. If it is sharded over several nodes it is also copied to another node, in the
+        background, and the next save is kept when all nodes have done so: then that step outlives the loss of any node.
 
-        False means that there was nothing to do (no agent, and the step is not due for storage), that storage is two
-        saves behind, or that some node's copy is under way; the last kept step is whole in any case.
+        False means that there was nothing to do (no agent, and the step is not due for storage), that there is no room,
+        that storage is two saves behind, or that some node's copy is under way (of what is sharded: anywhere); the last
+        kept step is whole in any case.
 
         Args:
             step: steps completed; the number to go on with.
@@ -140,17 +145,19 @@ class Checkpointer:
             store if store is not None else bool(self.store_every) and step % self.store_every == 0
         )
         self._meet()
-        if not self.in_memory and not due:
+        if not due and not self.in_memory:
             return False
-        leaves = entries(state)
-        copied = self._partnered and any(isinstance(leaf.value, DTensor) for leaf in leaves)
-        if copied and not self._all_copied(due):
-            return False
+        leaves, number = entries(state), None
+        if any(isinstance(leaf.value, DTensor) for leaf in leaves):
+            number = self._agreed(leaves, due) if due or self._everywhere else None
+            if number is None:
+                return False
+        self._sequence += 1
         try:
-            return self._save(step, leaves, due, overlap)
+            return self._save(step, leaves, number, due, overlap)
         except SlotTooSmall:
             self._layout = None
-            return self._save(step, leaves, due, overlap)
+            return self._save(step, leaves, number, due, overlap)
 
     def before_update(self) -> None:
         """Wait until an overlapped save has copied everything: call it before the optimizer steps."""
@@ -235,7 +242,7 @@ class Checkpointer:
             return
         leaves = entries(state)
         layout, text = self._laid_out(leaves)
-        size = places(text, layout.length)[2] + self._growth(state)
+        size = places(text, layout.length)[2] + growth(state, leads=self._local_rank == 0)
         if self._room(size):
             assert self._vault is not None
             self._populating = [self._sealer.submit(_populate, each, _POPULATE_WRITE) for each in self._vault.buffers]
@@ -275,26 +282,74 @@ class Checkpointer:
         return self._vault.copies() if isinstance(self._vault, Line) else []
 
     def _meet(self) -> None:
-        """Agree with the other ranks on what tells this run's drafts apart: all of them come here together."""
-        if self._nonce is None:
-            partnered = isinstance(self._vault, Line) and self._vault.has_partner()
-            self._nonce, self._partnered = self._agreement.meet(partnered)
-            self._sent = 0
+        """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
+        if self._nonce is not None:
+            return
+        line = self._vault if isinstance(self._vault, Line) else None
+        highest, made = self._known()
+        self._sequence = max(self._sequence, highest)
+        mine = Introduction(
+            max(made + 1, time.time_ns()),  # a clock may have been set back
+            int(line is not None),
+            int(line is not None and line.has_partner()),
+            self._sequence,
+        )
+        rows = self._agreement.meet(mine)
+        if rows is None:  # several ranks, and no process group: they cannot agree
+            self._nonce, self._everywhere, self._partnered = 0, False, False
+        else:
+            met = [Introduction(*row) for row in rows]
+            self._nonce = max(each.made for each in met)
+            self._everywhere = all(each.in_memory for each in met)
+            self._partnered = all(each.partnered for each in met)
+            self._sequence = max(each.highest for each in met)
+        self._floor, self._sent = self._sequence, 0
 
-    def _all_copied(self, due: bool) -> bool:
-        """Whether every rank's last save is on another node by now, so that the one before it may be given up.
+    def _known(self) -> tuple[int, int]:
+        """The highest sequence and the newest attempt that this rank's memory has."""
+        highest = made = 0
+        for buffer in self._vault.buffers if self._vault is not None else ():
+            record = buffer.record()
+            highest = max(highest, buffer.stored, record.sequence if record is not None else 0)
+            if record is not None:
+                with contextlib.suppress(NotWhole):
+                    made = max(made, made_at(buffer.layout(record).attempt))
+        return highest, made
 
-        A collective, so that all ranks keep the same steps. One that is due for storage waits a little for that.
+    def _agreed(self, leaves: list[Entry], due: bool) -> int | None:
+        """The buffer that this rank overwrites, so that all keep the same steps; None: all leave this one out.
+
+        A collective. One that is due for storage waits a little for copies of the one before it.
         """
-        assert isinstance(self._vault, Line)
-        why = self._vault.copied(self._sent, COPY_PATIENCE if due else 0.0) if self._sent else ""
-        older = min(self._vault.buffers, key=lambda buffer: record.sequence if (record := buffer.record()) else 0)
-        mine = _BUSY if why is None or older.wanted else _FAILED if why else _READY
-        worst = max(row[0] for row in self._agreement.gather([mine]))
-        if worst == _FAILED:
+        assert self._vault is not None
+        copied, why = self._copied(COPY_PATIENCE if due else 0.0)
+        layout, text = self._laid_out(leaves)
+        has_room = self._room(places(text, layout.length)[2])
+        saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._vault.buffers]
+        first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
+        wanted = [int(buffer.wanted) for buffer in self._vault.buffers]
+        older = saved.index(min(saved))
+        mine = Standing(self._sequence, copied, int(has_room), first, wanted[0], second, wanted[1], wanted[older])
+        standings = [Standing(*row) for row in self._agreement.gather(mine)]
+        self._sequence = max(each.highest for each in standings)
+        worst = max(each.copied for each in standings)
+        if worst == Copied.FAILED:
             self._partnered = False  # until the next group: saves go on, and survive processes but not nodes
             self._warn(f"checkpoints are not copied to other nodes any more: {why or 'another rank could not'}")
-        return worst != _BUSY
+        if worst == Copied.BUSY or not (due or all(each.has_room for each in standings)):
+            return None
+        kept = to_keep(standings, partnered=self._partnered)
+        if kept is None:
+            self._warn(BEHIND)
+            return None
+        return older if not kept else int(first == kept)
+
+    def _copied(self, patience: float) -> tuple[Copied, str]:
+        """Whether this rank's last save is on another node by now, so that the one before it may be given up."""
+        if not self._partnered or not self._sent or not isinstance(self._vault, Line):
+            return Copied.READY, ""
+        why = self._vault.copied(self._sent, patience)
+        return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
     def _place(self) -> Place:
         rank, world = self._agreement.rank, self._agreement.world
@@ -312,19 +367,20 @@ class Checkpointer:
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout
 
-    def _save(self, step: int, leaves: list[Entry], due: bool, overlap: bool) -> bool:
+    def _save(self, step: int, leaves: list[Entry], number: int | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
         copied = self._partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
         assert self._vault is not None
-        number = self._free()
         if number is None:
-            self._warn("storage is two saves behind: saves are left out until it has caught up")
+            number = self._free()
+        if number is None:
+            self._warn(BEHIND)
             return False
         buffer = self._vault.buffers[number]
         image = self._begin(number, layout, text)
-        sequence = self._sequence = max(self._sequence + 1, time.time_ns())
+        sequence = self._sequence
 
         def commit() -> None:
             record = buffer.commit(sequence, step, text, layout.length)
@@ -397,39 +453,14 @@ class Checkpointer:
         return not why
 
     def _store_directly(self, step: int, layout: Layout, leaves: list[Entry]) -> bool:
-        """Without memory to spare: fill the file itself, and wait for the disk."""
+        """Without memory to spare: wait for the disk."""
         assert self.storage is not None
-        only = msgspec.structs.replace(layout, items=layout.stored_items(), length=layout.stored)
         try:
-            if isinstance(self.storage, ObjectStorage):
-                with tempfile.TemporaryFile() as file:
-                    sums = _fill_file(file.fileno(), only, leaves) if only.length else []
-                    self.storage.put(step, only, _blocks(file), sums)
-                return True
-            draft = self.storage.draft(step, layout.attempt)
-            sums = []
-            if only.length:
-                with new_file(draft / data_file(only.rank)) as descriptor:
-                    sums = _fill_file(descriptor, only, leaves)
-            assert len(sums) == chunks(only.length)
-            self.storage.finish(draft, step, only, sums)
+            store_directly(self.storage, step, layout, leaves)
             return True
         except (OSError, CannotStore, NotWhole) as error:
             log.error("step %d was not stored in %s: %s", step, self.directory, error)
             return False
-
-    def _growth(self, state: Mapping[str, Any]) -> int:
-        total = 0
-        for part in state.values():
-            if isinstance(part, torch.optim.Optimizer):
-                times = _EXTRA_STATE.get(type(part).__name__, 2)
-                for group in part.param_groups:
-                    extra = times + sum(bool(group.get(option)) for option in ("momentum", "amsgrad", "centered"))
-                    for parameter in group["params"]:
-                        mine = self._local_rank == 0 or isinstance(parameter, DTensor)
-                        if mine and parameter.requires_grad and parameter not in part.state:
-                            total += extra * (_own_bytes(parameter) + 2 * PAGE)
-        return total
 
     def _warn(self, words: str, about: str = "") -> None:
         """Say something once."""
@@ -441,30 +472,6 @@ class Checkpointer:
 def _absolute(directory: str | Path) -> str:
     text = str(directory)
     return text if "://" in text else str(Path(text).absolute())
-
-
-def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
-    while block := file.read(_BLOCK):
-        yield memoryview(block)
-
-
-def _fill_file(descriptor: int, layout: Layout, leaves: list[Entry]) -> list[int]:
-    """Write a checkpoint into a file by way of its mapping; its checksums.
-
-    Raises:
-        OSError: the disk is full. (Found out beforehand: a page of a mapping that the disk does not take is fatal.)
-    """
-    os.posix_fallocate(descriptor, 0, layout.length)
-    with contextlib.closing(Buffer(os.dup(descriptor))) as file:
-        image = Image(file.map(), 0, layout)
-        image.draw_frames()
-        image.fill(leaves)
-        return image.sums()
-
-
-def _own_bytes(tensor: Any) -> int:
-    own = local(tensor)
-    return int(own.numel() * own.element_size())
 
 
 def _local_rank(worker: str) -> int:
