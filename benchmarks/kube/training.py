@@ -73,6 +73,7 @@ COMMAND = (
     f"exec dlrover-run --nnodes={FEWEST}:$NODE_NUM --nproc_per_node=1 --max_restarts=100 /tmp/train.py"
 )
 STARTED = re.compile(r"bench-started ([\d.]+)")
+WARM = re.compile(r"\d+ standbys are ready")
 STEPPED = re.compile(r"bench-step (\d+) (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+)")
 
 
@@ -107,6 +108,8 @@ class Training:
         self.started: dict[str, float] = {}
         """When each worker's container began, by its own first line."""
         self.steps: list[Step] = []
+        self._warm: dict[str, float] = {}
+        """When each worker's agent last said that it has standbys."""
 
     def __enter__(self) -> Self:
         self.pods.__enter__()
@@ -146,6 +149,10 @@ class Training:
 
         return wait_for(f"training by {world}", found, START_SECONDS, 0.05)
 
+    def settled(self, firsts: list[Step]) -> None:
+        """Wait until the processes that took these steps could all be replaced by standbys."""
+        wait_for("standbys", lambda: all(self._warm.get(step.pod, 0.0) > step.begun for step in firsts), START_SECONDS)
+
     def _see(self, at: float, change: str, job: dict[str, Any]) -> None:
         if job["metadata"]["name"] == self.name and not self.appeared:
             self.appeared = at
@@ -169,3 +176,5 @@ class Training:
             self.steps.append(Step(pod, *map(int, numbers), *map(float, times)))
         elif started := STARTED.search(line):
             self.started[pod] = float(started[1])
+        elif WARM.search(line):
+            self._warm[pod] = time.time()

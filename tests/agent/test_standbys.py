@@ -331,22 +331,41 @@ async def test_killed_standbys_and_templates_cost_nothing(node: Callable[..., No
     assert await made.run() == (0, "ran\n", "")
 
 
-async def test_an_import_makes_way_for_a_process_that_starts_from_scratch(
-    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+IMPORT_UNTIL = """import os, time
+deadline = time.monotonic() + {patience}
+open({here!r} + "/importing", "a").close()
+while not os.path.exists({here!r} + "/go"):
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.parametrize("ending", ["finished", "frozen", "killed", "broken"])
+async def test_a_process_that_is_wanted_during_the_import_begins_in_that_interpreter(
+    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(standbys_module, "ASIDE_FOR", 0.01)
-    first = tmp_path / "first"
-    made = node(
-        "print('ran')",
-        torch=f"import time\ntry: open({str(first)!r}, 'x')\nexcept FileExistsError: pass\nelse: time.sleep(60)",
-    )
+    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(standby_module, "IMPORT_WITHIN", PATIENCE if ending != "frozen" else 0.2)
+    made = node("print(torch.__name__)", torch=IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)))
     before = children()
     made.standbys.warm()
-    await until(first.exists, "an import that takes long")
+    await until((tmp_path / "importing").exists, "an import that takes long")
     [importing] = children() - before
-    assert await made.run() == (0, "ran\n", "")
-    assert importing not in children(), "it does not take the cores from the process"
-    await until(lambda: made.standbys.facts.ready == 2, "it is done when there is time for it")
+    ran = asyncio.ensure_future(made.run())
+    await asyncio.sleep(0)
+    assert made.group.pid_of(0) == importing
+    if ending == "frozen":
+        os.kill(importing, signal.SIGSTOP)
+        await until(lambda: made.group.pid_of(0) != importing, "a start from scratch")
+    elif ending == "killed":
+        os.kill(importing, signal.SIGKILL)
+    elif ending == "broken":
+        (tmp_path / "torch.py").write_text("changed = True")
+    (tmp_path / "go").touch()
+    assert await ran == (0, "torch\n", "")
+    assert (made.ends[-1].pid == importing) == (ending == "finished")
+    await until(lambda: made.standbys.facts.ready == 2, "standbys, when there is time for them")
 
 
 async def test_a_standby_that_hangs_is_killed_and_the_process_starts_from_scratch(

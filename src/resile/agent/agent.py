@@ -42,8 +42,6 @@ STORE_PATIENCE = 600.0
 
 IDLE_FOR = 1.0
 """Seconds that a node waits for a round before it uses the time to warm up standbys."""
-STARTED_SHARE = 0.5
-"""Of the recovery budget: after so long a script that tells no steps has imported what it needs and trains."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,7 +313,8 @@ class Agent:
 
     def _set_off(self, attempt: Attempt) -> None:
         self._stepped = False
-        self.standbys.later(self._options.timeouts.recovery_budget * STARTED_SHARE)
+        # A script that tells no steps has imported what it needs by then, and trains.
+        self.standbys.later(self._options.timeouts.recovery_budget)
         attempt.start()
 
     def _replace(self, local_rank: int) -> None:

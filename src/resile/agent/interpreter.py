@@ -40,6 +40,8 @@ NAME = "resile-standby"
 ADOPTION = 5.0
 """Seconds that a new standby has to become the agent's child."""
 MAX_PACKET = 64 * 1024
+BEGIN, FORK = b"begin", b"fork"
+"""What the agent may say: become a process (with its command and its streams), or fork a standby (with its line)."""
 STDOUT, STDERR = 1, 2
 
 
@@ -163,9 +165,10 @@ class Start:
 
     def wait(self, line: socket.socket) -> None:
         """Wait for the agent's word, and become the process that it asks for."""
-        data, descriptors, _, _ = socket.recv_fds(line, MAX_PACKET, 3)
-        if not data:
-            os._exit(0)
+        self.begin(line, _hear(line)[1])
+
+    def begin(self, line: socket.socket, descriptors: list[int]) -> None:
+        """Become the process that the agent has asked for."""
         with open(descriptors[0], "rb") as file:
             order = json.load(file)
         changed = next((path for path, state in self._files.items() if _state(path) != state), "")
@@ -283,14 +286,16 @@ def _left_behind(opened: set[str]) -> str:
 
 
 def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
-    """Fork a standby for every descriptor that the agent sends; it returns only in a standby that has become a process.
+    """Fork a standby whenever the agent says so; it returns only in an interpreter that has become a process and ended.
 
-    The one in between ends at once, so that the agent, which adopts orphans while it asks for one, is the parent.
+    A process that was wanted during the import is begun by the template itself. Of a fork, the process in between ends
+    at once, so that the agent, which adopts orphans while it asks for one, is the parent.
     """
     while True:
-        data, descriptors, _, _ = socket.recv_fds(line, MAX_PACKET, 1)
-        if not data:
-            os._exit(0)
+        word, descriptors = _hear(line)
+        if word == BEGIN:
+            start.begin(line, descriptors)
+            return
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -305,6 +310,14 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
         _say(own, ready=os.getpid())
         start.wait(own)
         return
+
+
+def _hear(line: socket.socket) -> tuple[bytes, list[int]]:
+    """The agent's next word, and the descriptors that come with it; the end of this process if the agent hung up."""
+    word, descriptors, _, _ = socket.recv_fds(line, MAX_PACKET, 3)
+    if not word:
+        os._exit(0)
+    return word, descriptors
 
 
 def _become_child_of(agent: int) -> None:

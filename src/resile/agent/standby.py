@@ -19,10 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resile.agent import kernel
-from resile.agent.interpreter import BOOT, MAX_PACKET
+from resile.agent.interpreter import BEGIN, BOOT, MAX_PACKET
 
 BEGIN_WITHIN = 2.0
 """Seconds that a standby has to begin what it is told; a start from scratch takes longer."""
+IMPORT_WITHIN = 30.0
+"""The same for one that has to finish its imports first."""
 COLLECT_WITHIN = 2.0
 """Seconds that a killed process has to be gone, before whoever ends is held up no longer."""
 
@@ -38,6 +40,7 @@ class Interpreter:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._watched = False
+        self._begin_within = BEGIN_WITHIN
         self._on_words: Callable[[dict[str, Any]], None] = lambda _: None
         self._on_end: Callable[[], None] = lambda: None
 
@@ -70,6 +73,21 @@ class Interpreter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def hurry(self) -> None:
+        """It is still importing, and already wanted: have it do so as fast as any other process."""
+        self._begin_within = IMPORT_WITHIN
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
+
+    def begin(self, words: int, stdout: int, stderr: int) -> None:
+        """Have it become the process that `words` describe, with these streams; it is killed if it does not in time.
+
+        Raises:
+            OSError: it does not listen.
+        """
+        self.send(BEGIN, [words, stdout, stderr])
+        self.kill_after(self._begin_within)
 
     def kill(self, *, alone: bool = False) -> None:
         """SIGKILL to it and, unless it is meant alone, to what it forked."""
@@ -169,7 +187,7 @@ def die_with_agent(agent: int) -> Callable[[], None]:
 def order(
     standby: Interpreter, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
 ) -> None:
-    """Tell a standby to begin, within `BEGIN_WITHIN`.
+    """Tell a standby to begin.
 
     Raises:
         OSError: it does not listen, or there is no memory for the words.
@@ -179,7 +197,6 @@ def order(
         with open(words, "wb", closefd=False) as file:
             file.write(json.dumps({"command": list(command), "environment": dict(environment)}).encode())
         os.lseek(words, 0, os.SEEK_SET)
-        standby.send(b"begin", [words, stdout, stderr])
+        standby.begin(words, stdout, stderr)
     finally:
         os.close(words)
-    standby.kill_after(BEGIN_WITHIN)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resile.agent import kernel
-from resile.agent.interpreter import MAX_PACKET, NAME
+from resile.agent.interpreter import FORK, MAX_PACKET, NAME
 from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
 from resile.agent.standby import COLLECT_WITHIN, Interpreter, order, template
 from resile.agent.workerenv import CHANGING, shared_environment
@@ -49,7 +49,7 @@ TORCH = ("torch", "torch._dynamo")
 MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
 ASIDE_FOR = Seconds(5.0)
-"""After an import was stopped for a process that starts from scratch, and imports the same, until it is tried again."""
+"""After the template has become a process itself, until another one is made: those that start have the cores first."""
 FIRST_PAUSE = Seconds(1.0)
 """Before a lost template is made again; doubled with every failure."""
 
@@ -147,16 +147,25 @@ class Standbys:
             self._fork()
 
     def take(self, environment: Mapping[str, str]) -> Interpreter | None:
-        """A standby for a process with these variables, if there is one; otherwise the cores are left to its start."""
-        if not self._ready:
-            self._step_aside()
+        """A standby for a process with these variables, or the template if it is still importing; None: there is none.
+
+        An import that is under way is ahead of one that starts now, and beside it both would take longer.
+        """
+        if not self._ready and (self._template is None or self._warm):
             return None
         if {name: value for name, value in environment.items() if name not in CHANGING} != self._environment:
             self._throw_away("its environment is not the one that standbys were made with")
             return None
-        standby = self._ready.pop(0)
+        if self._ready:
+            taken = self._ready.pop(0)
+        else:
+            assert self._template is not None
+            taken, self._template = self._template, None
+            taken.hurry()
+            if self._timer is None:
+                self.later(ASIDE_FOR)
         self._tell()
-        return standby
+        return taken
 
     def begin(
         self,
@@ -178,6 +187,7 @@ class Standbys:
                     self.later(REFILL_AFTER)
                 begun()
             elif "unfit" in words:
+                self._without += [words["without"]] if words.get("without") else []
                 self._throw_away(words["unfit"])
 
         def on_end() -> None:
@@ -262,14 +272,6 @@ class Standbys:
         total = self._need + sum(kernel.memory_of(standby.pid) for standby in self._ready)
         return short_of(total, what="standbys", limit=MEMORY, environ=self._environ)
 
-    def _step_aside(self) -> None:
-        """Stop an import that is under way: it would only slow down whoever now has to do the same for itself."""
-        if self._template is not None and not self._warm:
-            log.info("importing ahead is put off: a process starts from scratch")
-            self._drop()
-            if self._timer is None:
-                self.later(ASIDE_FOR)
-
     def _template_ended(self) -> None:
         old, self._template, self._warm = self._template, None, False
         assert old is not None
@@ -292,7 +294,7 @@ class Standbys:
             self._loop.add_reader(ours, self._answered, ours)
             kernel.adopt_orphans(True)
             try:
-                self._template.send(b"fork", [theirs.fileno()])
+                self._template.send(FORK, [theirs.fileno()])
             except OSError:
                 return  # it is ending, and `_template_ended` will be told
             finally:
