@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,19 @@ def test_drafts_that_a_newer_step_has_overtaken_are_swept(tmp_path: Path) -> Non
     assert [name for name in os.listdir(tmp_path) if name.startswith(".step-5.")]
     storage.store(*filled(layout_of(tmp_path), step=6))
     assert os.listdir(tmp_path) == ["step-6"]
+
+
+def test_a_draft_that_is_being_swept_is_never_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(tmp_path)
+    storage.store(*filled(layout_of(tmp_path, rank=0, world=2), step=5))
+
+    def cut_short(path: Path, **_: object) -> None:
+        (path / "__0_0.distcp").unlink(missing_ok=True)
+
+    monkeypatch.setattr(shutil, "rmtree", cut_short)
+    storage.store(*filled(layout_of(tmp_path), step=6))
+    assert not storage.store(*filled(layout_of(tmp_path, rank=1, world=2), step=5))
+    assert storage.steps() == [6]
 
 
 def test_a_buffer_that_was_overwritten_is_not_stored(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from fsspec.implementations.memory import MemoryFileSystem
 from tests.checkpoint.parts import filled, layout_of
 from tests.torch.vaults import PATIENCE, is_uniform, uniform, vault_thread
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
@@ -128,6 +129,90 @@ def test_retention_keeps_the_last_ones_and_every_nth_and_drafts_are_swept(url: s
         "step-200",
         "step-250",
     ]
+
+
+class _Remembering(MemoryFileSystem):
+    """Answers from what it has listed before, as the filesystems of real stores do, until it is told to forget it."""
+
+    protocol = "remembering"
+    store = MemoryFileSystem.store
+    pseudo_dirs = MemoryFileSystem.pseudo_dirs
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        return MemoryFileSystem._strip_protocol(str(path).removeprefix("remembering://"))
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail=True)
+        return self.dircache[path] if detail else [each["name"] for each in self.dircache[path]]
+
+    def info(self, path: str, **more: Any) -> Any:
+        path = self._strip_protocol(path)
+        if (listed := self.dircache.get(self._parent(path))) is None:
+            return super().info(path)
+        for each in listed:
+            if each["name"] == path:
+                return each
+        raise FileNotFoundError(path)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Of a path and what is above it, as s3fs has it."""
+        if path is None:
+            self.dircache.clear()
+        while path:
+            self.dircache.pop(self._strip_protocol(path), None)
+            path = self._parent(path).strip("/")
+
+
+@pytest.fixture
+def remembering() -> Iterator[tuple[str, str]]:
+    """The URL of a store as it is seen by a node that remembers, and by another one."""
+    fsspec.register_implementation("remembering", _Remembering, clobber=True)
+    name = uuid.uuid4().hex
+    yield f"remembering://{name}", f"memory://{name}"
+    fsspec.filesystem("memory").rm(f"/{name}", recursive=True)
+
+
+def test_a_step_that_another_node_has_committed_is_never_swept_as_a_draft(remembering: tuple[str, str]) -> None:
+    here, there = remembering
+    storage = ObjectStorage(here)
+    assert not storage.store(*filled(layout_of(rank=0, world=2), step=5)), "it has listed the step now"
+    assert ObjectStorage(there).store(*filled(layout_of(rank=1, world=2), step=5))
+    assert storage.store(*filled(layout_of(), step=6))
+    assert ObjectStorage(there).steps() == [5, 6]
+    assert storage.steps() == [5, 6]
+
+
+def test_a_step_that_another_node_has_set_aside_does_not_count_as_one_of_those_to_keep(
+    remembering: tuple[str, str],
+) -> None:
+    here, there = remembering
+    storage = ObjectStorage(here, keep_last=2)
+    for step in (5, 6):
+        storage.store(*filled(layout_of(), step=step))
+    assert [part.rank for part in storage.parts(6)] == [0], "it has listed the step now"
+    ObjectStorage(there).set_aside(6)
+    storage.store(*filled(layout_of(), step=7))
+    assert ObjectStorage(there).steps() == [5, 7]
+
+
+def test_a_step_that_is_committed_while_others_are_swept_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = ObjectStorage(url)
+    storage.store(*filled(layout_of(rank=0, world=2), step=5))
+    steps = ObjectStorage.steps
+
+    def just_before(self: ObjectStorage) -> list[int]:
+        found = steps(self)
+        monkeypatch.undo()
+        ObjectStorage(url).store(*filled(layout_of(rank=1, world=2), step=5))
+        return found
+
+    monkeypatch.setattr(ObjectStorage, "steps", just_before)
+    storage.store(*filled(layout_of(), step=6))
+    assert storage.steps() == [5, 6]
+    assert len(storage.parts(5)) == 2
 
 
 def test_a_store_that_cannot_be_used_is_one_sentence() -> None:

@@ -204,14 +204,15 @@ class ObjectStorage:
             newest = steps[-1] if steps else -1
             old = set(steps[: -self._keep_last] if self._keep_last else ())
             for step in self._directories():
-                kept = self._keep_every and step % self._keep_every == 0
-                if (step in old and not kept) or (step not in steps and step < newest and not self._set_aside(step)):
-                    with contextlib.suppress(FileNotFoundError):
+                if step in old:
+                    if not self._keep_every or step % self._keep_every:
                         self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that nobody reads half of it
-                    self._fs.rm(self._path(step), recursive=True)
-
-    def _set_aside(self, step: int) -> bool:
-        return bool(self._fs.exists(f"{self._path(step)}/{DAMAGED}"))
+                        self._fs.rm(self._path(step), recursive=True)
+                elif step < newest and not {METADATA, DAMAGED} & set(names := self._names(step)):
+                    for name in names:  # and nothing else: who commits it this moment is not to lose that
+                        self._fs.rm_file(f"{self._path(step)}/{name}")
+                    with contextlib.suppress(Exception):  # where directories are more than the names of their files
+                        self._fs.rmdir(self._path(step))
 
     def _parts(self, step: int, attempt: str) -> list[Part]:
         with self._answering(self.where(step)):
@@ -229,8 +230,9 @@ class ObjectStorage:
         return sorted(parts, key=lambda part: part.rank)
 
     def _is_there(self, path: str) -> bool:
-        """Not `exists`, which says no when the store does not answer."""
+        """Not `exists`, which says no when the store does not answer; and not from what was listed before."""
         try:
+            self._fs.invalidate_cache()
             self._fs.info(path)
             return True
         except FileNotFoundError:
@@ -247,7 +249,7 @@ class ObjectStorage:
 
     def _list(self, path: str) -> list[str]:
         try:
-            self._fs.invalidate_cache(path)
+            self._fs.invalidate_cache()
             found: list[Any] = self._fs.ls(path, detail=False)
         except FileNotFoundError:
             return []

@@ -208,14 +208,20 @@ class Storage:
         newest = steps[-1]
         for name in self._names():
             old = _DRAFT.fullmatch(name)
-            if (old and int(old[1]) < newest) or name.startswith(_DOOMED):
+            if old and int(old[1]) < newest:
+                self._remove(self.directory / name)
+            elif name.startswith(_DOOMED):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
         for step in steps[: -self._keep_last] if self._keep_last else ():
             if not self._keep_every or step % self._keep_every:
-                doomed = self.directory / f"{_DOOMED}{step}"
-                with contextlib.suppress(OSError):  # first out of sight, so that nobody reads half of it
-                    os.rename(self.path(step), doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                self._remove(self.path(step))
+
+    def _remove(self, path: Path) -> None:
+        """First out of sight, so that nobody reads half of it, or commits it."""
+        doomed = self.directory / f"{_DOOMED}{path.name.lstrip('.')}"
+        with contextlib.suppress(OSError):
+            os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def _commit(self, draft: Path, step: int, world: int) -> bool:
         try:
