@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
+
+
+def draft_of(path: Path) -> Path:
+    """Where a new version of `path` is made: beside it, under a name that no other writer has.
+
+    Its process alone would not tell it apart: writers on several machines, or in several containers, have the same.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -12,7 +21,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     Raises:
         OSError: nothing was changed.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft_of(path)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with open(descriptor, "wb") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.checkpoint.storage import CannotStore, Storage, store_committed
+from resile.checkpoint.storage import CannotStore, Storage, new_file, store_committed
 from tests.checkpoint.parts import filled, layout_of
 
 
@@ -61,6 +61,15 @@ def test_drafts_that_a_newer_step_has_overtaken_are_swept(tmp_path: Path) -> Non
     assert [name for name in os.listdir(tmp_path) if name.startswith(".step-5.")]
     storage.store(*filled(layout_of(tmp_path), step=6))
     assert os.listdir(tmp_path) == ["step-6"]
+
+
+def test_writers_with_the_same_process_number_do_not_meet(tmp_path: Path) -> None:
+    with new_file(tmp_path / "data") as one, new_file(tmp_path / "data") as other:  # as on two nodes, or in two pods
+        os.write(one, b"all of it")
+        os.write(other, b"all")
+        os.write(other, b" of it")
+    assert (tmp_path / "data").read_bytes() == b"all of it"
+    assert os.listdir(tmp_path) == ["data"]
 
 
 def test_a_draft_that_is_being_swept_is_never_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

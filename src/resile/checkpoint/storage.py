@@ -25,7 +25,7 @@ from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
 from resile.checkpoint.sums import sums_of
-from resile.files import write_atomically
+from resile.files import draft_of, write_atomically
 
 if TYPE_CHECKING:
     from resile.checkpoint.objects import ObjectStorage
@@ -330,7 +330,7 @@ def part_file(rank: int) -> str:
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[int]:
     """A descriptor whose file appears under its name only when all of it is on the disk."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden = draft_of(path)
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         yield descriptor
