@@ -270,6 +270,28 @@ def test_a_stream_that_was_asked_for_more_than_it_has_is_entered_again():
     assert (total, batch.tolist()) == (4, [4, 5, 6, 7])
 
 
+@pytest.mark.parametrize("size", [12, 10])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_is_read_once_an_epoch_however_often_somebody_asks_beyond_its_end(size, shuffle):
+    class Counted(Stream):
+        opened = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.opened += 1
+            return super().__iter__()
+
+    stream = Counted(size)
+    reader = ElasticLoader(stream, global_batch_size=4, shuffle=shuffle, shuffle_block=5)._loader.dataset
+    ask = Ask(epoch=0, begin=0, total=4, rank=0, world=1, generation=0)
+    for epoch in range(2):
+        totals = [reader[msgspec.structs.replace(ask, epoch=epoch, begin=begin)][0] for begin in range(0, 32, 4)]
+        assert totals == [4, 4, size - 8, 0, 0, 0, 0, 0]
+        assert stream.opened == epoch + 1
+    after_a_resize = msgspec.structs.replace(ask, epoch=1, begin=size, total=6, world=3)
+    assert reader[after_a_resize] == (0, [])
+    assert stream.opened == 2
+
+
 def test_elastic_refuses_a_loader_whose_position_it_does_not_keep():
     model = torch.nn.Linear(1, 1)
     loader, other = (ElasticLoader(Numbers(10), batch_size=1) for _ in range(2))

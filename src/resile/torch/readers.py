@@ -128,12 +128,18 @@ class StreamReader(Reader):
         self._epoch = NOWHERE
         self._at = 0
         self._rest: Iterator[Any] = iter(())
+        self._end = (NOWHERE, 0)
+        """An epoch, and a place in it from which on there is nothing: whoever reads ahead asks for that, too."""
 
     def _read(self, ask: Ask) -> Batches:
+        if ask.epoch == self._end[0] and ask.begin >= self._end[1]:
+            return 0, []
         if ask.epoch != self._epoch or ask.begin < self._at:
             self._open(ask.epoch, ask.begin)
         self._epoch = NOWHERE  # as long as nobody knows how far the stream was read
         step = list(itertools.islice(self._rest, ask.begin - self._at, ask.begin - self._at + ask.total))
+        if len(step) < ask.total:
+            self._end = (ask.epoch, ask.begin + len(step))
         if not step:
             return 0, []
         self._epoch, self._at = ask.epoch, ask.begin + len(step)
