@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from resile.torch.averaging import Averager, Buffers, TooManyPasses, _divided
+from resile.torch.averaging import Averager, TooManyPasses, _divided
+from resile.torch.buffers import Buffers
 
 WORLD = 2
 
@@ -49,8 +50,7 @@ def averaged(averager: Averager, net: Any, inputs: list[torch.Tensor], loss: Any
     averager.begin(WORLD, backwards=len(inputs))
     for each in inputs:
         loss(net, each).backward()
-    averager.send()
-    averager.wait()
+    averager.finish()
     return gradients(net)
 
 
@@ -73,8 +73,7 @@ def one_rank(rank: int, directory: str) -> None:
     whole(net, batch(rank)).backward()
     with pytest.raises(TooManyPasses, match=r"step\(backwards="):
         whole(net, batch(rank)).backward()
-    averager.send()
-    averager.wait()
+    averager.finish()
     averager.close()
     found["closed"] = averaged(averager, net, [batch(rank)])
     buffers = Buffers(net)
@@ -144,8 +143,7 @@ def test_gradients_of_one_process_are_those_of_an_ordinary_backward_pass() -> No
         if own_zero_grad:
             net.zero_grad(set_to_none=True)
         whole(net, batch(0)).backward()
-        averager.send()
-        averager.wait()
+        averager.finish()
         assert same(gradients(net), plain)
 
 
@@ -155,6 +153,45 @@ def test_buckets_follow_the_backward_pass_and_the_first_is_small() -> None:
     assert [len(each) for each in divided] == [1, 4, 4]
     assert [p for each in divided for p in each] == list(reversed(parameters))
     assert math.prod(divided[0][0].shape) == 8
+
+
+class Assigns(torch.nn.Module):
+    """Has a buffer that is a part of what it was last given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2))
+        self.register_buffer("count", torch.zeros(1), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.last = inputs[0]
+        self.count += 1
+        return inputs
+
+
+def test_a_buffer_that_was_assigned_anew_is_undone_and_what_was_assigned_stays_as_it_is() -> None:
+    net, data = Assigns(), torch.arange(4.0).reshape(2, 2)
+    buffers = Buffers(net)
+    net(data)
+    buffers.keep()
+    net(data + 4)
+    net(data[1:])
+    buffers.undo()
+    assert net.last.tolist() == [0, 1]
+    assert net.count == 1
+    assert data.tolist() == [[0, 1], [2, 3]]
+
+
+def test_buffers_that_a_state_leaves_out_are_given_to_another_rank() -> None:
+    ours, theirs = torch.nn.Sequential(Assigns()), torch.nn.Sequential(Assigns())
+    ours(torch.ones(1, 2))
+    ours[0].register_buffer("late", torch.ones(3), persistent=False)
+    given = Buffers(ours).unsaved()
+    assert set(given) == {"0.count", "0.late"}
+    Buffers(theirs).load(given)
+    assert theirs[0].count == 1
+    assert theirs[0].late.tolist() == [1, 1, 1]
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
 
 
 def test_a_step_that_is_broken_off_leaves_the_buffers_as_they_were() -> None:

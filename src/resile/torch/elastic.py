@@ -8,10 +8,11 @@
             loss = criterion(model(inputs), labels)
             (loss * share.weight).backward()
 
-`with elastic.step()` averages the gradients over all ranks at its end, takes the optimizer's step and counts it. When a
-peer is lost, in whatever collective this process is, the step is broken off: nothing of it is kept. The processes that
-are left (and, later, those that come) form a new group, take the state of whoever is most advanced, and the rest of the
-epoch is dealt anew. The process is not restarted, no checkpoint is read, every sample enters the model exactly once.
+The backward pass averages the gradients over all ranks, as with DDP; the end of `with elastic.step()` takes the
+optimizer's step and counts it. When a peer is lost, in whatever collective this process is, the step is broken off:
+nothing of it is kept. The processes that are left (and, later, those that come) form a new group, take the state of
+whoever is most advanced, and the rest of the epoch is dealt anew. The process is not restarted, no checkpoint is read,
+every sample enters the model exactly once.
 
 With a `checkpointer` all of it is saved in one commit, and the loop goes on from the newest one when there is nobody
 left who has the state: when all processes were killed at once, or the whole job is started again.
@@ -109,8 +110,8 @@ class Elastic:
                 to the state.
             scheduler: takes a step with every step of the optimizer.
             state: whatever else has to be the same everywhere, by name.
-            before_step: called between averaging and the optimizer's step: the place to clip gradients. A loss in it
-                breaks the step off; so if it changes `state`, then as the last thing it does.
+            before_step: called between averaging and the optimizer's step: the place to change `state`, as the last
+                thing that it does: a loss before that breaks the step off.
             checkpointer: keeps all of the above, and gives it back when no process is left that has it.
             every: steps between two checkpoints.
             completed: steps already taken, if the state comes from elsewhere.
@@ -213,10 +214,11 @@ class Elastic:
 
     @contextlib.contextmanager
     def step(self, backwards: int | None = None) -> Iterator[None]:
-        """One step: compute gradients inside. At the end they are averaged and the optimizer's step is taken.
+        """One step: compute gradients inside. At the end the optimizer's step is taken.
 
-        A step in which a peer is lost ends quietly and is not taken; any other exception is passed on. Averaging begins
-        during the last backward pass, as soon as there are gradients.
+        Gradients are averaged during the last backward pass. When it returns they are the mean over all ranks, as with
+        DDP: clip them inside, too. A step in which a peer is lost ends quietly and is not taken; any other exception is
+        passed on. A batch that the loop gave counts with the first step that is taken after it.
 
         Args:
             backwards: how often `backward` is called, on this rank, for gradients to add up: nothing is sent before the
@@ -396,6 +398,7 @@ class Elastic:
         training.update()
         if self.sampler is not None:
             self.sampler.advance(self._samples)
+            self._samples = 0  # a second step for the same batch is fine
         self.completed += 1
         self._in_vain = 0
         self.stepped = True

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from resile.torch.averaging import Averager, Buffers
+from resile.torch.averaging import Averager
+from resile.torch.buffers import Buffers
 
 
 class Stateful(Protocol):
@@ -64,14 +65,13 @@ class Training:
             parameter.grad = None
 
     def share(self) -> None:
-        """The backward passes are done: gradients become the mean over the world, buffers will be those of rank 0.
+        """The backward passes are done: gradients are the mean over the world, buffers will be those of rank 0.
 
         Raises:
             GroupLost: the group broke.
         """
-        self._averager.send()
+        self._averager.finish()
         self._buffers.send(self._world)
-        self._averager.wait()
         self._buffers.wait()
 
     def update(self) -> None:
@@ -95,12 +95,18 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """All of it, to be given to another rank."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        return {
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "buffers": self._buffers.unsaved(),
+            "trained": self._averager.trained,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Be what another rank is."""
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            part.load_state_dict(state["parts"][name])
+        self._buffers.load(state["buffers"])
+        self._averager.train(state["trained"])
         self.loaded()
 
     def loaded(self) -> None:
