@@ -149,6 +149,9 @@ class Elastic:
         self._met = False
         self._asked = False
         self._done = False
+        """Whether the last loop is over, and nobody is waited for."""
+        self._loops = self._furthest = 0
+        """Loops that are over for this process, and for whoever of this round is furthest in the script."""
         self._samples = 0
         self._passes = 1
         self._total = 0
@@ -247,9 +250,17 @@ class Elastic:
 
     def meet(self) -> None:
         """Form the group and agree on the state, if that has not been done; called by the loop itself."""
-        if not self._met:
-            self._met = True
-            self._regroup()
+        if self._met:
+            return
+        self._met = True
+        if self._done:  # with another loop: what the script did in between stays
+            self._done = False
+            self._line = RoundLine.from_environment(self._round_over)
+            self._running.loaded()
+            if self._group is not None:
+                self._group.destroy(in_peace=True)
+                self._group = None
+        self._regroup()
 
     def close(self) -> None:
         """Leave the group. Called at exit; fine to call twice."""
@@ -322,7 +333,8 @@ class Elastic:
         if self.sampler is not None:  # first, so that it says what is left for each of these ranks
             self.sampler.resize(rank, world)
         training = self._rebuilt() if self._build is not None else self._running
-        meeting = repair.meet(repair.Standing(self.completed, agreed_in), self._identity, world, training.device)
+        meeting = self._heard(agreed_in, world)
+        self._furthest = meeting.loops
         self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
         self._members = meeting.members
         if self._keeping is not None and (self._build is not None or not meeting.trained):
@@ -334,6 +346,13 @@ class Elastic:
         if meeting.trained:
             raise LostForGood(f"no checkpoint is whole any more, so step {self.completed} cannot be gone on from")
         return repair.Agreement(0, repair.NOBODY)
+
+    def _heard(self, agreed_in: int, world: int) -> repair.Meeting:
+        """What everybody says about itself."""
+        training = self._running
+        digest = training.digest() if agreed_in and self._build is None else 0
+        word = repair.Word(repair.Standing(self.completed, agreed_in), self._identity, self._loops, digest)
+        return repair.meet(word, world, training.device)
 
     def _rebuilt(self) -> Training:
         """A model for this group. What the last one had is a part of a state whose other parts may be lost."""
@@ -422,19 +441,23 @@ class Elastic:
 
     def _all_done(self) -> bool:
         """Whether every member has taken the last step, so that nobody is needed any more; if not, a new round."""
+        if self._loops < self._furthest:  # it is over for others already, who wait for this process in a later one
+            self._loops += 1
+            return True
         try:
-            if self.world > 1:
-                dist.barrier()
+            self._heard(self._agreed_in, self.world)
         except RuntimeError as error:
             if not self._is_loss(error):
                 raise
             self._regroup()
             return False
         self._done = True
+        self._loops += 1
         if self._keeping is not None:
             self._keeping.finish(self.completed, self._running.parts)
         if self._line is not None:
             self._line.close()
+            self._met = False  # another loop meets again
         return True
 
     def _break_off(self, lost: bool) -> None:

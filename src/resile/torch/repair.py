@@ -2,11 +2,13 @@
 
 A step is atomic: parameters, optimizer, sampler and the rest change together, after the last collective of the step. So
 some survivors of a loss may be one step ahead of others, and never more; whoever is ahead has a whole state. Survivors
-that were in the same round at the same step have the same state, bit by bit, and then nothing is sent.
+that were in the same round at the same step have the same state, bit by bit, and then nothing is sent. A digest of some
+of their parameters shows whether that is so: a script can make ranks differ in many ways, and would not hear of it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from resile.torch import states
+
+log = logging.getLogger(__name__)
 
 NOBODY = -1
 
@@ -26,12 +30,51 @@ class Standing(NamedTuple):
     """NO_ROUND for one that never did: what it has is a beginning, not the outcome of training."""
 
 
-class Meeting(NamedTuple):
-    """What the members of a round told each other."""
+class Word(NamedTuple):
+    """What a process says about itself when it meets others."""
 
-    standings: list[Standing]
-    members: frozenset[int]
-    """The identities of all of them."""
+    standing: Standing
+    identity: int
+    """A number that no other process has."""
+    loops: int
+    """How many of its script's loops are behind it."""
+    digest: int
+    """Of its parameters; 0: they are not to be compared."""
+
+
+class Meeting(NamedTuple):
+    """What the members of a round told each other, by rank."""
+
+    words: list[Word]
+
+    @property
+    def standings(self) -> list[Standing]:
+        """How far each of them is."""
+        return [word.standing for word in self.words]
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The identities of all of them."""
+        return frozenset(word.identity for word in self.words)
+
+    @property
+    def loops(self) -> int:
+        """How many loops are behind the furthest."""
+        return max(word.loops for word in self.words)
+
+    @property
+    def source(self) -> int:
+        """The rank of the most advanced, the first of several."""
+        return max(range(len(self.words)), key=lambda rank: (self.words[rank].standing, -rank))
+
+    @property
+    def strays(self) -> list[int]:
+        """Ranks that took the same steps in the same rounds as the most advanced, and have other parameters."""
+        best = self.words[self.source]
+        if not best.standing.agreed_in:
+            return []
+        alike = (rank for rank, word in enumerate(self.words) if word.standing == best.standing)
+        return [rank for rank in alike if self.words[rank].digest != best.digest]
 
     @property
     def trained(self) -> bool:
@@ -51,21 +94,28 @@ class Agreement(NamedTuple):
     """Bytes that went over the group from `source`; 0 where all had the same state already."""
 
 
-def meet(mine: Standing, identity: int, world: int, device: torch.device) -> Meeting:
-    """Hear how far everybody is.
+def meet(mine: Word, world: int, device: torch.device) -> Meeting:
+    """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
 
     Args:
-        mine: this process's standing.
-        identity: a number that no other process has.
+        mine: this process's word.
         world: members of the group.
         device: where tensors of the group's backend live.
 
     Raises:
         RuntimeError: the group broke.
     """
-    rows = _gathered([*mine, identity], world, device)
-    standings = [Standing(step, agreed_in) for step, agreed_in, _ in rows]
-    return Meeting(standings, frozenset(row[2] for row in rows))
+    rows = _gathered([*mine.standing, *mine[1:]], world, device)
+    meeting = Meeting([Word(Standing(row[0], row[1]), *row[2:]) for row in rows])
+    if meeting.strays and mine == meeting.words[0]:  # one of them is enough to say it
+        log.error(
+            "at step %d ranks %s have other parameters than rank %d, although they took the same steps: something "
+            "changed them, or their gradients, on some ranks alone",
+            meeting.words[meeting.source].standing.step,
+            ", ".join(map(str, meeting.strays)),
+            meeting.source,
+        )
+    return meeting
 
 
 def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device) -> Agreement:
@@ -84,9 +134,10 @@ def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.d
         BadState: the state cannot be sent.
     """
     standings = meeting.standings
-    source = max(range(len(standings)), key=lambda each: (standings[each], -each))
+    source = meeting.source
     best = standings[source]
-    if len(standings) == 1 or (best.agreed_in and all(standing == best for standing in standings)):
+    same = best.agreed_in and all(standing == best for standing in standings) and not meeting.strays
+    if len(standings) == 1 or same:
         return Agreement(best.step, source)
     if rank == source:
         description, tensors = states.describe(state())

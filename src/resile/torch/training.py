@@ -6,6 +6,7 @@ place. Until then a step leaves traces only in gradients and in the model's buff
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,6 +14,9 @@ import torch
 
 from resile.torch.averaging import Averager
 from resile.torch.buffers import Buffers
+
+DIGEST = 64
+"""Values of each parameter that go into a digest."""
 
 
 class Stateful(Protocol):
@@ -92,6 +96,22 @@ class Training:
     def undo(self) -> None:
         """Be as before the step that was broken off."""
         self._buffers.undo()
+
+    def digest(self) -> int:
+        """A number that is the same on ranks with the same parameters, from a few values of each: it costs no time.
+
+        What makes ranks differ (gradients that were not averaged, say) changes nearly all values at once.
+        """
+        kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for parameter in self.model.parameters():
+            if parameter.is_contiguous() and not _is_sharded(parameter):  # in any other order it would be a copy
+                flat = parameter.detach().view(-1)
+                some = flat[:: max(1, flat.numel() // DIGEST)][:DIGEST]
+                kinds.setdefault((parameter.device, parameter.dtype), []).append(some)
+        digest = 0
+        for samples in kinds.values():
+            digest = zlib.crc32(torch.cat(samples).view(torch.uint8).cpu().numpy(), digest)
+        return digest
 
     def state(self) -> dict[str, Any]:
         """All of it, to be given to another rank."""

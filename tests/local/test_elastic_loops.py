@@ -1,0 +1,91 @@
+"""A script with several loops: each is elastic, and a replacement finds its way to the one that others are in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.local.runs import PATIENCE, Runs, kill, wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+CALM = "--recovery-budget=30"
+LONG = 4 * PATIENCE
+
+TRAIN = """
+from probe import *
+import hashlib
+import torch
+torch.set_num_threads(1)
+from resile.torch import Elastic
+
+torch.manual_seed(os.getpid())
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for loop, total in enumerate((5, 25, 30)):
+    last = 0
+    for step in elastic.steps(total):
+        with elastic.step():
+            while loop == 1 and elastic.round == last and not there("release") and not elastic._lost:
+                time.sleep(0.01)  # one step in every round, until the test has done what it wants
+            model(torch.randn(3, 4)).square().sum().backward()
+        if elastic.stepped and elastic.round != last:
+            last = elastic.round
+            note("step", loop=loop, round=last, now_rank=elastic.rank, now_world=elastic.world)
+    note("between", loop=loop)
+    time.sleep(0.2)
+note("end", steps=elastic.completed, model=hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
+"""
+
+
+def stepped(runs: Runs, loop: int, world: int, after: int) -> dict[int, dict[str, Any]]:
+    """The processes that stepped together in a loop, in a round newer than `after`, when all of them have."""
+
+    def complete() -> dict[int, dict[str, Any]]:
+        rounds: dict[int, dict[int, dict[str, Any]]] = {}
+        for note in runs.notes("step"):
+            if note["loop"] == loop and note["now_world"] == world and note["round"] > after:
+                rounds.setdefault(note["round"], {})[note["now_rank"]] = note
+        return next((each for _, each in sorted(rounds.items()) if len(each) == world), {})
+
+    return wait_until(complete, f"steps of {world} processes in loop {loop} after round {after}", LONG)
+
+
+def test_a_rank_lost_in_the_second_loop_is_replaced_and_the_other_goes_on_in_its_process(runs: Runs):
+    run = runs.start("--nproc-per-node=2", "--max-restarts=3", CALM, runs.script(TRAIN))
+    first = stepped(runs, loop=0, world=2, after=0)
+    second = stepped(runs, loop=1, world=2, after=first[0]["round"])
+    assert {note["pid"] for note in second.values()} == {note["pid"] for note in first.values()}
+    kill(second[0]["pid"])
+    alone = stepped(runs, loop=1, world=1, after=second[0]["round"])
+    assert alone[0]["pid"] == second[1]["pid"]
+    stepped(runs, loop=1, world=2, after=alone[0]["round"])
+    runs.release()
+    assert run.wait(LONG) == 0, run.err
+    ends = runs.notes("end")
+    assert len(ends) == 2
+    assert {end["steps"] for end in ends} == {30}
+    assert len({end["model"] for end in ends}) == 1
+    assert "other parameters" not in run.err
+
+
+APART = """
+from probe import *
+import torch
+torch.set_num_threads(1)
+from resile.torch import Elastic
+
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for step in elastic.steps(3):
+    with elastic.step():
+        model(torch.randn(3, 4)).square().sum().backward()
+        if step == 2:
+            model.weight.grad *= elastic.rank + 1
+"""
+
+
+def test_ranks_that_a_script_has_made_differ_are_told(runs: Runs):
+    run = runs.start("--nproc-per-node=2", CALM, runs.script(APART))
+    assert run.wait(LONG) == 0, run.err
+    assert run.err.count("at step 3 ranks 1 have other parameters than rank 0") == 1
