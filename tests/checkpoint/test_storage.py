@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from resile.checkpoint.layout import Part
 from resile.checkpoint.storage import CannotStore, Storage, new_file, store_committed
 from tests.checkpoint.parts import filled, layout_of
 
@@ -70,6 +73,18 @@ def test_writers_with_the_same_process_number_do_not_meet(tmp_path: Path) -> Non
         os.write(other, b" of it")
     assert (tmp_path / "data").read_bytes() == b"all of it"
     assert os.listdir(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"world": 1 << 40}, {"rank": 3}, {"length": 1000}, {"length": -1}, {"items": {"offset": -8}}]
+)
+def test_a_part_whose_numbers_are_not_possible_is_not_used(change: dict[str, Any]) -> None:
+    part = Part.of(layout_of(), 5, (1, 2))
+    assert Part.decode(part.encode()) == part
+    if "items" in change:
+        change = {"items": (msgspec.structs.replace(part.items[0], **change["items"]),)}
+    with pytest.raises(ValueError, match=r"bytes to store|is outside of it"):
+        Part.decode(msgspec.structs.replace(part, **change).encode())
 
 
 def test_a_draft_that_is_being_swept_is_never_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

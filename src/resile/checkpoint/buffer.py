@@ -197,8 +197,8 @@ class Buffer:
             if zlib.crc32(text) != record.layout_crc:
                 raise NotWhole("its table of contents is damaged")
             try:
-                self._layout = (known, msgspec.json.decode(text, type=Layout))
-            except msgspec.MsgspecError as error:
+                self._layout = (known, Layout.decode(text, record.length))
+            except ValueError as error:
                 raise NotWhole(f"its table of contents cannot be read: {error}") from None
         return self._layout[1]
 
@@ -212,9 +212,7 @@ class Buffer:
         sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
         if sequence != record.sequence:
             return None
-        layout = self.layout(record)
-        count = chunks(layout.stored) + chunks(record.length - layout.stored)
-        table = memory[record.sums_at : record.sums_at + 8 * count]
+        table = memory[record.sums_at : record.sums_at + 8 * self.layout(record).sums]
         if zlib.crc32(table) != crc:
             raise NotWhole("its table of checksums is damaged")
         return tuple(array("q", table))

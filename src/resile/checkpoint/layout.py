@@ -51,6 +51,28 @@ class ObjectItem(msgspec.Struct, frozen=True, kw_only=True, tag="object"):
 Item = TensorItem | ObjectItem
 
 
+MAX_WORLD = 1 << 20
+"""Ranks; numbers beyond it come from somebody who means no good."""
+
+
+def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item]) -> None:
+    """See that everything lies within `length` bytes, before memory is taken or read by it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not (0 <= rank < world <= MAX_WORLD and 0 <= stored <= length):
+        raise ValueError(f"rank {rank} of {world} has {stored} of {length} bytes to store")
+    for item in items:
+        inside = 0 <= item.offset <= item.offset + item.length <= length
+        if inside and isinstance(item, TensorItem):
+            inside = item.offset <= item.data <= item.data + item.nbytes <= item.offset + item.length
+            inside = inside and len(item.shape) == len(item.full) == len(item.origin)
+            inside = inside and min((*item.shape, *item.full, *item.origin), default=0) >= 0
+        if not inside:
+            raise ValueError(f"the place of {item.key[:100]} is outside of it")
+
+
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """All of one rank's part of a checkpoint, except the values."""
 
@@ -71,6 +93,24 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """How many steps storage keeps; 0: all."""
     keep_every: int = 0
     """Steps divisible by it are kept for ever; 0: none."""
+
+    @classmethod
+    def decode(cls, text: bytes, length: int) -> Layout:
+        """What describes `length` bytes.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        layout = msgspec.json.decode(text, type=cls)
+        if layout.length != length:
+            raise ValueError(f"it describes {layout.length} bytes, and there are {length}")
+        _check(layout.rank, layout.world, layout.length, layout.stored, layout.items)
+        return layout
+
+    @property
+    def sums(self) -> int:
+        """How many checksums it has: what goes to storage has its own."""
+        return chunks(self.stored) + chunks(self.length - self.stored)
 
     def stored_items(self) -> tuple[Item, ...]:
         """What this rank writes to storage."""
@@ -118,6 +158,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         part = msgspec.json.decode(data, type=cls)
         if part.encode() != data:
             raise ValueError("its checksum is wrong")
+        _check(part.rank, part.world, part.length, part.length, part.items)
         return part
 
 
