@@ -12,6 +12,7 @@ from tests.checkpoint.parts import filled, layout_of
 from tests.local.runs import wait_until
 from tests.torch.vaults import PATIENCE, VaultThread, vault_thread
 
+from resile.agent.partner import Partner
 from resile.agent.vault import PAUSES
 from resile.api.ids import Round
 from resile.api.reports import Door
@@ -141,6 +142,28 @@ def test_storage_that_never_takes_it_is_one_sentence_and_the_next_end_of_process
     (tmp_path / "storage").unlink()
     vault.flush()
     assert Storage(tmp_path / "storage").steps() == [5]
+
+
+def test_a_node_that_is_left_alone_gives_the_memory_of_copies_back_when_its_processes_have_saved(
+    vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resile.agent.vault.LOOK_AGAIN", 0.02)
+    opened, copies = line(vault), vault.vault.copies
+    fill(opened, "", 1)
+    vault.do(lambda: vault.vault.open_door("127.0.0.1", lambda: b"secret", tls=False))
+    other = Partner({})
+    other.know(lambda: b"secret")
+    other.enter(Round(1), copies.door("127.0.0.1"))
+    buffer, record = filled(layout_of(rank=1, world=2), 1)
+    assert other.copy(0, buffer, record.sequence) == ""
+    vault.do(lambda: vault.vault.enter(Round(2), None))
+    (copy,) = opened.copies()
+    assert copy.record() == record, "it is there for restoring"
+    copy.close()
+    fill(opened, "", 2)
+    wait_until(lambda: copies.sizes() == (0, 0), "the memory to be given back")
+    assert opened.copies() == []
+    opened.close()
 
 
 def test_room_that_was_promised_to_one_process_is_not_promised_to_another(tmp_path: Path) -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from resile.api.ids import NO_ROUND, Round
 from resile.api.reports import Door
-from resile.checkpoint.buffer import MAX_LAYOUT, Buffer, places_of
+from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
+from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.line import BUFFERS, MAX_LOCAL_RANKS
 from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Copy, CopyAnswer
@@ -29,11 +32,20 @@ from resile.wire.tls import OLDEST
 
 log = logging.getLogger("resile.agent")
 
-CALLERS = 4
-"""At a time: one node, and those that it took over from."""
+UNPROVEN = 16
+"""Callers at a time that have not shown the job's token yet; one more, and the one that took longest must go."""
+PROOF = 5.0
+"""Seconds that each of them has; it takes milliseconds."""
+PAUSE = 0.2
+"""Seconds until the next try, when nobody can be let in for lack of descriptors or threads."""
+GIVE_WAY = 5.0
+"""Seconds that a copy has to end when a newer one takes its place."""
 BACKLOG = 16
 SLOWEST = 8 << 20
 """Bytes a second below which a copy is given up."""
+LARGEST = 1 << 62
+SUM = 8
+"""Bytes of a checksum."""
 PATIENCE = 15.0
 """Seconds that a copy has in any case."""
 
@@ -41,6 +53,14 @@ PATIENCE = 15.0
 def copy_deadline(data: int) -> float:
     """Until when a copy of so many bytes must be through."""
     return time.monotonic() + PATIENCE + data / SLOWEST
+
+
+class _Arrival(NamedTuple):
+    """A copy that is whole."""
+
+    number: int
+    """They are counted: senders' own numbers do not tell which is newer, as their clocks may differ."""
+    round: Round
 
 
 class Copies:
@@ -55,21 +75,39 @@ class Copies:
         self._room = room
         self._buffers: dict[int, list[Buffer]] = {}
         self._locks: dict[int, threading.Lock] = {}
-        self._arrivals: dict[Buffer, int] = {}
-        """When each was filled: senders' own numbers do not tell, as their clocks may differ."""
-        self._guard = threading.Lock()
+        self._coming: dict[int, tuple[Round, Stream]] = {}
+        """By local rank: whose copy is coming in."""
+        self._arrivals: dict[Buffer, _Arrival] = {}
+        self._guard = threading.RLock()
         self._round: Round = NO_ROUND
         self._listener: socket.socket | None = None
+        self._closed = threading.Event()
         self._fingerprint = ""
         self._token: Callable[[], bytes] = bytes
         self._tls: ssl.SSLContext | None = None
-        self._places = threading.BoundedSemaphore(CALLERS)
+        self._unproven: dict[socket.socket, str] = {}
+        """In the order in which they came: a second grip on each connection, and who calls."""
 
     @property
     def buffers(self) -> list[Buffer]:
         """All of them, whether they hold something or not."""
         with self._guard:
             return [buffer for pair in self._buffers.values() for buffer in pair]
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes that they take, and those of them that nobody has written to yet."""
+        with self._guard:
+            return sum(each.size for each in self.buffers), sum(each.untouched for each in self.buffers)
+
+    def descriptors(self, most: int) -> list[int]:
+        """Of those that hold a copy; whoever asked closes them."""
+        with self._guard:
+            return [os.dup(each.descriptor) for each in self.buffers if each.record() is not None][:most]
+
+    def give_back(self) -> None:
+        """Keep nothing any longer, except what is coming in."""
+        with self._guard:
+            self._forget(self._buffers)
 
     def open(self, host: str, token: Callable[[], bytes], *, tls: bool) -> None:
         """Let copies in.
@@ -95,11 +133,16 @@ class Copies:
         return Door(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
 
     def enter(self, round_: Round) -> None:
-        """From now on nothing is taken of who knows only older rounds."""
-        self._round = round_
+        """From now on nothing is taken of who knows only older rounds, nor the rest of what they have begun."""
+        with self._guard:
+            self._round = round_
+            for known, stream in self._coming.values():
+                if known < round_:
+                    stream.cut()
 
     def close(self) -> None:
         """Let nobody in any more. The memory goes with this process: somebody may be writing to it."""
+        self._closed.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -107,29 +150,63 @@ class Copies:
             self._listener = None
 
     def _serve(self, listener: socket.socket) -> None:
-        while True:
-            self._places.acquire()
+        said = ""
+        while not self._closed.is_set():
             try:
                 sock, peer = listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._welcome, args=(sock, peer[0]), name="resile-copy-in", daemon=True).start()
+                self._let_in(sock, peer[0])
+            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the caller is gone: it may pass
+                if self._closed.wait(PAUSE):
+                    return
+                if said != str(error):
+                    said = str(error)
+                    log.warning("a copy of a checkpoint could not be let in: %s", error)
 
-    def _welcome(self, sock: socket.socket, peer: str) -> None:
+    def _let_in(self, sock: socket.socket, peer: str) -> None:
         try:
-            with contextlib.closing(admit(sock, peer, self._token(), self._tls)) as stream:
+            grip = sock.dup()
+            with self._guard:
+                self._unproven[grip] = peer
+                if len(self._unproven) > UNPROVEN:
+                    callers = list(self._unproven.values())
+                    most = max(callers, key=callers.count)
+                    oldest = next(each for each, caller in self._unproven.items() if caller == most)
+                    del self._unproven[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._welcome, args=(sock, grip, peer), name="resile-copy-in", daemon=True).start()
+        except BaseException:
+            sock.close()
+            raise
+
+    def _welcome(self, sock: socket.socket, grip: socket.socket, peer: str) -> None:
+        try:
+            with contextlib.closing(self._proven(sock, grip, peer)) as stream:
                 self._take(stream)
         except (OSError, NotWelcome) as error:
             log.warning("no copy of a checkpoint was taken from %s: %s", peer, error)
         except Exception:  # the thread of one caller: the next must not suffer from what this one sent
             log.exception("no copy of a checkpoint was taken from %s", peer)
-        finally:
-            self._places.release()
+
+    def _proven(self, sock: socket.socket, grip: socket.socket, peer: str) -> Stream:
+        with contextlib.ExitStack() as stack:
+            stack.callback(sock.close)
+            try:
+                stream = admit(sock, peer, self._token(), self._tls, PROOF)
+            finally:
+                with self._guard:
+                    self._unproven.pop(grip, None)
+                    grip.close()
+            stack.pop_all()
+            return stream
 
     def _take(self, stream: Stream) -> None:
         copy = stream.hear(Copy, time.monotonic() + PATIENCE)
+        if not _is_checkpoint(copy):
+            stream.say(CopyAnswer(error="it is no checkpoint"), time.monotonic() + PATIENCE)
+            return
         deadline = copy_deadline(copy.data)
-        with self._turn(copy.local_rank) as mine:
+        with self._turn(copy, stream) as mine:
             error = self._refusal(copy) if mine else "another copy of this rank is coming in"
             stream.say(CopyAnswer(error=error), deadline)
             if not error:
@@ -138,23 +215,32 @@ class Copies:
             stream.say(CopyAnswer(), deadline)
 
     @contextlib.contextmanager
-    def _turn(self, local_rank: int) -> Iterator[bool]:
-        """Whether the buffers of this rank are free; they are this thread's meanwhile."""
+    def _turn(self, copy: Copy, stream: Stream) -> Iterator[bool]:
+        """Whether the buffers of this rank are free; they are this thread's meanwhile.
+
+        A node brings one copy at a time, so one that is still coming in is of who was lost or frozen: it gives way.
+        """
         with self._guard:
-            lock = self._locks.setdefault(local_rank, threading.Lock())
-        mine = lock.acquire(blocking=False)
+            lock = self._locks.setdefault(copy.local_rank, threading.Lock())
+            round_, other = self._coming.get(copy.local_rank, (NO_ROUND, None))
+            if other is not None and round_ <= copy.round:
+                other.cut()
+        mine = lock.acquire(timeout=GIVE_WAY)
         try:
+            if mine:
+                with self._guard:
+                    self._coming[copy.local_rank] = (copy.round, stream)
             yield mine
         finally:
             if mine:
+                with self._guard:
+                    del self._coming[copy.local_rank]
                 lock.release()
 
     def _refusal(self, copy: Copy) -> str:
         """Why a copy is not taken; empty: there is a buffer for it."""
         if copy.round < self._round:
-            return f"it is of round {copy.round}, and this node is in round {self._round}"
-        if not 0 <= copy.local_rank < MAX_LOCAL_RANKS or not 0 < copy.layout <= MAX_LAYOUT or copy.data < 0:
-            return "it is no checkpoint"
+            return self._too_late(copy)
         buffer = self._oldest(copy.local_rank)
         size = places_of(copy.layout, copy.data)[2]
         if size > buffer.size and (why := self._room(size - buffer.size)):
@@ -172,21 +258,63 @@ class Copies:
                 pair = self._buffers[local_rank] = [
                     Buffer.make(f"resile-copy-{local_rank}-{n}") for n in range(BUFFERS)
                 ]
-            return min(pair, key=lambda buffer: self._arrivals.get(buffer, 0) if buffer.record() is not None else -1)
+            return min(pair, key=lambda buffer: self._arrivals[buffer].number if buffer in self._arrivals else 0)
 
     def _fill(self, stream: Stream, copy: Copy, deadline: float) -> None:
         buffer = self._oldest(copy.local_rank)
-        text, table = bytearray(copy.layout), bytearray(copy.sums)
-        buffer.void()
-        stream.read(memoryview(text), deadline)
-        stream.read(memoryview(table), deadline)
-        _, data_at = buffer.begin(bytes(text), copy.data)
-        with memoryview(buffer.map()) as memory, memory[data_at : data_at + copy.data] as target:
-            stream.read(target, deadline)
-        record = buffer.commit(copy.sequence, copy.step, bytes(text), copy.data)
-        buffer.seal(record, array("q", bytes(table)))
         with self._guard:
-            self._arrivals[buffer] = max(self._arrivals.values(), default=0) + 1
+            self._arrivals.pop(buffer, None)
+        buffer.begin(b"", copy.data)
+        sums_at, data_at, _ = places_of(copy.layout, copy.data)
+        with memoryview(buffer.map()) as memory:
+            for at, size in ((PAGE, copy.layout), (sums_at, copy.sums), (data_at, copy.data)):
+                with memory[at : at + size] as target:
+                    stream.read(target, deadline)
+            text, table = bytes(memory[PAGE : PAGE + copy.layout]), bytes(memory[sums_at : sums_at + copy.sums])
+        try:
+            fits = Layout.decode(text, copy.data).sums * SUM == len(table)
+        except ValueError as error:
+            raise ConnectionError(f"its table of contents is not usable: {error}") from None
+        if not fits:
+            raise ConnectionError("it has not as many checksums as its table of contents says")
+        with self._guard:
+            if copy.round < self._round:
+                raise ConnectionError(self._too_late(copy))
+            buffer.seal(buffer.commit(copy.sequence, copy.step, text, copy.data), array("q", table))
+            number = max((each.number for each in self._arrivals.values()), default=0) + 1
+            self._arrivals[buffer] = _Arrival(number, copy.round)
+            self._forget_older(copy)
+
+    def _too_late(self, copy: Copy) -> str:
+        return f"it is of round {copy.round}, and this node is in round {self._round}"
+
+    def _forget_older(self, copy: Copy) -> None:
+        """The second copy of a round is sent when all nodes have a first one: what is of older rounds has no use."""
+        newest = {
+            rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
+            for rank, pair in self._buffers.items()
+        }
+        pair = self._buffers[copy.local_rank]
+        if all(each in self._arrivals and self._arrivals[each].round == copy.round for each in pair):
+            self._forget([rank for rank, round_ in newest.items() if round_ < copy.round])
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in [each for each in ranks if each not in self._coming]:
+            for buffer in self._buffers.pop(rank):
+                self._arrivals.pop(buffer, None)
+                buffer.close()
+
+
+def _is_checkpoint(copy: Copy) -> bool:
+    """Whether its numbers can be those of a checkpoint: looked at before anything is done by them."""
+    return (
+        0 <= copy.local_rank < MAX_LOCAL_RANKS
+        and 0 <= copy.step < LARGEST
+        and 0 <= copy.sequence < LARGEST
+        and 0 < copy.layout <= MAX_LAYOUT
+        and 0 <= copy.data < LARGEST
+        and 0 <= copy.sums <= SUM * (chunks(copy.data) + 1)
+    )
 
 
 def _own_identity() -> tuple[ssl.SSLContext, str]:

@@ -36,6 +36,8 @@ class Partner:
         self._door: Door | None = None
         self._token: Callable[[], bytes] = bytes
         self._rate = _rate(environ)
+        self._stream: Stream | None = None
+        """What is being sent on."""
 
     @property
     def there(self) -> bool:
@@ -49,29 +51,33 @@ class Partner:
     def enter(self, round_: Round, door: Door | None) -> None:
         """From now on copies go here."""
         self._round, self._door = round_, door
+        if (stream := self._stream) is not None:  # of an older round: nobody takes it any more
+            stream.cut()
 
     def copy(self, local_rank: int, buffer: Buffer, sequence: int) -> str:
         """Bring what was committed as `sequence` to the other node: an empty answer, or why it is not there."""
-        door, record = self._door, buffer.record()
+        round_, door, record = self._round, self._door, buffer.record()
         if door is None:
             return "there is no other node to copy to"
         if record is None or record.sequence != sequence:
             return "it was not copied: a newer step took its place in memory"
         try:
-            with contextlib.closing(call(door, self._token())) as stream:
-                return self._send(stream, local_rank, buffer, record)
+            with contextlib.closing(call(door, self._token())) as self._stream:
+                return self._send(self._stream, round_, local_rank, buffer, record)
         except NotWhole as error:
             return f"step {record.step} was not copied: {error}"
         except (OSError, NotWelcome) as error:
             return f"step {record.step} was not copied to another node: {error}"
+        finally:
+            self._stream = None
 
-    def _send(self, stream: Stream, local_rank: int, buffer: Buffer, record: Record) -> str:
+    def _send(self, stream: Stream, round_: Round, local_rank: int, buffer: Buffer, record: Record) -> str:
         deadline = copy_deadline(record.length)
         table = array("q", sealed(buffer, record)).tobytes()
         layout = bytes(buffer.map()[PAGE : PAGE + record.layout_length])
         stream.say(
             Copy(
-                round=self._round,
+                round=round_,
                 local_rank=local_rank,
                 sequence=record.sequence,
                 step=record.step,

@@ -55,6 +55,8 @@ from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, sto
 log = logging.getLogger("resile.agent")
 
 BACKLOG = 256
+LOOK_AGAIN = 5.0
+"""Seconds between two looks at whether the copies of another node are still needed."""
 PAUSES = (0.5, 1.5, 4.0)
 """Seconds before each further try, if storage does not take a checkpoint."""
 _decoder = msgspec.msgpack.Decoder(ToAgent)
@@ -66,6 +68,8 @@ class _Peer:
     def __init__(self, line: socket.socket) -> None:
         self.line = line
         self.local_rank: int | None = None
+        self.fills = False
+        """The buffers of that rank are its own; else it only looks at them."""
 
     def send(self, answer: FromAgent, descriptors: list[int] | None = None) -> None:
         """Never waits: whoever does not read its answers does without."""
@@ -135,6 +139,7 @@ class Vault:
         self._copying = _Worker("resile-copy-out", logging.WARNING)
         self.copies = Copies(self._room_for)
         self.partner = Partner()
+        self._alone: asyncio.TimerHandle | None = None
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
@@ -164,6 +169,23 @@ class Vault:
         """This node is in another round now."""
         self.copies.enter(round_)
         self.partner.enter(round_, partner)
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+        if partner is None:
+            self._outlive_copies({rank: self._newest(rank) for rank in self._buffers})
+
+    def _outlive_copies(self, before: dict[int, int]) -> None:
+        """Alone, a node needs copies for restoring: once its processes have saved again, their memory is given back."""
+        filled = {peer.local_rank for peer in self._peers.values() if peer.fills and peer.local_rank is not None}
+        if filled and all(self._newest(rank) > before.get(rank, 0) for rank in filled):
+            self.copies.give_back()
+        elif self.copies.buffers:
+            self._alone = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._outlive_copies, before)
+
+    def _newest(self, local_rank: int) -> int:
+        records = [buffer.record() for buffer in self._buffers.get(local_rank, ())]
+        return max((record.sequence for record in records if record is not None), default=0)
 
     def close(self) -> None:
         """Give all memory back."""
@@ -172,6 +194,8 @@ class Vault:
             loop.remove_reader(self._listener)
             self._listener.close()
             self._path.unlink(missing_ok=True)
+        if self._alone is not None:
+            self._alone.cancel()
         for peer in list(self._peers.values()):
             self._hang_up(peer)
         self.copies.close()
@@ -271,8 +295,10 @@ class Vault:
             case AskPartner():
                 peer.send(PartnerIs(there=self.partner.there))
             case OpenCopies():
-                held = [each.descriptor for each in self.copies.buffers if each.record() is not None]
-                peer.send(CopiesOpened(), held[:MAX_COPIES])
+                held = self.copies.descriptors(MAX_COPIES)
+                peer.send(CopiesOpened(), held)
+                for descriptor in held:
+                    os.close(descriptor)
 
     def _open(self, peer: _Peer, word: Open) -> None:
         rank = word.local_rank
@@ -285,6 +311,7 @@ class Vault:
             peer.send(Opened(error=f"no memory for checkpoints: {error.strerror}"))
             return
         peer.local_rank, self._buffers[rank] = rank, buffers
+        peer.fills = not word.reads
         if not word.reads:
             self._take_over(buffers)
         peer.send(Opened(), [buffer.descriptor for buffer in buffers])
@@ -320,8 +347,9 @@ class Vault:
 
     def _room_for(self, need: int) -> str:
         """Why there is no memory for so much more; empty if there is. Any thread may ask."""
-        everything = [buffer for each in list(self._buffers.values()) for buffer in each] + self.copies.buffers
-        taken, untouched = sum(each.size for each in everything), sum(each.untouched for each in everything)
+        own = [buffer for each in list(self._buffers.values()) for buffer in each]
+        taken, untouched = self.copies.sizes()
+        taken, untouched = taken + sum(each.size for each in own), untouched + sum(each.untouched for each in own)
         return short_of(need, taken, untouched)
 
     def _do(

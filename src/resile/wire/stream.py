@@ -8,6 +8,7 @@ came over the master's own TLS. Every wait has a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import socket
@@ -39,6 +40,11 @@ class Stream:
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+
+    def cut(self) -> None:
+        """Have whoever waits on it hear that it is over. The one method for other threads than its own."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own is for its own thread
 
     def say(self, message: Message, deadline: float) -> None:
         """Send one message.
@@ -122,14 +128,20 @@ def call(door: Door, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> Strea
         raise CannotConnect(f"the agent at {where} did not finish the handshake: {error}") from None
 
 
-def admit(sock: socket.socket, peer: str, token: bytes, tls: ssl.SSLContext | None) -> Stream:
+def admit(
+    sock: socket.socket,
+    peer: str,
+    token: bytes,
+    tls: ssl.SSLContext | None,
+    timeout: float = HANDSHAKE_DEADLINE,
+) -> Stream:
     """The side that was called: a stream once the caller has proved itself. `sock` is closed if it does not.
 
     Raises:
         NotWelcome: it has another token, or none.
         OSError: it hung up, or took too long.
     """
-    deadline = time.monotonic() + HANDSHAKE_DEADLINE
+    deadline = time.monotonic() + timeout
     try:
         sock.settimeout(_left(deadline))
         if tls is not None:
