@@ -80,7 +80,7 @@ def test_writers_with_the_same_process_number_do_not_meet(tmp_path: Path) -> Non
 )
 def test_a_part_whose_numbers_are_not_possible_is_not_used(change: dict[str, Any]) -> None:
     part = Part.of(layout_of(), 5, (1, 2))
-    assert Part.decode(part.encode()) == part
+    assert Part.decode(part.encode()).items == part.items
     if "items" in change:
         change = {"items": (msgspec.structs.replace(part.items[0], **change["items"]),)}
     with pytest.raises(ValueError, match=r"bytes to store|is outside of it"):
