@@ -20,15 +20,20 @@ STEPS = EPOCHS * 16
 """The last of an epoch has 8 samples: there the ranks' shares differ."""
 STORE_EVERY = 4
 
-MOMENTS = ("forward", "averaging", "commit", "copy", "record", "after")
+IN_STEP, IN_SAVE = ("forward", "averaging", "commit"), ("copy", "record")
 """In mid-step: before the backward pass, with gradients on their way, with the optimizer's step taken and the rest not.
-In mid-save: nothing copied, everything copied and not yet committed. And between two steps."""
+In mid-save: nothing copied, everything copied and not yet committed."""
+MOMENTS = (*IN_STEP, *IN_SAVE, "after")
+"""And between two steps."""
+TARGETS = ("rank", "node", "master")
 ALONE = ("forward", "copy", "after")
 """Moments that a rank comes to whether the others live or not: there all can be killed at once."""
 GIVING = "giving"
 """A survivor gives its state to a newcomer: only after another blow."""
 STORING = "storing"
 """The node's agent has begun to write a checkpoint to storage and has not committed it."""
+DATA = ("batches", "halves", "loader")
+"""One backward pass in a step; two; or as many as an `ElasticLoader` with a worker process says."""
 
 
 class Blow(NamedTuple):
@@ -62,18 +67,64 @@ class Shape(NamedTuple):
         return self.fewest == self.nodes and self.processes == 1
 
 
+class Work(NamedTuple):
+    """What is trained, and by how many: all that the result depends on."""
+
+    optimizer: str
+    data: str
+    sharded: bool
+    norm: str
+    world: int
+
+
 class Schedule(NamedTuple):
     """Everything about a run that a seed decides."""
 
     optimizer: str
+    data: str
+    sharded: bool
+    """Each rank has a part of the model (`fully_shard`) and not all of it."""
     shape: Shape
     blows: tuple[Blow, ...]
 
     @property
-    def norm(self) -> str:
-        """A batch norm looks at one rank's part of a batch, so it depends on the size of the world."""
-        return "BatchNorm1d" if self.shape.fixed else "LayerNorm"
+    def work(self) -> Work:
+        """A batch norm looks at one rank's part of one pass, so it depends on the size of the world."""
+        norm = "BatchNorm1d" if self.shape.fixed and self.data == "batches" and not self.sharded else "LayerNorm"
+        return Work(self.optimizer, self.data, self.sharded, norm, self.shape.world)
 
+    @property
+    def at_once(self) -> list[list[int]]:
+        """The numbers of blows that fall together."""
+        numbers: dict[tuple[int, str], list[int]] = {}
+        for number, blow in enumerate(self.blows):
+            if blow.moment != GIVING:
+                numbers.setdefault((blow.step, blow.moment), []).append(number)
+        return [each for each in numbers.values() if len(each) > 1]
+
+
+SHORT = {
+    "a-rank-in-mid-step-then-a-node-and-the-master-at-once-in-mid-save": Schedule(
+        "Adam",
+        "loader",
+        False,
+        Shape(3, 1, 3),
+        (Blow(4, "averaging", "rank", 1), Blow(20, "record", "node", 0), Blow(20, "record", "master", 2)),
+    ),
+    "shards-lose-a-rank-in-mid-commit-a-node-in-mid-store-and-then-all": Schedule(
+        "SGD",
+        "halves",
+        True,
+        Shape(2, 1, 1),
+        (
+            Blow(4, "commit", "rank", 1),
+            Blow(16, STORING, "node", 0),
+            Blow(32, "copy", "rank", 0),
+            Blow(32, "copy", "rank", 1),
+        ),
+    ),
+}
+"""Not drawn but made so that every kind of blow is among them."""
 
 SHAPES = (Shape(3, 1, 3), Shape(3, 1, 3), Shape(3, 1, 1), Shape(2, 2, 1))
 
@@ -82,10 +133,12 @@ def draw(seed: int, events: int = 3) -> Schedule:
     """The schedule of a seed: at each of some steps one blow, two at once, or one in the middle of the recovery."""
     lots = random.Random(seed)
     shape = lots.choice(SHAPES)
-    optimizer = lots.choice(("SGD", "Adam"))
+    optimizer, data, sharded = lots.choice(("SGD", "Adam")), lots.choice(DATA), lots.random() < 0.3
     steps = sorted(lots.sample(range(STORE_EVERY, STEPS - STORE_EVERY, STORE_EVERY), events))
     blows = tuple(blow for step in steps for blow in _event(lots, shape, step))
-    return Schedule(optimizer, shape, blows)
+    if sharded:  # nobody has a whole state to give
+        blows = tuple(blow for blow in blows if blow.moment != GIVING)
+    return Schedule(optimizer, data, sharded, shape, blows)
 
 
 def _event(lots: random.Random, shape: Shape, step: int) -> Iterator[Blow]:
@@ -93,9 +146,8 @@ def _event(lots: random.Random, shape: Shape, step: int) -> Iterator[Blow]:
     kind = lots.choice(("one", "one", "two", "all", GIVING))
     moment, target = lots.choice(MOMENTS), lots.choice(("rank", "rank", "node", "node", "master"))
     rank = lots.randrange(shape.world)
-    if kind == "all":
+    if kind == "all" and step >= 3 * STORE_EVERY:  # by then storage has something, if all memory goes
         moment, target = lots.choice(ALONE), lots.choice(("rank", "node") if shape.processes == 1 else ("rank",))
-        step = max(step, 3 * STORE_EVERY)  # by then storage has something, if all memory goes
         yield from (Blow(step, moment, target, each) for each in range(shape.world))
         return
     if target == "node" and lots.random() < 0.3:
@@ -113,16 +165,18 @@ def _event(lots: random.Random, shape: Shape, step: int) -> Iterator[Blow]:
 TRAIN = (
     SETTING
     + """
-import contextlib, glob, signal
+import contextlib, glob, signal, warnings
+warnings.simplefilter("ignore")
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from resile.checkpoint.buffer import Buffer
-from resile.torch import Checkpointer
+from resile.torch import Checkpointer, ElasticLoader
 
 BLOWS = [dict(zip(("step", "moment", "target", "rank"), blow)) for blow in json.loads(os.environ.get("BLOWS", "[]"))]
-WORLD, EPOCHS, STORE_EVERY = (int(os.environ[name]) for name in ("WHOLE", "EPOCHS", "STORE_EVERY"))
-STORAGE = os.path.join(HERE, "storage") if BLOWS else None
-total = EPOCHS * sampler.steps_per_epoch
-stepping = False
+WORLD, EPOCHS, STORE_EVERY, LAST = (int(os.environ[name]) for name in ("WHOLE", "EPOCHS", "STORE_EVERY", "STEPS"))
+DATA, SHARDED = os.environ["DATA"], os.environ["SHARDED"] == "True"
+STORAGE = os.path.join(HERE, "storage")
+stepping, total = False, 0
 
 
 def open_blows():
@@ -142,17 +196,43 @@ def strike(moment):
             continue
         if moment == "storing":
             await_draft()
-        note("blow", number=number, node=int(os.environ["NODE"]), **blow)
+        note("blow", number=number, node=int(os.environ["NODE"]), round=elastic.round, **blow)
         with open(os.path.join(HERE, f"blow-{number}"), "x"):
             pass
+        await_others(blow)
         if blow["target"] == "master":
-            for announced in glob.glob(os.path.join(os.environ["RESILE_STATE_DIR"], "runs", "*", "master.json")):
-                with contextlib.suppress(ProcessLookupError), open(announced) as file:
-                    os.kill(json.load(file)["pid"], signal.SIGKILL)  # unless an earlier blow has killed it
+            strike_master(number)
             continue
         if blow["target"] == "node":
             os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def strike_master(number):
+    '''The one that lives; if an earlier blow has just killed it, its successor.'''
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        for announced in glob.glob(os.path.join(os.environ["RESILE_STATE_DIR"], "runs", "*", "master.json")):
+            with contextlib.suppress(ProcessLookupError, ValueError), open(announced) as file:
+                os.kill(json.load(file)["pid"], signal.SIGKILL)
+                note("master", number=number)
+                open(os.path.join(HERE, f"struck-{number}"), "x").close()
+                return
+        time.sleep(0.01)
+
+
+def await_others(blow):
+    '''Until all that are to fall at this step and moment are about to: nobody notices one of them before.'''
+    if blow["moment"] == "giving":
+        return
+    same = lambda other: (other["step"], other["moment"]) == (blow["step"], blow["moment"])
+    together = [n for n, other in enumerate(BLOWS) if same(other)]
+    awaited = [f"blow-{n}" for n in together]
+    if blow["target"] != "master":  # whoever strikes the master must live to do so
+        awaited += [f"struck-{n}" for n in together if BLOWS[n]["target"] == "master"]
+    until = time.monotonic() + 60
+    while not all(map(there, awaited)) and time.monotonic() < until:
+        time.sleep(0.002)
 
 
 def await_draft():
@@ -185,44 +265,85 @@ def give(tensor, src, **kwargs):
 
 broadcast, dist.broadcast = dist.broadcast, give
 striking("averaging", dist, "all_reduce")
+striking("averaging", dist, "reduce_scatter_single")  # of shards
 striking("copy", Buffer, "begin")
 striking("record", Buffer, "commit", first=True)
-optimizer.register_step_post_hook(lambda *_: strike("commit"))
 
-checkpointer = Checkpointer(STORAGE, store_every=STORE_EVERY, keep_last=0) if BLOWS else None
-elastic = Elastic(model, optimizer, sampler=sampler, scheduler=scheduler, state={"seen": seen},
-                  before_step=lambda: seen.steps.append([sampler.epoch, sampler.completed, share.total, elastic.round]),
-                  checkpointer=checkpointer)
+
+def build():
+    '''The same in every round; what it holds comes from a checkpoint.'''
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.Linear(16, 2)]
+    model = torch.nn.Sequential(*layers)
+    for part in (layers[0], layers[3], model):
+        fully_shard(part)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    optimizer.register_step_post_hook(lambda *_: strike("commit"))
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 50)
+
+
+def before_step():
+    seen.steps.append([sampler.epoch, sampler.completed, total, elastic.round])
+
+
+if DATA == "loader":
+    numbered = [(number, inputs[number], labels[number]) for number in range(SIZE)]
+    sampler = ElasticLoader(numbered, global_batch_size=int(os.environ["BATCH"]), micro_batch_size=2, num_workers=1)
+rest = {"sampler": sampler, "state": {"seen": seen}, "before_step": before_step}
+if BLOWS or SHARDED:
+    rest["checkpointer"] = Checkpointer(STORAGE, store_every=STORE_EVERY, keep_last=0)
+if SHARDED:
+    elastic = Elastic(build=build, **rest)
+else:
+    optimizer.register_step_post_hook(lambda *_: strike("commit"))
+    elastic = Elastic(model, optimizer, scheduler=scheduler, **rest)
+
+
+def passes(dealt):
+    '''What this rank has of a step: weight, numbers, inputs and labels of each pass; and what the world has.'''
+    if DATA == "loader":
+        return [(share.weight, ids.tolist(), *batch) for share, (ids, *batch) in dealt], dealt.total
+    share, batch = dealt
+    half = len(batch) // 2 if DATA == "halves" else 0
+    parts = [part for part in (batch[:half], batch[half:]) if part]
+    return [(share.weight * len(part) / len(batch), part, inputs[part], labels[part]) for part in parts], share.total
 
 
 def numbers():
-    '''All that training has made, as numbers that JSON keeps exactly.'''
-    tensors = [tensor for _, tensor in sorted(model.state_dict().items())]
-    for parameter in optimizer.param_groups[0]["params"]:
-        tensors += [tensor for _, tensor in sorted(optimizer.state[parameter].items())]
+    '''All that training has made, as numbers that JSON keeps exactly. Of shards: by all ranks together.'''
+    tensors = [tensor for _, tensor in sorted(elastic.model.state_dict().items())]
+    for parameter in elastic.optimizer.param_groups[0]["params"]:
+        tensors += [tensor for _, tensor in sorted(elastic.optimizer.state[parameter].items())]
+    tensors = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in tensors]
     return [number for tensor in tensors for number in tensor.double().flatten().tolist()]
 
 
-for share, batch in elastic.epochs(EPOCHS, sampler):
-    with elastic.step():
+for dealt in elastic.epochs(EPOCHS, sampler):
+    own, total = passes(dealt)
+    with elastic.step(backwards=len(own)):
         stepping = True
         while elastic.world < WORLD and not elastic._lost and (
-            elastic.completed == total - 1 or any(BLOWS[number]["step"] <= elastic.completed for number in open_blows())
+            elastic.completed == LAST - 1 or any(BLOWS[number]["step"] <= elastic.completed for number in open_blows())
         ):
             time.sleep(0.01)
+        if elastic.completed == LAST - 1 and elastic.world < WORLD:  # alone it could take even the last step
+            raise RuntimeError("the round is over: all are to be there at the end")
         note("gave", step=elastic.completed, round=elastic.round, world=elastic.world,
-             samples=[sampler.epoch, batch if share.count else []])
+             samples=[sampler.epoch, [number for weight, part, *_ in own if weight for number in part]])
         strike("forward")
-        loss = torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
-        (loss * share.weight).backward()
+        for weight, _, pictures, names in own:
+            loss = torch.nn.functional.cross_entropy(elastic.model(pictures), names)
+            (loss * weight).backward()
     stepping = False
     if elastic.stepped:
         begin()
         strike("after")
         if BLOWS and elastic.completed % STORE_EVERY == 0:
             strike("storing")
-        if not BLOWS and elastic.rank == 0:
-            note("state", step=elastic.completed, numbers=numbers())
+        if not BLOWS and (SHARDED or elastic.rank == 0):
+            made = numbers()
+            if elastic.rank == 0:
+                note("state", step=elastic.completed, numbers=made)
 note("end", numbers=numbers(), seen=seen.steps, steps=elastic.completed)
 """
 )
