@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from resile.checkpoint.layout import Part
-from resile.checkpoint.storage import CannotStore, Storage, new_file, store_committed
+from resile.checkpoint.storage import CannotStore, Storage, new_file, open_storage, store_committed
 from tests.checkpoint.parts import filled, layout_of
 
 
@@ -25,6 +25,19 @@ def test_a_step_is_there_only_when_every_rank_has_stored_its_part(tmp_path: Path
     names = sorted(os.listdir(storage.path(10)))
     assert names == [".metadata", *(f"__{rank}{rest}" for rank in range(3) for rest in (".resile.json", "_0.distcp"))]
     assert (storage.path(10) / "__1_0.distcp").read_bytes() == bytes([10]) * layout_of().length
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_commit_reads_every_part_once_however_many_ranks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    world, read = 20, []
+    decode = Part.decode
+    monkeypatch.setattr(Part, "decode", lambda data: read.append(data) or decode(data))
+    storage = open_storage(f"{scheme}{tmp_path}")
+    layouts = [msgspec.structs.replace(layout_of(rank=rank, world=world), stored=0) for rank in range(world)]
+    assert [storage.store(*filled(layout, step=5)) for layout in layouts] == [False] * (world - 1) + [True]
+    assert len(read) == world
 
 
 def test_parts_of_different_attempts_never_make_a_step(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class ObjectStorage:
         self._root = str(root).rstrip("/")
         self._keep_last = keep_last
         self._keep_every = keep_every
+        self._attempts: dict[int, str] = {}
+        """The attempt that each step is of whose parts were asked for last."""
 
     def where(self, step: int) -> str:
         """What `torch.distributed.checkpoint.load` takes, with its FsspecReader."""
@@ -103,7 +105,9 @@ class ObjectStorage:
                     for block in blocks:
                         file.write(block)
             part = Part.of(layout, step, sums)
-            self._fs.pipe_file(f"{self._path(step)}/__{layout.rank}.{attempt}.resile.json", part.encode())
+            self._fs.pipe_file(f"{self._path(step)}/{_part_file(layout.rank, attempt)}", part.encode())
+            if not {_part_file(rank, attempt) for rank in range(layout.world)} <= set(self._names(step)):
+                return False  # without reading any: of so many ranks only the last one needs them
             parts = self._parts(step, attempt)
             if [each.rank for each in parts] != list(range(layout.world)):
                 return False
@@ -122,7 +126,8 @@ class ObjectStorage:
             NotWhole: one is not as it was written, or `.metadata` is of none of the attempts there.
             Unreadable: the store does not give them.
         """
-        return self._committed(step)[1]
+        self._attempts[step], parts = self._committed(step)
+        return parts
 
     def _committed(self, step: int) -> tuple[str, list[Part]]:
         """The attempt that `.metadata` is of, and its parts."""
@@ -159,7 +164,9 @@ class ObjectStorage:
             NotWhole: it is not there.
             Unreadable: the store does not give it, now or while it is being read.
         """
-        name = data_file(part.rank, self._committed(step)[0])
+        if step not in self._attempts:
+            self.parts(step)
+        name = data_file(part.rank, self._attempts[step])
         with self._reading(step, name):
             file = self._fs.open(f"{self._path(step)}/{name}", "rb")
         try:
@@ -254,6 +261,10 @@ class ObjectStorage:
         except FileNotFoundError:
             return []
         return [str(name).rstrip("/").rpartition("/")[2] for name in found]
+
+
+def _part_file(rank: int, attempt: str) -> str:
+    return f"__{rank}.{attempt}.resile.json"
 
 
 def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryview]:

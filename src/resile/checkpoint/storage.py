@@ -225,6 +225,8 @@ class Storage:
 
     def _commit(self, draft: Path, step: int, world: int) -> bool:
         try:
+            if not {part_file(rank) for rank in range(world)} <= set(os.listdir(draft)):
+                return False  # without reading any: of so many ranks only the last one needs them
             parts = self._parts(draft)
             if [part.rank for part in parts] != list(range(world)):
                 return False
