@@ -2,13 +2,15 @@
 
 One process under `resile run` saves a module of 64 tensors, in turns with a plain memcpy of the same bytes,
 DCP's `async_save` and `torch.save`, so that other work on the machine troubles all alike. Then it kills itself with -9,
-and its successor restores from the agent's memory.
+and its successor restores from the agent's memory. That is done three times, in turns with the same under DLRover. What
+checkpoints cost where another node keeps a copy of them is seen on two nodes that train a sharded model.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,36 +18,33 @@ from typing import Any
 import msgspec
 
 from benchmarks.flash import Flash, measure
-from benchmarks.harness import BIN, GaveUp, Row, Workplace, say, wait_for
+from benchmarks.harness import BIN, GaveUp, Row, Run, Workplace, descendants, say, wait_for
 from benchmarks.peers import DLROVER
+from benchmarks.saving import HEAD
 
 GIB = 1024
 QUICK = 256
 SECONDS = 300.0
-SCRIPT = """
-import ctypes, json, os, shutil, signal, sys, time, warnings
-warnings.simplefilter("ignore")
-import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+SCRIPT = (
+    "import warnings\nwarnings.simplefilter('ignore')\n"
+    + HEAD
+    + """
+import ctypes, shutil
+import torch.distributed.checkpoint as dcp
 from resile.torch import Checkpointer
-
-mib, rounds = int(sys.argv[1]), int(sys.argv[2])
-here = os.path.dirname(os.path.abspath(__file__))
-dist.init_process_group("gloo")
-module = torch.nn.ParameterList(torch.full((mib * 4096,), float(n)) for n in range(64))
 state = {"module": module}
 checkpointer = Checkpointer()
 
 
-def timed(work):
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def write(name, figures):
-    with open(os.path.join(here, name + ".new"), "w") as file:
-        json.dump(figures, file)
-    os.replace(os.path.join(here, name + ".new"), os.path.join(here, name))
+def peers():
+    directory, file = os.path.join(here, "dcp"), os.path.join(here, "plain.pt")
+    futures = []
+    figures["async_save"].append(timed(lambda: futures.append(dcp.async_save(plain, checkpoint_id=directory))))
+    futures[0].result()
+    shutil.rmtree(directory)
+    figures["torch_save"].append(timed(lambda: torch.save(plain, file)))
+    figures["torch_load"].append(timed(lambda: torch.load(file, weights_only=True)))
+    os.unlink(file)
 
 
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -81,28 +80,47 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         figures["overlap"].append(timed(lambda: checkpointer.save(turn + 1000, state, overlap=True)))
         figures["copied"].append(timed(checkpointer.before_update))
         checkpointer.wait()
+        if turn % 3 == 2:
+            peers()
     blocks = sum(os.fstat(buffer.descriptor).st_blocks * 512 for buffer in checkpointer._vault.buffers)
     figures["memory"] = blocks / source.nbytes
-    for turn in range(max(1, rounds // 3)):
-        directory = os.path.join(here, "dcp")
-        futures = []
-        figures["async_save"].append(timed(lambda: futures.append(dcp.async_save(plain, checkpoint_id=directory))))
-        futures[0].result()
-        shutil.rmtree(directory)
-        file = os.path.join(here, "plain.pt")
-        figures["torch_save"].append(timed(lambda: torch.save(plain, file)))
-        figures["torch_load"].append(timed(lambda: torch.load(file, weights_only=True)))
-        os.unlink(file)
     write("saves", figures)
     os.kill(os.getpid(), signal.SIGKILL)
 
-with torch.no_grad():
-    for parameter in module:
-        parameter.fill_(-1.0)
+spoil()
 seconds = timed(lambda: checkpointer.restore(state))
-assert all(bool((p == n).all()) for n, p in enumerate(module)), "what was restored is not what was saved"
-write("restore", {"restore": seconds})
+check()
+write("restore", seconds)
 """
+)
+
+
+HALVES = """
+import os, sys
+import warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from resile.torch import Checkpointer
+
+dist.init_process_group("gloo")
+model = torch.nn.ParameterList(torch.zeros(int(sys.argv[1]) * 16384) for n in range(16))
+fully_shard(model)
+checkpointer = Checkpointer()
+checkpointer.restore({"module": model})
+kept = 0
+step = 0
+while kept < 4:
+    step += 1
+    kept += checkpointer.save(step, {"module": model})
+    checkpointer.wait()
+    dist.barrier()
+open("done", "w").close()
+dist.barrier()
+import time
+time.sleep(3600)
+"""
+KINDS = ("checkpoint", "copy")
 
 
 class Saves(msgspec.Struct):
@@ -123,63 +141,133 @@ class Saves(msgspec.Struct):
 
 def run(quick: bool, mib: int = 0, peers: bool = True) -> list[Row]:
     mib = mib or (QUICK if quick else GIB)
+    ours: list[Saves] = []
+    restored: list[float] = []
+    theirs: list[Flash] = []
+    for _ in range(1 if quick else 3):
+        saves, restore = _measure(mib)
+        ours.append(saves)
+        restored.append(restore)
+        if peers and (flash := measure(mib, 3)) is not None:
+            theirs.append(flash)
+    return _rows(mib, ours, restored, theirs) + _replicas(16 if mib < QUICK else QUICK)
+
+
+def _measure(mib: int) -> tuple[Saves, float]:
+    """What one process and its successor need."""
     with Workplace() as place:
         script = place.script("checkpoint.py", SCRIPT)
-        words = ["--standalone", "--max-restarts", "1", str(script), str(mib), "3" if quick else "9"]
         say(f"checkpoint: saving {mib} MiB in turns with memcpy, DCP and torch.save")
+        words = ["--standalone", "--max-restarts", "1", str(script), str(mib), "3"]
         process = place.start([BIN / "resile", "run", *words])
         saves = wait_for("all saves", partial(_read, place.path / "saves", Saves, process), SECONDS)
         say("checkpoint: killed it; waiting for its successor to restore")
-        restored = wait_for("the restore", partial(_read, place.path / "restore", dict[str, float], process), SECONDS)
-    flash = measure(mib, 3) if peers else None
+        restored = wait_for("the restore", partial(_read, place.path / "restore", float, process), SECONDS)
+    return saves, restored
+
+
+def _rows(mib: int, ours: list[Saves], restored: list[float], theirs: list[Flash]) -> list[Row]:
     name = "checkpoint of 1 GiB" if mib == GIB else f"checkpoint of {mib} MiB"
-    memcpy = statistics.median(saves.memcpy)
-    first, steady = saves.save[0] / memcpy, statistics.median(saves.save[1:]) / memcpy
-    dcp = statistics.median(saves.async_save)
-    figures = f"memcpy {_list(saves.memcpy)} (by tensor {_list(saves.each)}); save {_list(saves.save)}"
+    memcpy = statistics.median(_all(ours, "memcpy"))
+    firsts, later = [each.save[0] for each in ours], [took for each in ours for took in each.save[1:]]
+    dcp, overlap = _all(ours, "async_save"), _all(ours, "overlap")
+    figures = f"memcpy {_list(_all(ours, 'memcpy'))} (by tensor {_list(_all(ours, 'each'))}); save {_list(later)}"
     return [
         Row(
-            measure=f"{name}: stall of the first save",
-            value=first,
+            measure=f"{name}: stall of the first save, median",
+            value=statistics.median(firsts) / memcpy,
             unit="memcpy",
             bar=1.2,
-            peer=dcp / memcpy,
-            others=_dlrover(flash, lambda their: their.saves[0] / memcpy),
+            peer=statistics.median(dcp) / memcpy,
+            others=_dlrover([each.saves[0] / memcpy for each in theirs]),
+            note=_list(firsts),
         ),
         Row(
             measure=f"{name}: stall of later saves, median",
-            value=steady,
+            value=statistics.median(later) / memcpy,
             unit="memcpy",
             bar=1.2,
-            peer=dcp / memcpy,
-            others=_dlrover(flash, lambda their: statistics.median(their.saves[1:]) / memcpy),
-            note=f"{figures}; peer: DCP async_save {_list(saves.async_save)}, torch.save {_list(saves.torch_save)}",
+            peer=statistics.median(dcp) / memcpy,
+            others=_dlrover([took / memcpy for each in theirs for took in each.saves[1:]]),
+            note=f"{figures}; peer: DCP async_save {_list(dcp)}, torch.save {_list(_all(ours, 'torch_save'))}",
         ),
         Row(
             measure=f"{name}: stall with overlap, median",
-            value=statistics.median(saves.overlap) * 1000,
+            value=statistics.median(overlap) * 1000,
             unit="ms",
             bar=10.0,
-            peer=dcp * 1000,
-            note=f"{_list(saves.overlap)}; the copy itself then took {_list(saves.copied)}",
+            peer=statistics.median(dcp) * 1000,
+            note=f"{_list(overlap)}; the copy itself then took {_list(_all(ours, 'copied'))}",
         ),
         Row(
-            measure=f"{name}: restored by a restarted process",
-            value=restored["restore"],
+            measure=f"{name}: restored by a restarted process, median",
+            value=statistics.median(restored),
             unit="s",
             bar=0.15 * mib / GIB,
-            peer=statistics.median(saves.torch_load),
-            others=_dlrover(flash, lambda their: their.load),
-            note="every byte checked and copied; peer: torch.load from the page cache",
+            peer=statistics.median(_all(ours, "torch_load")),
+            others=_dlrover([each.load for each in theirs if each.load is not None]),
+            note=f"{_list(restored)}, every byte checked and copied; peer: torch.load from the page cache",
         ),
-        Row(measure=f"{name}: memory taken, in states", value=saves.memory, unit="states", bar=2.01),
+        Row(measure=f"{name}: memory taken", value=max(each.memory for each in ours), unit="states", bar=2.01),
     ]
 
 
-def _dlrover(flash: Flash | None, figure: Callable[[Flash], float | None]) -> dict[str, float]:
-    """One of DLRover's figures, if there is any."""
-    found = figure(flash) if flash is not None else None
-    return {} if found is None else {DLROVER: found}
+def _replicas(mib: int) -> list[Row]:
+    """What two nodes need to keep their halves of a state, and each other's."""
+    with Workplace() as place:
+        say(f"checkpoint: two nodes save {mib} MiB in halves, and copy them to each other")
+        nodes = Run(place, "2:2", [place.script("halves.py", HALVES), str(mib)])
+        agents = [nodes.agent() for _ in range(2)]
+
+        def copied() -> list[Taken] | None:
+            taken = [_taken(agent.pid) for agent in agents]
+            if any(agent.poll() is not None for agent in agents):
+                raise GaveUp("a node ended early")
+            done = (place.path / "done").exists() and all(each.own and each.copies for each in taken)
+            return taken if done else None
+
+        taken = wait_for("copies on both nodes", copied, SECONDS, 0.2)
+    half = mib / 2
+    most = max(taken, key=lambda each: each.own + each.copies)
+    return [
+        Row(
+            measure=f"checkpoint in halves on two nodes ({mib} MiB): memory of a node with its copies",
+            value=(most.own + most.copies) / half,
+            unit="states",
+            bar=4.1,
+            note=f"{most.own / half:.2f} for its own and {most.copies / half:.2f} for the other node's, two of each",
+        )
+    ]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """MiB of memory that a node's agent and processes hold for checkpoints."""
+
+    own: float
+    copies: float
+
+
+def _taken(agent: int) -> Taken:
+    """Each buffer counted once, whoever has it open or mapped."""
+    found: dict[int, tuple[str, int]] = {}
+    for pid in descendants(agent):
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                state, name = entry.stat(), os.readlink(entry)
+                found[state.st_ino] = (name, state.st_blocks * 512)
+    sums = {
+        kind: sum(size for name, size in found.values() if name.startswith(f"/memfd:resile-{kind}")) for kind in KINDS
+    }
+    return Taken(*(sums[kind] / 2**20 for kind in KINDS))
+
+
+def _all(ours: list[Saves], name: str) -> list[float]:
+    return [each for saves in ours for each in getattr(saves, name)]
+
+
+def _dlrover(figures: list[float]) -> dict[str, float]:
+    """The median of DLRover's figures, if there are any."""
+    return {DLROVER: statistics.median(figures)} if figures else {}
 
 
 def _read(path: Path, kind: Any, process: Any) -> Any:

@@ -13,30 +13,14 @@ import msgspec
 
 from benchmarks.harness import GaveUp, Workplace, say, wait_for
 from benchmarks.peers import Launcher, dlrover, tidied
+from benchmarks.saving import HEAD
 
 SECONDS = 180.0
-SCRIPT = """
-import json, os, signal, sys, time
-import torch, torch.distributed as dist
+SCRIPT = (
+    HEAD
+    + """
 from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
-
-mib, rounds = int(sys.argv[1]), int(sys.argv[2])
-here = os.path.dirname(os.path.abspath(__file__))
-dist.init_process_group("gloo")
-module = torch.nn.ParameterList(torch.full((mib * 4096,), float(n)) for n in range(64))
 checkpointer = DdpCheckpointer(os.path.join(here, "flash"))
-
-
-def timed(work):
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def write(name, figures):
-    with open(os.path.join(here, name + ".new"), "w") as file:
-        json.dump(figures, file)
-    os.replace(os.path.join(here, name + ".new"), os.path.join(here, name))
 
 
 def save(step):
@@ -54,13 +38,12 @@ if not os.path.exists(os.path.join(here, "saves")):
         figures.append(timed(lambda: save(turn + 1)))
     write("saves", figures)
     os.kill(os.getpid(), signal.SIGKILL)
-with torch.no_grad():
-    for parameter in module:
-        parameter.fill_(-1.0)
+spoil()
 seconds = timed(load)
-assert all(bool((p == n).all()) for n, p in enumerate(module)), "what was restored is not what was saved"
+check()
 write("load", seconds)
 """
+)
 
 
 class Flash(msgspec.Struct, frozen=True):
