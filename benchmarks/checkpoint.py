@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.flash import Flash, measure
-from benchmarks.harness import BIN, GaveUp, Row, Run, Workplace, descendants, say, wait_for
+from benchmarks.harness import BIN, GaveUp, Row, Run, Workplace, descendants, listed, say, wait_for
 from benchmarks.peers import DLROVER
 from benchmarks.saving import HEAD
 
@@ -96,8 +96,7 @@ write("restore", seconds)
 
 
 HALVES = """
-import os, sys
-import warnings
+import os, sys, time, warnings
 warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -108,19 +107,15 @@ model = torch.nn.ParameterList(torch.zeros(int(sys.argv[1]) * 16384) for n in ra
 fully_shard(model)
 checkpointer = Checkpointer()
 checkpointer.restore({"module": model})
-kept = 0
-step = 0
+step = kept = 0
 while kept < 4:
     step += 1
     kept += checkpointer.save(step, {"module": model})
     checkpointer.wait()
     dist.barrier()
 open("done", "w").close()
-dist.barrier()
-import time
 time.sleep(3600)
 """
-KINDS = ("checkpoint", "copy")
 
 
 class Saves(msgspec.Struct):
@@ -171,7 +166,9 @@ def _rows(mib: int, ours: list[Saves], restored: list[float], theirs: list[Flash
     memcpy = statistics.median(_all(ours, "memcpy"))
     firsts, later = [each.save[0] for each in ours], [took for each in ours for took in each.save[1:]]
     dcp, overlap = _all(ours, "async_save"), _all(ours, "overlap")
-    figures = f"memcpy {_list(_all(ours, 'memcpy'))} (by tensor {_list(_all(ours, 'each'))}); save {_list(later)}"
+    figures = (
+        f"memcpy {listed(_all(ours, 'memcpy'), 3)} (by tensor {listed(_all(ours, 'each'), 3)}); save {listed(later, 3)}"
+    )
     return [
         Row(
             measure=f"{name}: stall of the first save, median",
@@ -180,7 +177,7 @@ def _rows(mib: int, ours: list[Saves], restored: list[float], theirs: list[Flash
             bar=1.2,
             peer=statistics.median(dcp) / memcpy,
             others=_dlrover([each.saves[0] / memcpy for each in theirs]),
-            note=_list(firsts),
+            note=listed(firsts, 3),
         ),
         Row(
             measure=f"{name}: stall of later saves, median",
@@ -189,7 +186,7 @@ def _rows(mib: int, ours: list[Saves], restored: list[float], theirs: list[Flash
             bar=1.2,
             peer=statistics.median(dcp) / memcpy,
             others=_dlrover([took / memcpy for each in theirs for took in each.saves[1:]]),
-            note=f"{figures}; peer: DCP async_save {_list(dcp)}, torch.save {_list(_all(ours, 'torch_save'))}",
+            note=f"{figures}; peer: DCP async_save {listed(dcp, 3)}, torch.save {listed(_all(ours, 'torch_save'), 3)}",
         ),
         Row(
             measure=f"{name}: stall with overlap, median",
@@ -197,7 +194,7 @@ def _rows(mib: int, ours: list[Saves], restored: list[float], theirs: list[Flash
             unit="ms",
             bar=10.0,
             peer=statistics.median(dcp) * 1000,
-            note=f"{_list(overlap)}; the copy itself then took {_list(_all(ours, 'copied'))}",
+            note=f"{listed(overlap, 3)}; the copy itself then took {listed(_all(ours, 'copied'), 3)}",
         ),
         Row(
             measure=f"{name}: restored by a restarted process, median",
@@ -206,7 +203,7 @@ def _rows(mib: int, ours: list[Saves], restored: list[float], theirs: list[Flash
             bar=0.15 * mib / GIB,
             peer=statistics.median(_all(ours, "torch_load")),
             others=_dlrover([each.load for each in theirs if each.load is not None]),
-            note=f"{_list(restored)}, every byte checked and copied; peer: torch.load from the page cache",
+            note=f"{listed(restored, 3)}, every byte checked and copied; peer: torch.load from the page cache",
         ),
         Row(measure=f"{name}: memory taken", value=max(each.memory for each in ours), unit="states", bar=2.01),
     ]
@@ -255,10 +252,11 @@ def _taken(agent: int) -> Taken:
             with contextlib.suppress(OSError):
                 state, name = entry.stat(), os.readlink(entry)
                 found[state.st_ino] = (name, state.st_blocks * 512)
-    sums = {
-        kind: sum(size for name, size in found.values() if name.startswith(f"/memfd:resile-{kind}")) for kind in KINDS
-    }
-    return Taken(*(sums[kind] / 2**20 for kind in KINDS))
+
+    def of(kind: str) -> float:
+        return sum(size for name, size in found.values() if name.startswith(f"/memfd:resile-{kind}")) / 2**20
+
+    return Taken(of("checkpoint"), of("copy"))
 
 
 def _all(ours: list[Saves], name: str) -> list[float]:
@@ -274,7 +272,3 @@ def _read(path: Path, kind: Any, process: Any) -> Any:
     if process.poll() is not None and not path.exists():
         raise GaveUp("the script ended early")
     return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
-
-
-def _list(seconds: list[float]) -> str:
-    return ", ".join(f"{each:.3f}" for each in seconds) + " s"

@@ -2,8 +2,8 @@
 
 Every step is stamped with its round, and only a step of a round that formed after the fault counts: the last step of
 the old round, which may have been under way, does not. Under torchrun and DLRover the same script runs, and is
-restarted. What torchrun needs for the loss of a node (44 to 49 s) is measured once; that it does not come back from a
-frozen one, nor DLRover, was seen earlier on a machine like this, and is not waited for again.
+restarted; each of their figures is the median of three. That torchrun does not come back from a frozen node, nor
+DLRover, was seen earlier on a machine like this, and is not waited for again.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from benchmarks.harness import (
     Workplace,
     descendants,
     free_port,
+    listed,
     percentile,
     say,
     signal_all,
     wait_for,
 )
-from benchmarks.peers import DLROVER, TORCHRUN, Launcher, dlrover, tidied
+from benchmarks.peers import TORCHRUN, Launcher, dlrover, tidied
 
 START_SECONDS = 180.0
 FROZEN_SECONDS = 180.0
 """In which torchrun did not step on without a frozen node; DLRover did not in 600."""
 COLD_KILLS = 3
+PEERS_KILLS = 3
 STEADY = 20
 """Steps of a round before something is done to it."""
 SCRIPT = """
@@ -57,7 +59,7 @@ with open(f"steps.{os.getpid()}", "a", buffering=1) as steps:
             steps.write(f"{time.monotonic()} {elastic.round or attempt} {elastic.world} {elastic.rank} {step}\\n")
 """
 COMPARE = """
-import time
+import os, sys, time
 import torch
 torch.set_num_threads(1)
 from torch.nn.parallel import DistributedDataParallel
@@ -66,7 +68,10 @@ from resile.torch import Elastic
 
 def made():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
+    if sys.argv[2] == "large":
+        model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
+    else:
+        model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(60)))
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -75,7 +80,7 @@ elastic = Elastic(ours, optimizer)
 elastic.meet()
 theirs, their_optimizer = made()
 theirs = DistributedDataParallel(theirs)
-inputs = torch.randn(256, 512)
+inputs = torch.randn(256, ours[0].in_features)
 
 
 def step_of_ours():
@@ -98,14 +103,13 @@ def block(step):
 
 block(step_of_ours), block(step_of_theirs)
 ratios = []
-for turn in range(BLOCKS):
+for turn in range(int(sys.argv[1])):
     pair = (step_of_ours, step_of_theirs)
     first, second = [block(step) for step in (pair if turn % 2 else pair[::-1])]
     ratios.append(first / second if turn % 2 else second / first)
 if elastic.rank == 0:
     with open("ratios.new", "w") as file:
         file.write(" ".join(map(str, ratios)))
-    import os
     os.replace("ratios.new", "ratios")
 """
 
@@ -132,9 +136,9 @@ class World(msgspec.Struct, frozen=True):
 
 def run(quick: bool) -> list[Row]:
     """All rows of the elastic loop."""
-    rows = _killed_ranks(3 if quick else 30)
-    rows += _nodes(1 if quick else 5, None if quick else _torchrun_nodes())
-    rows.append(_steady_cost(5 if quick else 25))
+    rows = _killed_ranks(3 if quick else 30, 1 if quick else PEERS_KILLS)
+    rows += _nodes(1 if quick else 5, None if quick else _torchrun_nodes(PEERS_KILLS))
+    rows += [step_cost(kind, 5 if quick else 25) for kind in ("large", "small")]
     return rows
 
 
@@ -160,11 +164,14 @@ def _kill_ranks(kills: int, *, standbys: int) -> tuple[list[float], list[float]]
     return survivors, whole
 
 
-def _killed_ranks(kills: int) -> list[Row]:
+def _killed_ranks(kills: int, peers_kills: int) -> list[Row]:
     survivors, whole = _kill_ranks(kills, standbys=3)
     _, cold = _kill_ranks(min(kills, COLD_KILLS), standbys=0)
-    theirs, other = _peer(TORCHRUN), dlrover()
-    others = {DLROVER: _peer(other)} if other is not None else {}
+    launchers = [launcher for launcher in (TORCHRUN, dlrover()) if launcher is not None]
+    found = {launcher.name: _peer(launcher, peers_kills) for launcher in launchers}
+    medians = {name: statistics.median(each) for name, each in found.items()}
+    theirs, others = medians.pop(TORCHRUN.name), medians
+    said = "; ".join(f"{name} {listed(each)}" for name, each in found.items())
     return [
         Row(
             measure="elastic: rank of 3 killed, to the survivors' next step, median",
@@ -173,7 +180,7 @@ def _killed_ranks(kills: int) -> list[Row]:
             bar=0.2,
             peer=theirs,
             others=others,
-            note=f"{kills} kills, from {min(survivors):.3f} to {max(survivors):.3f} s",
+            note=f"{kills} kills, from {min(survivors):.3f} to {max(survivors):.3f} s; {said}",
         ),
         Row(measure="… 95th percentile", value=percentile(survivors, 0.95), unit="s", bar=0.5),
         Row(
@@ -185,49 +192,63 @@ def _killed_ranks(kills: int) -> list[Row]:
             others=others,
             note=f"from {min(whole):.2f} to {max(whole):.2f} s",
         ),
-        Row(measure="… without standbys (--standbys 0)", value=statistics.median(cold), unit="s"),
+        Row(
+            measure="… without standbys (--standbys 0), median",
+            value=statistics.median(cold),
+            unit="s",
+            peer=theirs,
+            others=others,
+            note=listed(cold),
+        ),
     ]
 
 
-def _peer(launcher: Launcher) -> float:
-    """Under a launcher that restarts everybody: from the kill to the step of all."""
+def _peer(launcher: Launcher, kills: int) -> list[float]:
+    """Under a launcher that restarts everybody: from each kill to the step of all."""
+    took = []
     with tidied(), Workplace() as place:
         script = place.script("train.py", SCRIPT)
         launcher.start(place, "--standalone", "--nproc-per-node=3", "--max-restarts=20", script)
-        world = _steady(place, 3)
-        killed = time.monotonic()
-        os.kill(world.pid_of(1), signal.SIGKILL)
-        took = _whole(place, 3, 0, others_than=set(world.members)) - killed
-    say(f"elastic: {launcher.name}: the next step after {took:.2f} s")
+        for _ in range(kills):
+            world = _steady(place, 3)
+            killed = time.monotonic()
+            os.kill(world.pid_of(1), signal.SIGKILL)
+            took.append(_whole(place, 3, 0, others_than=set(_files(place))) - killed)
+            say(f"elastic: {launcher.name}: the next step after {took[-1]:.2f} s")
     return took
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """What torchrun needs when a node comes, and when one is killed."""
+    """What torchrun needs each time that a node comes, and when it is killed."""
 
-    grown: float
-    killed: float | None
-    """None: it did not step on."""
+    grown: list[float]
+    killed: list[float]
+    """START_SECONDS: it did not step on."""
 
 
-def _torchrun_nodes() -> Nodes:
+def _torchrun_nodes(times: int) -> Nodes:
+    grown, killed = [], []
     with Workplace() as place:
         words = ["--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=20", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         words.append(f"--rdzv-endpoint=127.0.0.1:{free_port()}")
         come = partial(TORCHRUN.start, place, *words, place.script("train.py", SCRIPT))
-        say("elastic: torchrun with two nodes, three, and one of them killed")
         come(), come()
-        two = set(_steady(place, 2).members)
-        third = come()
-        three = set(_steady(place, 3).members)
-        grown = _whole(place, 3, 0) - max(_steps(place.path / f"steps.{pid}")[-1].at for pid in two)
-        at = time.monotonic()
-        signal_all(descendants(third.pid), signal.SIGKILL)
-        try:
-            killed = _whole(place, 2, 0, others_than=two | three) - at
-        except GaveUp:
-            killed = None
-    say(f"elastic: torchrun: a third node costs {grown:.1f} s, its loss {killed or START_SECONDS:.1f} s")
+        for _ in range(times):
+            say("elastic: torchrun with two nodes, three, and one of them killed")
+            two = _steady(place, 2)
+            third = come()
+            three = _steady(place, 3)
+            last = max(_steps(place.path / f"steps.{pid}")[-1].at for pid in two.members)
+            grown.append(max(_steps(place.path / f"steps.{pid}")[0].at for pid in three.members) - last)
+            seen = set(_files(place))
+            at = time.monotonic()
+            signal_all(descendants(third.pid), signal.SIGKILL)
+            try:
+                killed.append(_whole(place, 2, 0, others_than=seen) - at)
+            except GaveUp:
+                killed.append(START_SECONDS)
+                break
+            say(f"elastic: torchrun: a third node costs {grown[-1]:.1f} s, its loss {killed[-1]:.1f} s")
     return Nodes(grown, killed)
 
 
@@ -255,6 +276,8 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             os.kill(node, signal.SIGTERM)
             two = _steady(place, 2, three.round)
             shrunk.append(_pause(place, stay, three.round))
+            if not stay <= set(three.members) or set(two.members) != stay:
+                raise GaveUp("a process was restarted in a resize")
 
             come()
             three = _steady(place, 3, two.round)
@@ -281,8 +304,8 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             value=max(killed_node),
             unit="s",
             bar=0.5,
-            peer=(theirs.killed or START_SECONDS) if theirs is not None else None,
-            note="" if theirs is None or theirs.killed else f"torchrun had not stepped on after {START_SECONDS:g} s",
+            peer=statistics.median(theirs.killed) if theirs is not None else None,
+            note=f"torchrun {listed(theirs.killed)}; {START_SECONDS:g} s: it did not step on" if theirs else "",
         ),
         Row(
             measure="elastic: node frozen, to the survivors' next step, longest",
@@ -297,21 +320,24 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             value=max(grown + shrunk),
             unit="s",
             bar=0.3,
-            peer=theirs.grown if theirs is not None else None,
-            note="their processes are not restarted; torchrun restarts all of them",
+            peer=statistics.median(theirs.grown) if theirs is not None else None,
+            note="the same processes before and after, by their pids; torchrun restarts all of them"
+            + (f": {listed(theirs.grown)}" if theirs else ""),
         ),
     ]
 
 
-def _steady_cost(blocks: int) -> Row:
+def step_cost(kind: str, blocks: int) -> Row:
+    """A step of ours against one of DDP, with few large parameters or many small ones."""
     with Workplace() as place:
-        script = place.script("compare.py", COMPARE.replace("BLOCKS", str(blocks)))
-        place.start([BIN / "resile", "run", "--standalone", "--nproc-per-node=2", script])
+        script = place.script("compare.py", COMPARE)
+        place.start([BIN / "resile", "run", "--standalone", "--nproc-per-node=2", script, str(blocks), kind])
         ratios = wait_for("a comparison with DDP", partial(_read, place.path / "ratios"), START_SECONDS, 0.2)
     cost = (statistics.median(float(each) for each in ratios.split()) - 1) * 100
-    say(f"elastic: a step costs {cost:+.2f} % against DDP")
+    words = {"large": "4 parameters of 1 M numbers", "small": "120 parameters of 1 M numbers"}[kind]
+    say(f"elastic: a step costs {cost:+.2f} % against DDP, with {words}")
     return Row(
-        measure="elastic: cost of a step against plain DDP, median",
+        measure=f"elastic: cost of a step against plain DDP ({words}), median",
         value=max(cost, 0.0),
         unit="%",
         bar=1.0,

@@ -73,6 +73,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def listed(seconds: Sequence[float], digits: int = 2) -> str:
+    """All samples of a figure, as a note says them."""
+    return ", ".join(f"{each:.{digits}f}" for each in seconds) + " s"
+
+
 T = TypeVar("T")
 
 

@@ -11,13 +11,12 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import Row, Workplace, say, wait_for
+from benchmarks.harness import Row, Workplace, listed, say, wait_for
 from benchmarks.peers import DLROVER, OURS, TORCHRUN, Launcher, dlrover, tidied
 
 RANKS = 3
@@ -95,7 +94,7 @@ def _row(measure: str, seconds: dict[str, list[float]], bar: float | None = None
         bar=bar,
         peer=medians[TORCHRUN.name],
         others={name: each for name, each in medians.items() if name == DLROVER},
-        note="; ".join(f"{name} {_list(each)}" for name, each in seconds.items()),
+        note="; ".join(f"{name} {listed(each)}" for name, each in seconds.items()),
     )
 
 
@@ -136,7 +135,3 @@ def _lines(path: Path) -> list[tuple[float, int]]:
         whole = file.read().rpartition(b"\n")[0].splitlines()
     whole = whole[1:] if path.stat().st_size > TAIL else whole  # the first may have lost its head
     return [(float(at), int(pid)) for at, pid, _ in (line.split() for line in whole)]
-
-
-def _list(seconds: Sequence[float]) -> str:
-    return ", ".join(f"{each:.2f}" for each in seconds) + " s"

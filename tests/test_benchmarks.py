@@ -7,7 +7,7 @@ import resource
 
 import pytest
 from benchmarks import __main__ as bench
-from benchmarks import checkpoint, detect, help_time, rendezvous, table
+from benchmarks import checkpoint, detect, elastic, help_time, rendezvous, table
 from benchmarks.harness import GaveUp, Row, Workplace, percentile, wait_for
 from benchmarks.kube.start import parts_between
 
@@ -96,6 +96,27 @@ def test_checkpoints_are_measured_and_restored() -> None:
     assert all(row.value > 0.0 for row in rows)
     assert rows[-2].value < 2.2
     assert 3.9 < rows[-1].value < 4.4, "two of its own, two of the other node's"
+
+
+def test_a_step_is_compared_with_one_of_ddp() -> None:
+    row = elastic.step_cost("small", blocks=2)
+    assert row.unit == "%"
+    assert "both in the same two processes" in row.note
+
+
+def step(at: float, round_: int, world: int, rank: int) -> str:
+    return f"{at} {round_} {world} {rank} 0\n"
+
+
+def test_the_pause_of_a_resize_is_the_longest_between_the_steps_of_two_rounds() -> None:
+    with Workplace() as place:
+        for rank, late in ((0, 0.0), (1, 0.5)):
+            steps = [step(1.0, 1, 2, rank), step(2.0, 1, 2, rank), step(2.25 + late, 2, 3, rank)]
+            (place.path / f"steps.{10 + rank}").write_text("".join(steps))
+        assert elastic._pause(place, {10, 11}, before=1) == 0.75
+        assert elastic._stepped(place, {10, 11}, after=1) == 2.75
+        (place.path / "steps.12").write_text(step(2.5, 2, 3, 2))
+        assert elastic._whole(place, 3, after=1) == 2.75
 
 
 def test_killed_processes_are_noticed() -> None:
