@@ -53,9 +53,9 @@ from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
 from resile.torch.group import Group, GroupLost, default_backend, time_to_connect
 from resile.torch.keeping import Keeping
-from resile.torch.loader import ElasticLoader, Step
+from resile.torch.loader import ElasticLoader, Step, dealt
 from resile.torch.progress import enter_round, report_step
-from resile.torch.sampler import ElasticBatchSampler, Position
+from resile.torch.sampler import ElasticBatchSampler
 from resile.torch.training import Built, Stateful, Training, built_of, others_of
 from resile.wire.messages import Placed
 from resile.wire.rounds import RoundLine
@@ -185,12 +185,12 @@ class Elastic:
         while True:
             while sampler.epoch < count:
                 self._total = self._steps_until(count)
-                for samples, dealt in _dealt(sampler, loader):
+                for samples, batch in dealt(sampler, loader):
                     if self._lost:
                         break
                     self._asked, self._samples = False, samples
-                    self._passes = len(dealt) if isinstance(dealt, Step) else 1
-                    yield dealt
+                    self._passes = len(batch) if isinstance(batch, Step) else 1
+                    yield batch
                     if not self._taken():
                         break
                 else:
@@ -477,17 +477,6 @@ class Elastic:
         if self._group.broken and self._in_vain < MOST_IN_VAIN:
             return True
         return self._line.await_over(self.round, VERDICT)
-
-
-def _dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """The rest of an epoch: how many samples the world has in each step, and what the script is given of it."""
-    if isinstance(loader, ElasticLoader):
-        if loader is not sampler:
-            raise ValueError("an ElasticLoader deals its samples itself: give it to Elastic as its sampler, too")
-        return ((step.total, step) for step in loader.steps())
-    if not isinstance(sampler, ElasticBatchSampler):
-        raise ValueError(f"epochs() has an ElasticLoader as its sampler and was given a {type(loader).__name__}")
-    return ((share.total, (share, batch)) for share, batch in zip(sampler.shares(), loader, strict=True))
 
 
 def _tell_script(placed: Placed) -> None:

@@ -21,7 +21,7 @@ it and keeps its part, so `transform` is the place for what is expensive. Its le
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset, _utils, default_collat
 
 from resile.torch.dealing import Share, passes, steps_in
 from resile.torch.readers import Ask, Batches, MapReader, Reader, Samples, StreamReader, asks
-from resile.torch.sampler import Position, StepSize
+from resile.torch.sampler import ElasticBatchSampler, Position, StepSize
 
 OURS = ("batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "shuffle", "generator", "worker_init_fn")
 """Arguments of torch's `DataLoader` that mean something else here, or nothing."""
@@ -179,6 +179,21 @@ class ElasticLoader(Position):
         if self.size is None:
             raise TypeError("a stream has no length before its end")
         return self.size
+
+
+def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """The rest of an epoch: how many samples the world has in each step, and what the script is given of it.
+
+    Raises:
+        ValueError: these two do not belong together.
+    """
+    if isinstance(loader, ElasticLoader):
+        if loader is not sampler:
+            raise ValueError("an ElasticLoader deals its samples itself: give it to Elastic as its sampler, too")
+        return ((step.total, step) for step in loader.steps())
+    if not isinstance(sampler, ElasticBatchSampler):
+        raise ValueError(f"epochs() has an ElasticLoader as its sampler and was given a {type(loader).__name__}")
+    return ((share.total, (share, batch)) for share, batch in zip(sampler.shares(), loader, strict=True))
 
 
 class _Asks:
