@@ -322,7 +322,7 @@ for dealt in elastic.epochs(EPOCHS, sampler):
     own, total = passes(dealt)
     with elastic.step(backwards=len(own)):
         stepping = True
-        while elastic.world < WORLD and not elastic._lost and (
+        while elastic.world < WORLD and not elastic.lost and (
             elastic.completed == LAST - 1 or any(BLOWS[number]["step"] <= elastic.completed for number in open_blows())
         ):
             time.sleep(0.01)

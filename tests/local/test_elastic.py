@@ -68,7 +68,7 @@ for share, batch in elastic.epochs(1, sampler):
     with elastic.step():
         if not there("release"):
             time.sleep(0.02)
-        while elastic.completed >= 60 and elastic.round == last and not there("release") and not elastic._lost:
+        while elastic.completed >= 60 and elastic.round == last and not there("release") and not elastic.lost:
             time.sleep(0.02)  # one step in every round, until the test has done what it wants
         loss = torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
         (loss * share.weight).backward()
@@ -207,6 +207,38 @@ def test_nodes_come_go_die_and_freeze_and_no_process_of_the_others_is_restarted(
     training.ends_well(*nodes, fifth, processes=3)
 
 
+TOGETHER = """
+import torch.distributed as dist
+
+with_others = elastic.epochs
+def epochs(count, loader):
+    for share, batch in with_others(count, loader):
+        yield share, batch
+        if elastic.stepped and elastic.round == 1 and elastic.completed == 3:
+            if elastic.rank == 1:
+                note("alone")
+                wait_for("never")
+            with elastic.together():
+                note("together")
+                dist.all_reduce(torch.ones(1))
+            assert elastic.lost
+elastic.epochs = epochs
+last = 0
+"""
+
+
+def test_a_loss_in_what_ranks_do_together_between_steps_ends_none_of_them(training: Training):
+    runs = training.runs
+    runs.script(TRAIN.replace("last = 0\n", TOGETHER, 1))
+    run = runs.start("--nproc-per-node=3", "--max-restarts=3", CALM, "train.py")
+    wait_until(lambda: len(runs.notes("together")) == 2 and runs.notes("alone"), "two ranks that wait for one", LONG)
+    first = {note["pid"] for note in runs.notes("together")}
+    kill(runs.notes("alone")[0]["pid"])
+    two = training.steps(2, after=1)
+    assert set(pids(two).values()) == first
+    training.ends_well(run, processes=3)
+
+
 def test_the_same_script_runs_under_torchrun(training: Training):
     runs = training.runs
     runs.release()
@@ -234,7 +266,7 @@ if ATTEMPT and there("lame"):
     time.sleep(1000)
 while not there("release"):
     over.clear()
-    placed = line.ready(0)
+    placed = line.ready(1)
     note("met", round=placed.round, now_rank=placed.rank, now_world=placed.world_size)
     while not there("release") and (not over.is_set() or there(f"stubborn{os.getpid()}")):
         time.sleep(0.01)

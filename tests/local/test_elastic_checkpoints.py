@@ -59,7 +59,7 @@ for share, batch in elastic.epochs(2, sampler):
     with elastic.step():
         if there(f"stop{elastic.completed}"):
             note("stopped", step=elastic.completed)
-            while there(f"stop{elastic.completed}") and not elastic._lost:
+            while there(f"stop{elastic.completed}") and not elastic.lost:
                 time.sleep(0.01)
         loss = torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
         (loss * share.weight).backward()
@@ -84,7 +84,7 @@ for step in elastic.steps(40):
     with elastic.step():
         if there(f"stop{step}"):
             note("stopped", step=step)
-            while there(f"stop{step}") and not elastic._lost:
+            while there(f"stop{step}") and not elastic.lost:
                 time.sleep(0.01)
         model(torch.ones(3, 4)).sum().backward()
     if first:

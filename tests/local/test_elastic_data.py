@@ -40,7 +40,7 @@ last = 0
 for step in elastic.epochs(EPOCHS, loader):
     with elastic.step():
         time.sleep(0.02)
-        while elastic.completed >= 40 and elastic.round == last and not there("release") and not elastic._lost:
+        while elastic.completed >= 40 and elastic.round == last and not there("release") and not elastic.lost:
             time.sleep(0.02)  # one step in every round, until the test has done what it wants
         for share, numbers in step:  # each sample that enters the model adds 1 / total to its own weight
             (-model(numbers).mean() * share.weight).backward()

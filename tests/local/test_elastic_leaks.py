@@ -41,7 +41,7 @@ elastic = Elastic(build=build, **rest) if sys.argv[1] == "sharded" else Elastic(
 last = 0
 for step in elastic.epochs(100_000, loader):
     with elastic.step():
-        while elastic.round == last and not elastic._lost and not there("release"):
+        while elastic.round == last and not elastic.lost and not there("release"):
             time.sleep(0.005)  # one step in every round
         for share, batch in step:
             (elastic.model(batch).mean() * share.weight).backward()

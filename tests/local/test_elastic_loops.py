@@ -26,7 +26,7 @@ for loop, total in enumerate((5, 25, 30)):
     last = 0
     for step in elastic.steps(total):
         with elastic.step():
-            while loop == 1 and elastic.round == last and not there("release") and not elastic._lost:
+            while loop == 1 and elastic.round == last and not there("release") and not elastic.lost:
                 time.sleep(0.01)  # one step in every round, until the test has done what it wants
             model(torch.randn(3, 4)).square().sum().backward()
         if elastic.stepped and elastic.round != last:

@@ -71,7 +71,7 @@ for share, batch in elastic.epochs(1, sampler):
     with elastic.step():
         if there(f"stop{elastic.completed}"):
             note("stopped", step=elastic.completed, now_rank=elastic.rank, now_world=elastic.world, round=elastic.round)
-            while there(f"stop{elastic.completed}") and not elastic._lost:
+            while there(f"stop{elastic.completed}") and not elastic.lost:
                 time.sleep(0.01)
         loss = torch.nn.functional.cross_entropy(elastic.model(inputs[batch]), labels[batch])
         (loss * share.weight).backward()

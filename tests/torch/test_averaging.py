@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.multiprocessing as multiprocessing
 
 from resile.torch.averaging import Averager, TooManyPasses, _divided
 from resile.torch.buffers import Buffers
+from resile.torch.group import GroupLost
 
 WORLD = 2
 
@@ -206,3 +208,39 @@ def test_a_step_that_is_broken_off_leaves_the_buffers_as_they_were() -> None:
     buffers.undo()
     assert torch.equal(net.running_mean, kept)
     assert net.num_batches_tracked == 1
+
+
+def test_a_backward_pass_ends_early_when_the_round_is_over() -> None:
+    net = model()
+    averager = Averager(net.parameters())
+    averager.begin(1, group=SimpleNamespace(over=True))
+    with pytest.raises(GroupLost):
+        whole(net, batch(0)).backward()
+    averager.abandon()
+    averager.begin(1)
+    whole(net, batch(0)).backward()
+    assert same(gradients(net), alone(0, whole))
+
+
+class Endless:
+    """A collective that gloo has forgotten."""
+
+    def wait(self, _: object) -> None:
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_memory_that_a_collective_may_still_write_to_is_left_to_it() -> None:
+    net = model()
+    averager = Averager(net.parameters())
+    averager.begin(1)
+    old = [bucket.flat for bucket in averager._buckets]
+    averager._works.append(Endless())
+    averager.abandon()
+    assert averager._buckets[0].flat is not old[0]
+    assert all(bucket.flat is flat for bucket, flat in zip(averager._buckets[1:], old[1:], strict=True))
+    assert not averager.under_way
+    for slot in averager._slots:
+        assert slot.view.untyped_storage().data_ptr() == slot.bucket.flat.untyped_storage().data_ptr()

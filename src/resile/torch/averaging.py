@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -25,14 +26,15 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 
-from resile.torch.group import GroupLost
+from resile.torch.group import Group, GroupLost, wait
 
 BUCKET = 25 * 1024 * 1024
 """Bytes. DDP's own default: large enough for the wire, small enough that the first is on its way early."""
 FIRST_BUCKET = 1024 * 1024
 """Bytes of the first bucket, as DDP has it: the wire is idle until it is full."""
-DRAIN = 10.0
-"""Seconds for what is under way in a group to end once the group is broken off; it takes milliseconds."""
+DRAIN = 0.05
+"""Seconds for what is under way in a group to end once the group is broken off; it takes milliseconds, or it never does
+(see `resile.torch.group`)."""
 
 
 class TooManyPasses(ValueError):
@@ -43,9 +45,10 @@ class _Bucket:
     """Some gradients that go over the group together."""
 
     def __init__(self, members: list[torch.nn.Parameter]) -> None:
-        first, sizes = members[0], [p.numel() for p in members]
-        self.flat = torch.zeros(sum(sizes) + len(members), dtype=first.dtype, device=first.device)
-        *parts, self._had = self.flat.split([*sizes, len(members)])
+        first = members[0]
+        size = sum(p.numel() for p in members) + len(members)
+        self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        *parts, self._had = self._divided(members)
         self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
         self.missing = 0
         """Gradients that are not in it yet."""
@@ -69,6 +72,16 @@ class _Bucket:
             for number in self._without:
                 if not anybody[number]:
                     self.slots[number].parameter.grad = None
+
+    def renew(self) -> None:
+        """Leave the memory to whoever may still use it."""
+        self.flat = torch.zeros_like(self.flat)
+        *parts, self._had = self._divided([slot.parameter for slot in self.slots])
+        for slot, part in zip(self.slots, parts, strict=True):
+            slot.view = part.view_as(slot.parameter)
+
+    def _divided(self, members: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+        return list(self.flat.split([*(p.numel() for p in members), len(members)]))
 
 
 class _Slot:
@@ -127,6 +140,7 @@ class Averager:
         """Backward passes that this step still has."""
         self._tasks: set[int] = set()
         """Backward passes of this step whose end will be told, as torch numbers them."""
+        self._group: Group | None = None
         self._sent = 0
         self._works: list[Any] = []
 
@@ -145,13 +159,15 @@ class Averager:
             self._ever = list(trained["ever"])
             self._divide()
 
-    def begin(self, world: int, backwards: int = 1) -> None:
+    def begin(self, world: int, backwards: int = 1, group: Group | None = None) -> None:
         """A step begins. There are no gradients, and whatever a step that was broken off left of them is gone.
 
         Args:
             world: ranks.
             backwards: backward passes that add up to this rank's gradient; ranks may have different numbers.
+            group: of the round, if there are rounds: when it is over a backward pass, which may be long, ends early.
         """
+        self._group = group
         self._look()
         self._world, self._open, self._averaged, self._sent = world, world > 1, False, 0
         self._passes = backwards
@@ -180,17 +196,14 @@ class Averager:
         return bool(self._works)
 
     def abandon(self) -> None:
-        """The step is broken off, and so is its group: nothing touches the buckets any more when this returns.
-
-        Raises:
-            RuntimeError: something does.
-        """
+        """The step is broken off, and so is its group: nothing touches the buckets any more when this returns."""
         self._open = False
-        for work in self._works:
+        deadline = time.monotonic() + DRAIN
+        for bucket, work in zip(self._buckets, self._works, strict=False):  # the rest was never sent
             with contextlib.suppress(RuntimeError):  # what it came to does not matter
-                work.wait(timedelta(seconds=DRAIN))
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
             if not work.is_completed():
-                raise RuntimeError(f"a collective did not end within {DRAIN:g} s after its group was broken off")
+                bucket.renew()
         self._works.clear()
 
     def close(self) -> None:
@@ -219,6 +232,8 @@ class Averager:
 
     def _hook(self, slot: _Slot) -> Callable[[torch.Tensor], None]:
         def arrived(_: torch.Tensor) -> None:
+            if self._group is not None and self._group.over:
+                raise GroupLost("the round is over")
             if not self._open:
                 return
             if slot.full:
@@ -255,7 +270,7 @@ class Averager:
         self._send_full()
         try:
             for work in self._works:
-                work.wait()
+                wait(work, self._group)
         except RuntimeError as error:
             raise GroupLost(f"gradients were not averaged: {error}") from error
         self._works.clear()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from resile.torch.group import GroupLost
+from resile.torch.group import Group, GroupLost, wait
 
 Place = tuple[int, str]
 """A module, by its number, and the name of a buffer in it."""
@@ -59,15 +59,18 @@ class Buffers:
         except RuntimeError as error:
             raise GroupLost(f"buffers were not shared: {error}") from error
 
-    def wait(self) -> None:
+    def wait(self, group: Group | None = None) -> None:
         """Rank 0's are here when this returns, and will be the model's with `keep`.
+
+        Args:
+            group: of the round, if there are rounds.
 
         Raises:
             GroupLost: the group broke; nothing has changed.
         """
         try:
             for work in self._works:
-                work.wait()
+                wait(work, group)
         except RuntimeError as error:
             raise GroupLost(f"buffers were not shared: {error}") from error
 

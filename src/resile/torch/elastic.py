@@ -33,7 +33,8 @@ every round builds it anew with a function, and goes on from the newest checkpoi
 
 What it asks: all that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`, and changes
 at the end of a step alone (a model's buffers are put back if a step is broken off). Code after the `with` runs for a
-broken step, too: ask `elastic.stepped`. Under plain torchrun or python the same script runs; a loss ends it, as ever.
+broken step, too: ask `elastic.stepped`. Collectives of its own between two steps belong into `with elastic.together()`.
+Under plain torchrun or python the same script runs; a loss ends it, as ever.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Elastic:
             while sampler.epoch < count:
                 self._total = self._steps_until(count)
                 for samples, batch in dealt(sampler, loader):
-                    if self._lost:
+                    if self.lost:
                         break
                     self._asked, self._samples = False, samples
                     self._passes = len(batch) if isinstance(batch, Step) else 1
@@ -206,7 +207,7 @@ class Elastic:
         self._total = total
         while True:
             while self.completed < total:
-                if not self._lost:
+                if not self.lost:
                     self._asked = False
                     yield self.completed
                     if self._taken():
@@ -230,7 +231,7 @@ class Elastic:
         """
         self.meet()
         training = self._running
-        training.begin(self.world, self._passes if backwards is None else backwards)
+        training.begin(self.world, self._passes if backwards is None else backwards, self._group)
         self._asked, self.stepped = True, False
         try:
             yield
@@ -245,6 +246,28 @@ class Elastic:
             log.info("step %d is broken off: %s", self.completed, str(error).partition("\n")[0])
             return
         self._commit()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Collectives of the script's own, between steps, to validate a model, say: a loss does not end this process.
+
+        A block in which a peer is lost ends quietly, and is not run again; the loop forms a new round before its next
+        step. Ask `lost` whether it came to its end here. On other ranks it may have, so what it gave must not change
+        the training.
+        """
+        self.meet()
+        try:
+            yield
+        except Exception as error:
+            if self._group is None or not self._is_loss(error):
+                raise
+            self._group.abort()
+            log.info("what the ranks did together is broken off: %s", str(error).partition("\n")[0])
+
+    @property
+    def lost(self) -> bool:
+        """Whether the round is over, so that the loop forms a new one before its next step."""
+        return self._group is not None and self._group.over
 
     # rounds -----------------------------------------------------------------------------------------------------------
 
@@ -274,10 +297,6 @@ class Elastic:
             if self._training is not None:
                 self._training.close()
             gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
-
-    @property
-    def _lost(self) -> bool:
-        return self._group is not None and self._group.over
 
     def _round_over(self, round_: Round) -> None:
         """From the listening thread: whatever collective the training is in, end it."""
@@ -342,7 +361,7 @@ class Elastic:
             if restored is not None:
                 return repair.Agreement(restored, repair.NOBODY)
         if self._build is None:
-            return repair.agree(meeting, training.state, rank, training.device)
+            return repair.agree(meeting, training.state, rank, training.device, self._group)
         if meeting.trained:
             raise LostForGood(f"no checkpoint is whole any more, so step {self.completed} cannot be gone on from")
         return repair.Agreement(0, repair.NOBODY)
@@ -352,7 +371,7 @@ class Elastic:
         training = self._running
         digest = training.digest() if agreed_in and self._build is None else 0
         word = repair.Word(repair.Standing(self.completed, agreed_in), self._identity, self._loops, digest)
-        return repair.meet(word, world, training.device)
+        return repair.meet(word, world, training.device, self._group)
 
     def _rebuilt(self) -> Training:
         """A model for this group. What the last one had is a part of a state whose other parts may be lost."""

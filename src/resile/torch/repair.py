@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from resile.torch import states
+from resile.torch.group import Group, wait
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +95,19 @@ class Agreement(NamedTuple):
     """Bytes that went over the group from `source`; 0 where all had the same state already."""
 
 
-def meet(mine: Word, world: int, device: torch.device) -> Meeting:
+def meet(mine: Word, world: int, device: torch.device, group: Group | None) -> Meeting:
     """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
 
     Args:
         mine: this process's word.
         world: members of the group.
         device: where tensors of the group's backend live.
+        group: of the round, if there are rounds.
 
     Raises:
         RuntimeError: the group broke.
     """
-    rows = _gathered([*mine.standing, *mine[1:]], world, device)
+    rows = _gathered([*mine.standing, *mine[1:]], world, device, group)
     meeting = Meeting([Word(Standing(row[0], row[1]), *row[2:]) for row in rows])
     if meeting.strays and mine == meeting.words[0]:  # one of them is enough to say it
         log.error(
@@ -118,7 +120,9 @@ def meet(mine: Word, world: int, device: torch.device) -> Meeting:
     return meeting
 
 
-def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device) -> Agreement:
+def agree(
+    meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device, group: Group | None
+) -> Agreement:
     """Find the most advanced state of a group, and give it to everybody else.
 
     What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
@@ -128,6 +132,7 @@ def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.d
         state: gives this process's state, if it is the one that counts.
         rank: in the group.
         device: where tensors of the group's backend live.
+        group: of the round, if there are rounds.
 
     Raises:
         RuntimeError: the group broke.
@@ -141,42 +146,47 @@ def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.d
         return Agreement(best.step, source)
     if rank == source:
         description, tensors = states.describe(state())
-        sent = _give(description, tensors, source, device)
+        sent = _give(description, tensors, source, device, group)
         return Agreement(best.step, source, None, sent)
-    received, sent = _take(source, device)
+    received, sent = _take(source, device, group)
     return Agreement(best.step, source, received, sent)
 
 
-def _gathered(row: list[int], world: int, device: torch.device) -> list[list[int]]:
+def _gathered(row: list[int], world: int, device: torch.device, group: Group | None) -> list[list[int]]:
     if world == 1:
         return [row]
     mine = torch.tensor(row, dtype=torch.int64, device=device)
     rows = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(rows, mine)
+    wait(dist.all_gather(rows, mine, async_op=True), group)
     return [each.tolist() for each in rows]
 
 
-def _give(description: bytes, tensors: list[torch.Tensor], source: int, device: torch.device) -> int:
-    dist.broadcast(torch.tensor([len(description)], dtype=torch.int64, device=device), source)
-    dist.broadcast(torch.frombuffer(bytearray(description), dtype=torch.uint8).to(device), source)
+def _give(
+    description: bytes, tensors: list[torch.Tensor], source: int, device: torch.device, group: Group | None
+) -> int:
+    def send(tensor: torch.Tensor) -> None:
+        wait(dist.broadcast(tensor, source, async_op=True), group)
+
+    send(torch.tensor([len(description)], dtype=torch.int64, device=device))
+    send(torch.frombuffer(bytearray(description), dtype=torch.uint8).to(device))
     for tensor in tensors:
         if tensor.numel():
-            dist.broadcast(_bytes_of(tensor.to(device).contiguous()), source)
+            send(_bytes_of(tensor.to(device).contiguous()))
     return len(description) + states.nbytes(tensors)
 
 
-def _take(source: int, device: torch.device) -> tuple[Any, int]:
+def _take(source: int, device: torch.device, group: Group | None) -> tuple[Any, int]:
     size = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.broadcast(size, source)
+    wait(dist.broadcast(size, source, async_op=True), group)
     if not 0 < int(size) <= states.MAX_DESCRIPTION:
         raise states.BadState(f"rank {source} announced a description of {int(size)} bytes")
     buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, source)
+    wait(dist.broadcast(buffer, source, async_op=True), group)
     description = states.shapes_of(bytes(buffer.cpu().numpy()))
     tensors = [shape.empty(device) for shape in description.shapes]
     for tensor in tensors:
         if tensor.numel():
-            dist.broadcast(_bytes_of(tensor), source)
+            wait(dist.broadcast(_bytes_of(tensor), source, async_op=True), group)
     return states.rebuild(description, tensors), int(size) + states.nbytes(tensors)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from resile.torch.averaging import Averager
 from resile.torch.buffers import Buffers
+from resile.torch.group import Group
 
 DIGEST = 64
 """Values of each parameter that go into a digest."""
@@ -55,16 +56,17 @@ class Training:
         self._averager = Averager(parameter for parameter in parameters if not _is_sharded(parameter))
         self._buffers = Buffers(self.model)
         self._world = 1
+        self._group: Group | None = None
 
     @property
     def under_way(self) -> bool:
         """Whether something of this step went to the group and did not come back."""
         return self._averager.under_way
 
-    def begin(self, world: int, backwards: int) -> None:
-        """A step begins; nothing is left of one that was broken off."""
-        self._world = world
-        self._averager.begin(world, backwards)
+    def begin(self, world: int, backwards: int, group: Group | None) -> None:
+        """A step begins, in the group of a round if there are rounds; nothing is left of one that was broken off."""
+        self._world, self._group = world, group
+        self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
             parameter.grad = None
 
@@ -76,7 +78,7 @@ class Training:
         """
         self._averager.finish()
         self._buffers.send(self._world)
-        self._buffers.wait()
+        self._buffers.wait(self._group)
 
     def update(self) -> None:
         """Take the step. Nobody is waited for, so a loss cannot divide it."""
@@ -86,11 +88,7 @@ class Training:
         self._buffers.keep()
 
     def abandon(self) -> None:
-        """The step is broken off, and so is its group: nothing of it is under way when this returns.
-
-        Raises:
-            RuntimeError: something is.
-        """
+        """The step is broken off, and so is its group: nothing of it touches the training when this returns."""
         self._averager.abandon()
 
     def undo(self) -> None:

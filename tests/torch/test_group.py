@@ -1,0 +1,165 @@
+"""How long a member stays in a round that is over, whatever it waits for: real sockets, and peers that never answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from resile.agent.ports import free_port
+from resile.api.ids import Rank, Round
+from resile.torch.group import Group, GroupLost
+from resile.wire.messages import Placed
+
+SOON = 1.0
+"""Seconds; it takes a twentieth of it. What it must not be is a time-out: 20 s here."""
+pytestmark = pytest.mark.timeout(120)
+
+MEMBER = """
+import os, signal, sys, threading, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from resile.torch.group import Group, GroupLost
+from resile.wire.messages import Placed
+from resile.agent.ports import free_port
+
+
+def placed(round_, rank, world, port):
+    return Placed(round=round_, rank=rank, world_size=world, local_rank=rank, local_world_size=world, group_rank=0,
+                  group_world_size=1, master_addr="127.0.0.1", master_port=port)
+
+
+rank, port = map(int, sys.argv[1:])
+group = Group(placed(1, rank, 2, port), "gloo", 60.0)
+group.form()
+mesh = dist.new_group([0, 1], timeout=timedelta(seconds=60))
+if rank == 1:
+    receiving = dist.broadcast(torch.zeros(16 << 20), 0, async_op=True)
+    time.sleep(0.5)  # until it has asked for it; if it has not, the test passes all the same
+    os.kill(os.getpid(), signal.SIGSTOP)
+print("frozen" if rank else "formed", flush=True)
+sys.stdin.readline()
+sending = dist.broadcast(torch.zeros(16 << 20), 0, async_op=True)  # more than any socket takes
+over = threading.Timer(0.3, group.abort)
+over.start()
+try:
+    dist.all_reduce(torch.zeros(1), group=mesh)
+except RuntimeError:
+    print("left mesh", flush=True)
+try:
+    group.wait(sending)
+except GroupLost:
+    print("left send", flush=True)
+group.destroy()
+alone = Group(placed(2, 0, 1, free_port()), "gloo", 60.0)
+alone.form()
+print("alone", flush=True)
+"""
+
+
+def placed(rank: int, world: int, port: int) -> Placed:
+    return Placed(
+        round=Round(1),
+        rank=rank,
+        world_size=world,
+        local_rank=rank,
+        local_world_size=world,
+        group_rank=Rank(0),
+        group_world_size=1,
+        master_addr="127.0.0.1",
+        master_port=port,
+    )
+
+
+@contextlib.contextmanager
+def forming(group: Group) -> Iterator[Callable[[], float]]:
+    """A thread that is in `form`; what is given breaks it off and says how long that took."""
+    errors: list[BaseException] = []
+
+    def form() -> None:
+        try:
+            group.form()
+        except GroupLost as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=form, daemon=True)
+    thread.start()
+
+    def break_off() -> float:
+        begun = time.monotonic()
+        group.abort()
+        assert time.monotonic() - begun < SOON  # whoever hears of the end has to go on hearing
+        thread.join(20)
+        assert errors
+        return time.monotonic() - begun
+
+    yield break_off
+    group.destroy()
+
+
+def test_a_member_leaves_whatever_it_sends_to_a_frozen_peer_and_whatever_other_group_it_is_in():
+    port = str(free_port())
+    words = [sys.executable, "-c", MEMBER]
+    with contextlib.ExitStack() as stack:
+        members = []
+        for rank in ("0", "1"):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            member = stack.enter_context(subprocess.Popen([*words, rank, port], **pipes))
+            stack.callback(member.kill)
+            members.append(member)
+        sender, frozen = members
+        assert sender.stdout.readline() == "formed\n"
+        assert os.waitid(os.P_PID, frozen.pid, os.WSTOPPED).si_status == signal.SIGSTOP
+        begun = time.monotonic()
+        out, _ = sender.communicate("go\n", timeout=20)
+        assert out.split("\n")[:3] == ["left mesh", "left send", "alone"]
+        assert time.monotonic() - begun < 5.0
+        assert sender.returncode == 0
+
+
+def test_a_member_does_not_wait_for_another_one_to_connect():
+    port = free_port()
+    with forming(Group(placed(0, 2, port), "gloo", 20.0)) as break_off:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20))
+        store.set("here1", "1")
+        address = "round1/0//cpu//0/"
+        mine = bytearray(store.get(f"{address}0"))
+        (name,) = struct.unpack_from("=q", mine)
+        mine[8 + name + 8 + 2 : 8 + name + 8 + 4] = b"\xff\xff"  # of two, the one with the larger port connects
+        store.set(f"{address}1", bytes(mine))
+        time.sleep(0.1)  # for it to wait; if it does not yet, the test passes all the same
+        assert break_off() < SOON
+
+
+@pytest.mark.parametrize("mute", [True, False])
+def test_a_member_does_not_wait_for_a_store_that_is_gone(mute: bool):
+    server = socket.create_server(("127.0.0.1", 0))
+    group = Group(placed(1, 2, server.getsockname()[1]), "gloo", 20.0)
+    with server, contextlib.ExitStack() as stack, forming(group) as break_off:
+        server.accept()[0].close()  # a look whether somebody is there
+        if mute:
+            stack.enter_context(server.accept()[0])
+        else:
+            server.close()
+        assert break_off() < SOON
+
+
+def test_a_group_of_a_round_that_is_over_is_not_formed():
+    group = Group(placed(1, 2, free_port()), "gloo", 20.0)
+    begun = time.monotonic()
+    group.abort()
+    with pytest.raises(GroupLost):
+        group.form()
+    assert time.monotonic() - begun < SOON
