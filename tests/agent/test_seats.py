@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +29,11 @@ class Line:
 class Node:
     """One node's seats with `nproc` processes that exist in name only."""
 
-    def __init__(self, nproc: int, *, ahead: bool = False, round_: int = 1) -> None:
+    def __init__(self, nproc: int, *, ahead: bool = False, round_: int = 1, leave_within: float = 1000.0) -> None:
         self.said: list[Message] = []
         self.replaced: list[int] = []
         self.killed: list[int] = []
+        self._kill = asyncio.Event()
         self.deserted = 0
         self.lines: dict[int, Line] = {}
         self.attempt: Any = SimpleNamespace(
@@ -42,7 +44,7 @@ class Node:
             stopped=False,
             finished=False,
             running=True,
-            kill_one=self.killed.append,
+            kill_one=self._kill_one,
             dismiss=self.killed.append,
             enter=lambda *_: None,
         )
@@ -51,15 +53,24 @@ class Node:
             replace=self.replaced.append,
             met=lambda: None,
             desert=lambda: setattr(self, "deserted", self.deserted + 1),
-            leave_within=1000.0,
+            leave_within=leave_within,
             ready_within=1000.0,
         )
         self.seats.begin(self.attempt, ahead=ahead)
 
-    def ready(self, *numbers: int) -> None:
+    def ready(self, *numbers: int, step: int = 0) -> None:
         for number in numbers:
             line = self.lines.setdefault(number, Line())
-            self.seats.on_ready(line, Ready(worker=f"w{number}", step=0))
+            self.seats.on_ready(line, Ready(worker=f"w{number}", step=step))
+
+    async def kills(self) -> list[int]:
+        """Wait for a process to be killed."""
+        await asyncio.wait_for(self._kill.wait(), 10)
+        return self.killed
+
+    def _kill_one(self, number: int) -> None:
+        self.killed.append(number)
+        self._kill.set()
 
     def dies(self, number: int) -> None:
         self.lines.pop(number, None)
@@ -229,3 +240,31 @@ async def test_replacements_that_keep_failing_are_not_started_in_a_tight_loop():
     assert node.replaced == [0, 0]
     node.dies(0)
     assert node.replaced == [0, 0]
+
+
+async def test_a_process_that_is_ready_joins_when_the_last_of_its_round_has_ended_well():
+    node = Node(2)
+    node.ready(0, 1)
+    node.ready(1)  # a peer was lost in the last moment; the other one has taken its last step and is on its way out
+    assert node.last(Join) is None
+    node.seats.ended(0, [])
+    assert (node.last(Join).after, node.last(Join).nproc) == (1, 1)
+
+
+async def test_a_process_in_a_long_step_is_not_killed_before_another_one_has_the_state():
+    node = Node(3, leave_within=0.02)
+    node.ready(0, 1, 2)
+    node.over(1)
+    node.ready(2)  # it was started for this round, and never had the state
+    await asyncio.sleep(0.1)
+    assert node.killed == []
+    node.ready(0, step=7)
+    assert await node.kills() == [1]
+
+
+async def test_a_process_that_never_leaves_its_round_is_killed_even_if_it_is_the_last_one(caplog):
+    node = Node(1, leave_within=0.01)
+    node.ready(0)
+    node.over(1)
+    await node.kills()
+    assert "waiting 0.12 s more for the end of its step" in caplog.text

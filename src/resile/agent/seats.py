@@ -3,7 +3,8 @@
 A seat is a local rank and the process that fills it now. When a round is over its processes are told to break off and
 say Ready; the node then joins with as many as it has. A process that failed is replaced at once, ahead of any round:
 its siblings go on without it, and when the new one is ready a new round takes it in. Every wait has an end: a process
-that does not leave its round, or is started and never gets ready, is killed and counts as failed.
+that does not leave its round, or is started and never gets ready, is killed and counts as failed. One that may be the
+last to have the state is waited for longer.
 
 This decides and speaks for the elastic part of an agent and starts nothing itself; a script that never says Ready never
 gets here, and is treated as under torchrun.
@@ -29,6 +30,9 @@ log = logging.getLogger("resile.agent")
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
 """Seconds before a process is started again that failed before it ever had a place, and did so before."""
+STAY = 12
+"""Times the usual wait for a process to leave its round: as long as nobody else here has the state, its step may be a
+long one, and killing it would lose the state."""
 
 
 class Line(Protocol):
@@ -61,6 +65,10 @@ class Seat:
         """The round it was started for, which keeps a place for it."""
         self.veteran = False
         """It has been in a round."""
+        self.holds = False
+        """It is ready, and has the outcome of training."""
+        self.spared = False
+        """It did not leave its round in time, and is waited for since it may be the last that has the state."""
         self.unplaced = 0
         """Processes in a row that failed here before they had a place."""
         self.timer: asyncio.TimerHandle | None = None
@@ -198,7 +206,7 @@ class Seats:
     def ended(self, local_rank: int, failures: list[WorkerFailure]) -> None:
         """A process ended: badly if there are failures."""
         seat = self._seats[local_rank]
-        was, seat.phase, seat.line = seat.phase, Phase.DOWN, None
+        was, seat.phase, seat.line, seat.holds = seat.phase, Phase.DOWN, None, False
         seat.calm()
         expected = was is Phase.STARTING and self._current is not None and seat.due == self._current
         if not failures:
@@ -239,7 +247,10 @@ class Seats:
             self._send(Elastic())
         was, seat.phase, seat.line = seat.phase, Phase.READY, line
         self._lines[line] = seat
+        seat.holds, seat.spared = message.step > 0, False
         seat.calm()
+        if seat.holds:
+            self._spare_no_longer()
         if was is Phase.PLACED and self._current is not None:
             self._break_off("a process of this node lost touch with its peers")
         elif self._current is not None and seat.due == self._current and self._attempt is not None:
@@ -263,7 +274,7 @@ class Seats:
 
     def _place(self, seat: Seat, place: Place, number: int) -> None:
         assert seat.line is not None
-        seat.phase, seat.veteran, seat.unplaced, seat.due = Phase.PLACED, True, 0, NO_ROUND
+        seat.phase, seat.veteran, seat.holds, seat.unplaced, seat.due = Phase.PLACED, True, False, 0, NO_ROUND
         seat.line.send(
             Placed(
                 round=self._newest,
@@ -313,6 +324,8 @@ class Seats:
         if self._current is None:
             if not attempt.running and not attempt.failures:
                 self._desert()
+            else:
+                self._settle()  # it was the last to leave its round; others may be ready for the next
             return
         if any(seat.phase is Phase.STARTING and seat.due == self._current for seat in self._seats):
             return  # it has a place and is on its way
@@ -345,10 +358,28 @@ class Seats:
         self._settle()
 
     def _never_left(self, seat: Seat) -> None:
+        if not seat.spared and not any(each.holds for each in self._seats):
+            seat.spared = True
+            log.warning(
+                "local rank %d did not leave its round within %g s (--recovery-budget): waiting %g s more for the end "
+                "of its step, as no process of this node that has left the round has the state of the training",
+                seat.local_rank,
+                self._leave_within,
+                STAY * self._leave_within,
+            )
+            seat.wait(STAY * self._leave_within, self._never_left)
+            return
         log.error(
             "local rank %d did not leave its round within %g s (--recovery-budget): killing it",
             seat.local_rank,
-            self._leave_within,
+            self._leave_within * (1 + STAY if seat.spared else 1),
         )
         if self._attempt is not None:
             self._attempt.kill_one(seat.local_rank)
+
+    def _spare_no_longer(self) -> None:
+        """A process that has the state has left its round: those that are still in theirs have the usual time."""
+        for seat in self._in(Phase.PLACED):
+            if seat.spared:
+                seat.spared = False
+                seat.wait(self._leave_within, self._never_left)
