@@ -157,3 +157,19 @@ def test_every_record_is_accounted_for_once_whoever_dies(runs: Runs) -> None:
     assert len(missing) <= 7 * SHARD
     processed = {(note["epoch"], note["record"]) for note in runs.notes("record")}
     assert processed == everything, "every record of every epoch was processed"
+
+
+def test_nobody_is_lost_when_the_whole_machine_stands_still(runs: Runs) -> None:
+    nodes = [runs.node(runs.script(UNTIL_RELEASED), nnodes="2") for _ in range(2)]
+    runs.await_world(2)
+    everybody = [runs.master(), *(node.pid for node in nodes)]
+    for pid in everybody:
+        kill(pid, signal.SIGSTOP)
+    time.sleep(3.0)  # the silence that is allowed, and half of it again
+    for pid in everybody:
+        kill(pid, signal.SIGCONT)
+    wait_until(lambda: "the master itself stood still" in runs.master_log, "the master to notice")
+    runs.release()
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert len(runs.notes("start")) == 2, "nobody was restarted"
+    assert not runs.story("NodeFailed")
