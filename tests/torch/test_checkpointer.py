@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tests.torch.vaults import (
     PATIENCE,
@@ -25,8 +27,13 @@ from tests.torch.vaults import (
     vault_thread,
 )
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from resile.api.ids import Round
+from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, places
+from resile.checkpoint.line import copied_within
 from resile.checkpoint.room import LIMIT
 from resile.checkpoint.storage import Storage, Unreadable
 from resile.torch import Checkpointer, ElasticBatchSampler
@@ -306,6 +313,28 @@ def test_damage_of_what_plain_dcp_saved_is_found_too(opened: Open, tmp_path: Pat
     data.unlink() if damage == "remove" else os.truncate(data, 10)
     assert opened(tmp_path).restore({"a": torch.zeros(5)}) == 2
     assert sorted(os.listdir(tmp_path)) == ["damaged-step-3", "step-2"]
+
+
+def test_a_copy_that_the_agent_never_answers_for_does_not_stop_saves_for_ever(
+    opened: Open, vault: VaultThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(vault.vault.partner, "copy", lambda *_: str(over.wait(PATIENCE)))
+    vault.do(lambda: vault.vault.enter(Round(1), Door(address="127.0.0.1", port=1)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (1,)), [Shard(0)])
+        checkpointer = opened()
+        assert checkpointer.save(1, {"shard": shard})
+        assert not checkpointer.save(2, {"shard": shard}), "the copy of the first is under way"
+        passed = time.monotonic() + copied_within(0, 1) + 1
+        monkeypatch.setattr(time, "monotonic", lambda: passed)
+        assert checkpointer.save(3, {"shard": shard})
+        assert "not copied to other nodes any more: the agent does not say" in caplog.text
+    finally:
+        monkeypatch.undo()
+        over.set()
+        dist.destroy_process_group()
 
 
 class _Mischief:

@@ -24,7 +24,7 @@ from resile.api.ids import NO_ROUND, Round
 from resile.api.reports import Door
 from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
 from resile.checkpoint.layout import Layout, chunks
-from resile.checkpoint.line import BUFFERS, MAX_LOCAL_RANKS
+from resile.checkpoint.line import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
 from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Copy, CopyAnswer
 from resile.wire.stream import Stream, admit, fingerprint
@@ -41,18 +41,14 @@ PAUSE = 0.2
 GIVE_WAY = 5.0
 """Seconds that a copy has to end when a newer one takes its place."""
 BACKLOG = 16
-SLOWEST = 8 << 20
-"""Bytes a second below which a copy is given up."""
 LARGEST = 1 << 62
 SUM = 8
 """Bytes of a checksum."""
-PATIENCE = 15.0
-"""Seconds that a copy has in any case."""
 
 
 def copy_deadline(data: int) -> float:
     """Until when a copy of so many bytes must be through."""
-    return time.monotonic() + PATIENCE + data / SLOWEST
+    return time.monotonic() + COPY_GRACE + data / COPY_SLOWEST
 
 
 class _Arrival(NamedTuple):
@@ -201,9 +197,9 @@ class Copies:
             return stream
 
     def _take(self, stream: Stream) -> None:
-        copy = stream.hear(Copy, time.monotonic() + PATIENCE)
+        copy = stream.hear(Copy, time.monotonic() + COPY_GRACE)
         if not _is_checkpoint(copy):
-            stream.say(CopyAnswer(error="it is no checkpoint"), time.monotonic() + PATIENCE)
+            stream.say(CopyAnswer(error="it is no checkpoint"), time.monotonic() + COPY_GRACE)
             return
         deadline = copy_deadline(copy.data)
         with self._turn(copy, stream) as mine:

@@ -9,11 +9,12 @@ import time
 from array import array
 from collections.abc import Callable, Mapping
 
-from resile.agent.copies import SLOWEST, copy_deadline
+from resile.agent.copies import copy_deadline
 from resile.api import quantity
 from resile.api.ids import NO_ROUND, Round
 from resile.api.reports import Door
 from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record
+from resile.checkpoint.line import COPY_SLOWEST
 from resile.checkpoint.storage import sealed
 from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Copy, CopyAnswer
@@ -112,7 +113,7 @@ class Partner:
 def _rate(environ: Mapping[str, str]) -> int:
     wish = environ.get(RATE, "")
     try:
-        return max(2 * SLOWEST, quantity.size(wish)) if wish else USUAL_RATE
+        return max(2 * COPY_SLOWEST, quantity.size(wish)) if wish else USUAL_RATE
     except quantity.BadQuantity as error:
         log.warning("%s %s; copies are made at %d MiB/s", RATE, error, USUAL_RATE >> 20)
         return USUAL_RATE

@@ -30,6 +30,10 @@ MAX_COPIES = 250
 """Descriptors that fit into one packet."""
 LOOK = 0.05
 """Seconds until one who waits looks again: another thread may have taken the answer from the socket."""
+COPY_GRACE = 15.0
+"""Seconds that a copy to another node has in any case."""
+COPY_SLOWEST = 8 << 20
+"""Bytes a second below which it is given up."""
 REMEMBERED = 16
 """Answers about storage that are kept for somebody to ask."""
 
@@ -115,6 +119,11 @@ ToAgent = Open | MakeRoom | Store | AskPartner | CopyOut | OpenCopies
 FromAgent = Opened | RoomMade | Stored | PartnerIs | CopiedOut | CopiesOpened
 _decoder = msgspec.msgpack.Decoder(FromAgent)
 W = TypeVar("W", bound=_Word)
+
+
+def copied_within(length: int, ranks: int) -> float:
+    """Seconds in which an agent has made copies of so many bytes of each of its ranks, one by one, or has given up."""
+    return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
 
 class NoVault(Exception):

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record, places
 from resile.checkpoint.layout import Layout, attempt_name, made_at
-from resile.checkpoint.line import Line, NoVault
+from resile.checkpoint.line import Line, NoVault, copied_within
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.storage import CannotStore, open_storage
 from resile.torch.agreement import Agreement
@@ -109,6 +109,7 @@ class Checkpointer:
         """Every rank's node has another one that keeps copies."""
         self._sent = 0
         """The last sequence that the other node was to get a copy of; 0: none in this group."""
+        self._answer_by = 0.0
         self._warned: set[str] = set()
         self._look_ahead()
 
@@ -349,6 +350,8 @@ class Checkpointer:
         if not self._partnered or not self._sent or not isinstance(self._vault, Line):
             return Copied.READY, ""
         why = self._vault.copied(self._sent, patience)
+        if why is None and time.monotonic() > self._answer_by:
+            why = "the agent does not say what became of the last one"
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
     def _place(self) -> Place:
@@ -392,6 +395,7 @@ class Checkpointer:
             self._asked = sequence
         if copied:
             self._sent = sequence
+            self._answer_by = time.monotonic() + copied_within(layout.length, self._seats)
         if overlap:
             image.fill(leaf for leaf in leaves if not leaf.late)
             late = [leaf for leaf in leaves if leaf.late]
