@@ -96,9 +96,12 @@ class Copies:
             return sum(each.size for each in self.buffers), sum(each.untouched for each in self.buffers)
 
     def descriptors(self, most: int) -> list[int]:
-        """Of those that hold a copy; whoever asked closes them."""
-        with self._guard:
-            return [os.dup(each.descriptor) for each in self.buffers if each.record() is not None][:most]
+        """Of those that hold a copy, as far as there are descriptors to be had; whoever asked closes them."""
+        found: list[int] = []
+        with self._guard, contextlib.suppress(OSError):
+            for each in [each for each in self.buffers if each.record() is not None][:most]:
+                found.append(os.dup(each.descriptor))
+        return found
 
     def give_back(self) -> None:
         """Keep nothing any longer, except what is coming in."""
@@ -159,6 +162,7 @@ class Copies:
                     log.warning("a copy of a checkpoint could not be let in: %s", error)
 
     def _let_in(self, sock: socket.socket, peer: str) -> None:
+        grip: socket.socket | None = None
         try:
             grip = sock.dup()
             with self._guard:
@@ -173,6 +177,10 @@ class Copies:
             threading.Thread(target=self._welcome, args=(sock, grip, peer), name="resile-copy-in", daemon=True).start()
         except BaseException:
             sock.close()
+            if grip is not None:
+                with self._guard:
+                    self._unproven.pop(grip, None)
+                    grip.close()
             raise
 
     def _welcome(self, sock: socket.socket, grip: socket.socket, peer: str) -> None:
