@@ -121,3 +121,35 @@ def test_shards_of_a_lost_rank_come_back_from_memory_and_are_dealt_to_those_that
     assert done.returncode == 0, done.stderr.decode()
     calm = runs.notes("end")[-1]
     assert all(end["model"] == pytest.approx(calm["model"], rel=1e-4, abs=1e-5) for end in ends)
+
+
+DIES = """
+from resile.torch.agreement import Agreement
+from resile.torch.slots import Standing
+gather = Agreement.gather
+
+
+def dying(self, row):
+    saves = RANK == 1 and elastic.completed == 23 and len(row) == len(Standing._fields)
+    ends = RANK == 2 and elastic.completed == 60 and len(row) == 1
+    if ATTEMPT == 0 and (saves or ends):
+        note("dies", step=elastic.completed)
+        os.kill(os.getpid(), 9)
+    return gather(self, row)
+
+
+Agreement.gather = dying
+"""
+
+
+def test_a_rank_lost_while_the_others_agree_on_a_save_is_a_loss_like_any_other(runs: Runs) -> None:
+    runs.script(TRAIN.replace("SIZE = 720", DIES + "SIZE = 720"))
+    run = runs.start("--nproc-per-node=3", "--max-restarts=9", CALM, "train.py", "storage")
+    assert run.wait(LONG) == 0, run.err
+    assert [(note["rank"], note["step"]) for note in runs.notes("dies")] == [(1, 23), (2, 60)]
+    died = {note["pid"] for note in runs.notes("dies")}
+    ends = runs.notes("end")
+    first = {note["pid"] for note in runs.notes("round") if note["step"] == 0} - died
+    assert first <= {note["pid"] for note in ends}, "who was not killed goes on in its own process"
+    seen = [[start, 12] for start in range(0, 720, 12)]
+    assert all(end["seen"] == seen and end["steps"] == 60 for end in ends), "every sample, once"

@@ -429,7 +429,7 @@ class Elastic:
     # steps ------------------------------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """The one moment at which the state changes. No collective is in here, so a loss cannot divide it."""
+        """The one moment at which the state changes. No collective is in that, so a loss cannot divide it."""
         if self._keeping is not None:
             self._keeping.before_update()
         training = self._running
@@ -440,8 +440,15 @@ class Elastic:
         self.completed += 1
         self._in_vain = 0
         self.stepped = True
-        if self._keeping is not None:
+        if self._keeping is None:
+            return
+        try:
             self._keeping.taken(self.completed, training.parts)
+        except RuntimeError as error:  # the step is taken; a new round says from where all go on
+            if not self._is_loss(error):
+                raise
+            self._break_off(lost=True)
+            log.info("step %d is not saved: %s", self.completed, str(error).partition("\n")[0])
 
     def _taken(self) -> bool:
         """Whether the step that the loop was given is in the model now; if so it is told."""
@@ -464,6 +471,8 @@ class Elastic:
             self._loops += 1
             return True
         try:
+            if self._keeping is not None:
+                self._keeping.finish(self.completed, self._running.parts)
             self._heard(self._agreed_in, self.world)
         except RuntimeError as error:
             if not self._is_loss(error):
@@ -473,7 +482,7 @@ class Elastic:
         self._done = True
         self._loops += 1
         if self._keeping is not None:
-            self._keeping.finish(self.completed, self._running.parts)
+            self._keeping.settle()
         if self._line is not None:
             self._line.close()
             self._met = False  # another loop meets again

@@ -11,6 +11,8 @@ import logging
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from resile.torch.agreement import Agreement
+
 if TYPE_CHECKING:
     from resile.torch.checkpointer import Checkpointer
 
@@ -21,7 +23,7 @@ Parts = MutableMapping[str, Any]
 
 
 class Keeping:
-    """Saves and brings back the parts of one loop. Every method but `before_update` is for all ranks together."""
+    """Saves and brings back the parts of one loop. What does not say otherwise is for all ranks together."""
 
     def __init__(self, checkpointer: Checkpointer, every: int) -> None:
         """Nothing happens yet.
@@ -63,7 +65,11 @@ class Keeping:
         self._saved = None
 
     def taken(self, step: int, parts: Parts) -> None:
-        """A step was taken."""
+        """A step was taken.
+
+        Raises:
+            RuntimeError: the group broke; of a sharded state, which its ranks agree on.
+        """
         if step % self._every == 0:
             self.save(step, parts)
 
@@ -73,13 +79,21 @@ class Keeping:
             self._saved = step
 
     def before_update(self) -> None:
-        """The state is about to change: return when a save that is under way has it as it was."""
+        """The state is about to change: return when a save that is under way has it as it was. Needs no peer."""
         self._checkpointer.before_update()
 
     def finish(self, step: int, parts: Parts) -> None:
-        """The last step was taken: returns when it is in storage, or in the agent's memory, which goes to storage."""
-        if self._saved != step:
+        """The last step was taken: save it, unless every rank has it.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        mine = [int(self._saved == step)]
+        if not all(row[0] for row in Agreement().gather(mine)):
             self.save(step, parts, store=True)
+
+    def settle(self) -> None:
+        """Return when the last step is in storage, or in the agent's memory, which goes to storage. Needs no peer."""
         try:
             self._checkpointer.wait()
         except OSError as error:  # a TimeoutError, too. The training itself is complete.
