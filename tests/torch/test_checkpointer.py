@@ -36,7 +36,7 @@ from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.line import copied_within
 from resile.checkpoint.room import LIMIT
 from resile.checkpoint.storage import Storage, Unreadable
-from resile.torch import Checkpointer, ElasticBatchSampler
+from resile.torch import Checkpointer, ElasticBatchSampler, restoring
 from resile.torch.agreement import Agreement
 from resile.torch.entries import Misfit, entries
 from resile.torch.image import Image, Place, lay_out
@@ -271,8 +271,9 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
 
 @pytest.mark.parametrize("what", ["step-2/__0_0.distcp", "step-2/__0.resile.json", "step-2/.metadata", "."])
 def test_what_cannot_be_read_is_left_as_it_is_and_training_does_not_begin_anew(
-    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    monkeypatch.setattr(restoring, "PAUSES", (0.01,))
     directory = tmp_path / "storage"
     checkpointer = opened(directory, store_every=1)
     for step in (1, 2):

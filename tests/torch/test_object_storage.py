@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from resile.checkpoint.objects import ObjectStorage
 from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_committed
-from resile.torch import Checkpointer
+from resile.torch import Checkpointer, restoring
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -92,6 +92,7 @@ def test_damage_is_found_named_set_aside_and_passed_over(
 def test_a_store_that_refuses_to_answer_costs_no_checkpoint(
     url: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(restoring, "PAUSES", (0.01,))
     save(url, 1, 2)
     fs, _ = fsspec.core.url_to_fs(url)
 

@@ -12,7 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from resile.checkpoint.buffer import Buffer
+from resile.checkpoint.storage import Storage, Unreadable
+from resile.torch import restoring
 from resile.torch.checkpointer import Checkpointer
+from resile.torch.keeping import Keeping
 
 
 @pytest.fixture
@@ -99,3 +102,115 @@ def with_words_that_grow(rank: int) -> list[Any]:
 
 def test_ranks_hold_the_same_steps_though_the_values_of_one_outgrow_their_place(vault: VaultThread) -> None:
     assert in_ranks(with_words_that_grow, 2, vault=vault) == [[[1], [1, 2], [2, 3], [3, 4], [4, 5]]] * 2
+
+
+class Picky:
+    """A part of a state that may not be willing to take what was saved."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.refuses:
+            raise LookupError("there is no such number")
+
+
+def saved(rank: int, directory: str | None = None) -> bool:
+    checkpointer = Checkpointer(directory)
+    kept = checkpointer.save(7, sharded(7) | {"picky": Picky(False)}, store=directory is not None)
+    checkpointer.wait()
+    checkpointer.close()
+    return kept
+
+
+def restored(world: int, directory: str | None = None, *, picky: bool = False, misshaped: bool = False) -> Any:
+    """The step; the exception in words, if this rank meets one."""
+    state = sharded(0, world) | {"picky": Picky(picky)}
+    if misshaped:
+        state["weights"] = torch.zeros(3, 3)
+    checkpointer = Checkpointer(directory)
+    try:
+        return checkpointer.restore(state)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        checkpointer.close()
+
+
+def met_errors(rank: int) -> list[Any]:
+    """Rank 1 meets all kinds of errors, one after the other: the group stays in step."""
+    said = [saved(rank), restored(2, picky=rank == 1), restored(2, misshaped=rank == 1)]
+    offers = restoring.Restoring._offers
+    if rank == 1:
+        restoring.Restoring._offers = lambda self: 1 // 0  # type: ignore[assignment,method-assign,return-value]
+    said.append(restored(2))
+    restoring.Restoring._offers = offers  # type: ignore[method-assign]
+    return [*said, restored(2)]
+
+
+MISFIT = "Misfit: weights has the shape (64, 8) in the checkpoint and (3, 3) here"
+
+
+def test_an_error_that_one_rank_meets_while_it_restores_is_told_to_all(vault: VaultThread) -> None:
+    first, second = in_ranks(met_errors, 2, vault=vault)
+    unforeseen = ["LookupError: there is no such number", "ZeroDivisionError: integer division or modulo by zero"]
+    assert second == [True, unforeseen[0], MISFIT, unforeseen[1], 7]
+    told = [f"RuntimeError: rank 1 could not restore: {words}" for words in unforeseen]
+    assert first == [True, told[0], MISFIT, told[1], 7]
+
+
+def met_a_misfit(rank: int) -> list[Any]:
+    return [restored(3, misshaped=rank == 0), restored(3)]
+
+
+def test_a_rank_that_cannot_use_a_part_goes_on_to_pass_the_other_parts_on() -> None:
+    with vault_thread() as first, vault_thread() as second, vault_thread() as third:
+        nodes = [first, second, third]
+        assert in_ranks(saved, 2, vault=nodes) == [True, True]
+        assert in_ranks(met_a_misfit, 3, vault=nodes) == [[MISFIT, 7]] * 3
+
+
+def finished(rank: int, directory: str) -> list[int]:
+    checkpointer = Checkpointer(directory)
+    keeping, parts = Keeping(checkpointer, every=1), sharded(7)
+    keeping.enter(parts)
+    keeping.taken(7, parts)
+    if rank == 1:
+        keeping._saved = None  # as if it had not been able to keep it
+    keeping.finish(7, parts)
+    keeping.settle()
+    checkpointer.close()
+    return Storage(directory).steps()
+
+
+def test_the_last_step_is_saved_again_by_all_if_one_rank_does_not_have_it(vault: VaultThread, tmp_path: Any) -> None:
+    for steps in in_ranks(finished, 2, str(tmp_path), vault=vault):
+        assert steps in ([], [7]), "the other rank may be writing yet"
+    assert Storage(tmp_path).steps() == [7]
+
+
+def not_readable(rank: int, directory: str) -> list[Any]:
+    """Storage that does not answer rank 0 twice, and then more often than it is asked."""
+    restoring.PAUSES = (0.01, 0.01)  # type: ignore[assignment]
+    steps, refusals = Storage.steps, [2]
+
+    def listing(self: Storage) -> list[int]:
+        refusals[0] -= 1
+        if refusals[0] >= 0:
+            raise Unreadable(f"{directory} cannot be read: Stale file handle")
+        return steps(self)
+
+    Storage.steps = listing  # type: ignore[method-assign]
+    said = [restored(2, directory)]
+    refusals[0] = 9
+    return [*said, restored(2, directory)]
+
+
+def test_a_storage_that_does_not_answer_is_tried_again_and_then_one_sentence_ends_all_ranks(tmp_path: Any) -> None:
+    assert in_ranks(saved, 2, str(tmp_path)) == [True, True]
+    why = f"training does not begin anew because storage cannot be read: {tmp_path} cannot be read: Stale file handle"
+    assert in_ranks(not_readable, 2, str(tmp_path)) == [[7, f"Unreadable: {why}"]] * 2
+    assert Storage(tmp_path).steps() == [7], "and nothing was set aside"

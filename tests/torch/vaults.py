@@ -97,14 +97,20 @@ def save_for_ever(directory: str | None, environment: dict[str, str], size: int,
             said.send(step)
 
 
-def in_ranks(work: Callable[..., Any], world: int, *words: Any, vault: VaultThread | None = None) -> list[Any]:
-    """What `work(rank, *words)` returns on each rank of a real group; of one that raises, the exception in words."""
+def in_ranks(work: Callable[..., Any], world: int, *words: Any, vault: Any = None) -> list[Any]:
+    """What `work(rank, *words)` returns on each rank of a real group; of one that raises, the exception in words.
+
+    With one vault they are on one node, with a list of vaults on a node each.
+    """
     said, port = spawning.Queue(), free_port()
-    environment = vault.environment if vault is not None else {}
-    processes = [
-        spawning.Process(target=_rank, args=(work, rank, world, port, environment, words, said), daemon=True)
-        for rank in range(world)
-    ]
+    processes = []
+    for rank in range(world):
+        environment: dict[str, str] = {}
+        if vault is not None:
+            environment = vault[rank].environment if isinstance(vault, list) else vault.environment
+            environment[WORKER] = f"test.{rank}.0" if isinstance(vault, list) else f"test.0.{rank}"
+        given = (work, rank, world, port, environment, words, said)
+        processes.append(spawning.Process(target=_rank, args=given, daemon=True))
     for process in processes:
         process.start()
     try:
@@ -119,10 +125,10 @@ def in_ranks(work: Callable[..., Any], world: int, *words: Any, vault: VaultThre
 def _rank(
     work: Callable[..., Any], rank: int, world: int, port: int, environment: dict[str, str], words: Any, said: Any
 ) -> None:
+    for name in (AGENT_SOCKET, WORKER):
+        os.environ.pop(name, None)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     os.environ.update(environment, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    if environment:
-        os.environ[WORKER] = f"test.0.{rank}"
     dist.init_process_group("gloo")
     try:
         answer = work(rank, *words)

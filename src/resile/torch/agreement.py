@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 _BLOCK = 64 << 20
+LONGEST = 2000
+"""Bytes of what ranks tell each other in words."""
 
 
 class Agreement:
@@ -60,6 +62,10 @@ class Agreement:
         longest = max(length for (length,) in self.gather([len(row)]))
         rows = self.gather([len(row), *row, *[0] * (longest - len(row))])
         return [each[1 : 1 + each[0]] for each in rows]
+
+    def tell(self, words: str) -> list[str]:
+        """Every rank's words, as far as they are not too many."""
+        return [bytes(row).decode(errors="replace") for row in self.gather_all(list(words.encode()[:LONGEST]))]
 
     def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
         """Bring `length` bytes from one rank to others. All ranks call it.

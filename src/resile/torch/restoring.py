@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 STORED_STEPS = 8
 """How many steps of storage are considered, newest first."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds between two tries to read a storage that does not answer. Counted, not timed: all ranks try equally often."""
 OK, DAMAGED, UNREADABLE, MISFIT, BROKEN = range(5)
 
 
@@ -58,15 +61,27 @@ class Restoring:
         self._memory = memory
         self._storage = storage
         self._rank, self._ranks = agreement.rank, agreement.world
+        self._why = ""
+        """What was last wrong, in the words of the rank that met it."""
 
     def run(self, state: State) -> int | None:
         """The step that was loaded; None if there is none, and then nothing was changed.
 
         Raises:
             Misfit: the checkpoint is sound, but of another model or another state.
-            Unreadable: there may be a step in storage, but storage does not give it, and memory has none.
-            RuntimeError: no step could be loaded as a whole after one had been loaded in part.
+            Unreadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
+            RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
+                one, met an error that nobody foresaw.
         """
+        for pause in PAUSES:
+            try:
+                return self._run(state)
+            except Unreadable as error:  # on all ranks together, and so all try again
+                log.warning("%s; trying again in %g s", error, pause)
+                time.sleep(pause)
+        return self._run(state)
+
+    def _run(self, state: State) -> int | None:
         offers, stored = self._gather()
         unread = stored is None
         refused: list[Choice] = []
@@ -74,12 +89,13 @@ class Restoring:
         while (choice := choose(offers, stored or [], refused)) is not None:
             landing = Landing(state)
             held: dict[int, _Held] = {}
-            verdict = self._agree(choice, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
+            what = f"step {choice.step} in {_place(choice)}"
+            verdict = self._agree(what, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
             if verdict == OK:
                 changed = True
-                verdict = self._agree(choice, lambda: self._load(choice, offers, landing, held))  # noqa: B023
+                verdict = self._agree(what, lambda: self._load(choice, offers, landing, held))  # noqa: B023
             if verdict == OK:
-                landing.finish()
+                self._agree(what, landing.finish)
                 self._drop_newer(choice.step)
                 log.info("restored step %d from %s", choice.step, _place(choice))
                 return choice.step
@@ -89,12 +105,12 @@ class Restoring:
                 self._storage.set_aside(choice.step)
             refused.append(choice)
         if unread:
-            raise Unreadable("storage cannot be read, and training does not begin anew for that; rank 0 says why")
+            raise Unreadable(f"training does not begin anew because storage cannot be read: {self._why}")
         if changed:
             raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
         return None
 
-    def _agree(self, choice: Choice, work: Callable[[], None]) -> int:
+    def _agree(self, what: str, work: Callable[[], None]) -> int:
         """Do a part of it on every rank; the worst verdict of all. What is wrong for good is raised on all of them."""
         verdict, why, error = OK, "", None
         try:
@@ -107,35 +123,41 @@ class Restoring:
             verdict, why = MISFIT, str(misfit)
         except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
             verdict, error = BROKEN, unforeseen
-        worst = max(row[0] for row in self._agreement.gather([verdict]))
-        if worst == BROKEN:
-            raise error or RuntimeError(f"another rank could not restore step {choice.step}; it says why")
-        if worst == MISFIT:
-            raise Misfit(why or f"the checkpoint of step {choice.step} does not fit another rank's state")
-        if verdict:
-            log.warning("step %d in %s is not used: %s", choice.step, _place(choice), why)
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        verdicts = [row[0] for row in self._agreement.gather([verdict])]
+        worst = max(verdicts)
+        if verdict in (DAMAGED, UNREADABLE):
+            log.warning("%s is not used: %s", what, why)
+        if worst > DAMAGED:  # all of them say the same in the end
+            rank = verdicts.index(worst)
+            self._why = self._agreement.tell(why)[rank]
+            if worst == BROKEN:
+                raise error or RuntimeError(f"rank {rank} could not restore: {self._why}")
+            if worst == MISFIT:
+                raise Misfit(self._why)
         return worst
 
     # what there is ---------------------------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
         """What every rank offers, and the steps in storage; None: it cannot be read."""
-        stored, unread = [], 0
-        if self._storage is not None and self._rank == 0:
-            try:
-                stored = self._storage.steps()[-STORED_STEPS:]
-            except Unreadable as error:  # the others wait for this rank's row
-                unread = 1
-                log.warning("no step in storage is used: %s", error)
-        offers = list(self._offers())
-        row = [unread, len(stored), *stored, *(number for offer in offers for number in offer)]
+        offers: list[Offer] = []
+        stored: list[int] = []
+
+        def look() -> None:
+            offers.extend(self._offers())
+            if self._storage is not None and self._rank == 0:
+                stored.extend(self._storage.steps()[-STORED_STEPS:])
+
+        unread = self._agree("storage", look) == UNREADABLE
+        row = [len(stored), *stored, *(number for offer in offers for number in offer)]
         rows = self._agreement.gather_all(row)
         width = len(Offer._fields)
         found = []
         for each in rows:
-            numbers = each[2 + each[1] :]
+            numbers = each[1 + each[0] :]
             found.append([Offer(*numbers[at : at + width]) for at in range(0, len(numbers), width)])
-        return found, None if rows[0][0] else rows[0][2 : 2 + rows[0][1]]
+        return found, None if unread else rows[0][1 : 1 + rows[0][0]]
 
     def _offers(self) -> Iterator[Offer]:
         memory = self._memory
@@ -212,21 +234,29 @@ class Restoring:
         gifts = {gift.part: gift for gift in choice.gifts}
         needs = self._needs(choice, offers)
         values_of = self._rank if self._ranks == choice.world else 0
-        paths, why = [], ""
+        paths: list[Any] = []
+        wrong: Exception | None = None
         for part in sorted({*gifts, *needs}):  # alike on all ranks
             mine: _Held | None = held.get(part)
             if part in gifts:
                 try:
                     mine = self._hand_over(gifts[part], mine)
-                except Damaged as error:  # the others go on with the next part, and so must this rank
-                    why = why or str(error)
-            if part in needs and mine is not None and not why:
+                except (
+                    Damaged,
+                    MemoryError,
+                    ValueError,
+                ) as error:  # others go on with the next part: so must this rank
+                    wrong = wrong or error
+            if part in needs and mine is not None and wrong is None:
                 layout = mine.image.layout
                 paths += [item.path for item in layout.items]
                 values = choice.shared or part == values_of
-                mine.image.read(landing, copying_threads(layout.length), values=values)
-        if why:
-            raise Damaged(why)
+                try:
+                    mine.image.read(landing, copying_threads(layout.length), values=values)
+                except Exception as error:  # the same; all hear of it when all parts are through
+                    wrong = error
+        if wrong is not None:
+            raise wrong
         landing.check(paths)
         if missing := landing.missing():
             raise Damaged(f"it does not hold all of {missing}")
@@ -253,7 +283,12 @@ class Restoring:
             self._agreement.hand_over(None, texts + tables, *gift[1:])
             self._agreement.hand_over(None, length, *gift[1:])
             return mine
-        head, data = torch.empty(texts + tables, dtype=torch.uint8), bytearray(max(length, 1))
+        try:
+            head, data = torch.empty(texts + tables, dtype=torch.uint8), bytearray(max(length, 1))
+        except MemoryError:
+            self._agreement.hand_over(None, texts + tables, *gift[1:])
+            self._agreement.hand_over(None, length, *gift[1:])
+            raise
         self._agreement.hand_over(head, texts + tables, *gift[1:])
         self._agreement.hand_over(torch.frombuffer(data, dtype=torch.uint8)[:length], length, *gift[1:])
         words = ctypes.string_at(head.data_ptr(), texts + tables)
