@@ -21,6 +21,7 @@ from tests.torch.vaults import PATIENCE, VaultThread, spawning, vault_thread
 
 from resile.agent.ports import free_port
 from resile.checkpoint.storage import Storage
+from resile.torch.checkpointer import Checkpointer
 from resile.torch.continuation import Continuation
 from resile.torch.randomness import capture, reinstate
 from resile.torch.states import BadState
@@ -96,6 +97,28 @@ def test_storage_gets_every_step_that_passes_a_multiple_and_the_last_one(tmp_pat
     assert again.restore(parts) is not None
     assert parts == {"value": 33}
     again.close()
+
+
+def test_a_step_that_was_not_kept_is_not_taken_for_saved(
+    tmp_path: Path, vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Continuation(tmp_path, save_every=2, store_every=10, keep_last=0)
+    keeper.restore({"value": 0})
+    saves, refused = Checkpointer.save, {10, 14}
+    monkeypatch.setattr(
+        Checkpointer,
+        "save",
+        lambda self, step, *words, **more: step not in refused and saves(self, step, *words, **more),
+    )
+    for step in (9, 10):
+        keeper.save(step, {"value": step}, {}, {})
+    assert not keeper.is_due(11), "the next one is tried when it is due, on all ranks alike"
+    keeper.save(12, {"value": 12}, {}, {})
+    keeper.save(14, {"value": 14}, {}, {})
+    refused.clear()
+    keeper.save(14, {"value": 14}, {}, {}, last=True)
+    keeper.close()
+    assert Storage(tmp_path).steps() == [12, 14]
 
 
 def test_a_storage_that_fails_is_told_and_is_no_failure_of_the_training(

@@ -15,7 +15,7 @@ import logging
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 import torch
@@ -32,6 +32,15 @@ COMMON, OWN = "common", "own"
 ROUNDED = 16 << 10
 """Bytes. Descriptions are padded to a multiple of this, so that their growth seldom changes the checkpoint's layout."""
 _LENGTH = struct.Struct("<Q")
+
+
+class Saving(TypedDict, total=False):
+    """How an adapter's steps are saved: the words that `Continuation` explains."""
+
+    save_every: int
+    store_every: int
+    keep_last: int
+    overlap: bool
 
 
 class Restored(NamedTuple):
@@ -77,7 +86,9 @@ class Continuation:
         self._overlap = overlap
         self._checkpointer: Checkpointer | None = None
         self._last = 0
-        """The newest step that is saved, or that training began with."""
+        """The newest step that all ranks have kept, or that training began with."""
+        self._tried = 0
+        """The last step that was to be kept."""
 
     def peek(self) -> Any | None:
         """What `common` was at the newest step that all ranks can have; None if there is no step."""
@@ -94,7 +105,7 @@ class Continuation:
         """
         state: dict[str, Any] = {**parts, COMMON: None, OWN: None}
         step = self._opened().restore(state)
-        self._last = begins_at if step is None else step
+        self._last = self._tried = begins_at if step is None else step
         if step is None:
             return None
         parts.update((name, state[name]) for name in list(parts))
@@ -114,10 +125,13 @@ class Continuation:
 
     def is_due(self, step: int) -> bool:
         """Whether this step is to be saved."""
-        return step - self._last >= self._save_every
+        return step - self._tried >= self._save_every
 
     def save(self, step: int, parts: Mapping[str, Any], common: Any, own: Any, *, last: bool = False) -> None:
         """Keep all of it as that of `step`, once; returns after one copy, or less with `overlap`.
+
+        What a rank does not keep (storage is behind, there is no room) counts as not saved on all of them: if it was to
+        go to storage the next one that is due does.
 
         Args:
             step: steps completed.
@@ -135,8 +149,10 @@ class Continuation:
         state = {**parts, COMMON: _packed(common), OWN: _gathered(_packed(own))}
         if last:
             self._settle()
-        self._opened().save(step, state, store=crossed or last, overlap=self._overlap and not last)
-        self._last = step
+        kept = self._opened().save(step, state, store=crossed or last, overlap=self._overlap and not last)
+        self._tried = step
+        if all(row[0] for row in Agreement().gather([int(kept)])):
+            self._last = step
 
     def before_update(self) -> None:
         """Call it before parameters change: an overlapped save may still be copying them."""

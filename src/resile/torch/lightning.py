@@ -20,9 +20,9 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from resile.torch.continuation import Continuation
+from resile.torch.continuation import Continuation, Saving
 from resile.torch.progress import report_step
 from resile.torch.randomness import capture, reinstate
 from resile.torch.resumable import ResumableLoader
@@ -113,29 +113,14 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
 class ResileCallback(Callback):  # type: ignore[misc]
     """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
 
-    def __init__(
-        self,
-        directory: str | Path | None = None,
-        *,
-        save_every: int = 1,
-        store_every: int = 0,
-        keep_last: int = 3,
-        overlap: bool = False,
-    ) -> None:
+    def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
         """Nothing is read or asked before `fit`.
 
         Args:
             directory: where storage is, the same for all ranks; None: memory only.
-            save_every: steps between two saves into memory.
-            store_every: steps between two that go to storage by themselves; 0: only the last one does, and what the
-                agent stores when processes end.
-            keep_last: how many steps storage keeps; 0: all.
-            overlap: copy parameters and optimizer state while the next step computes its gradients; only where nothing
-                but the optimizer changes parameters.
+            saving: `save_every`, `store_every`, `keep_last` and `overlap`, as in `Continuation`.
         """
-        self._continuation = Continuation(
-            directory, save_every=save_every, store_every=store_every, keep_last=keep_last, overlap=overlap
-        )
+        self._continuation = Continuation(directory, **saving)
         self._parts: dict[str, Any] = {}
         self._loops: dict[str, Any] | None = None
         """The loop's state after a step that is to be saved when the next one begins."""
