@@ -23,8 +23,8 @@ from resile.agent.interpreter import BEGIN, BOOT, MAX_PACKET
 
 BEGIN_WITHIN = 2.0
 """Seconds that a standby has to begin what it is told; a start from scratch takes longer."""
-IMPORT_WITHIN = 30.0
-"""The same for one that has to finish its imports first."""
+IMPORT_WITHIN = 120.0
+"""The same for one that has to finish its imports first: on a busy machine another one would not be faster."""
 COLLECT_WITHIN = 2.0
 """Seconds that a killed process has to be gone, before whoever ends is held up no longer."""
 

@@ -140,7 +140,7 @@ class WorkerGroup:
         worker = self._alive.get(local_rank)
         return worker.process.pid if worker is not None else 0
 
-    def _start(self, local_rank: int, spawn: Spawn) -> None:
+    def _start(self, local_rank: int, spawn: Spawn, *, from_scratch: bool = False) -> None:
         tail = Tail(*(o.file for o in spawn.outlets if o.file is not None and o.console is None))
         descriptors: list[int] = []
         streams: list[Stream] = []
@@ -149,7 +149,9 @@ class WorkerGroup:
                 descriptor, stream = self._output.open(outlet, spawn.prefix, tail)
                 descriptors.append(descriptor)
                 streams += [stream] if stream is not None else []
-            standby = self._standbys.take(spawn.environment) if self._standbys is not None else None
+            standby = None
+            if self._standbys is not None and not from_scratch:
+                standby = self._standbys.take(spawn.environment)
             if standby is not None:
                 self._alive[local_rank] = _Worker(standby, standby.pidfd, streams, tail)
                 self._empty.clear()
@@ -191,7 +193,7 @@ class WorkerGroup:
             log.warning("a standby (pid %d) was lost; local rank %d starts from scratch", standby.pid, local_rank)
             self._output.collect(worker.streams)
             try:
-                self._start(local_rank, spawn)
+                self._start(local_rank, spawn, from_scratch=True)
             except OSError as error:
                 log.error("%s", _cannot_start(spawn, error))
                 self._tell_end(local_rank, worker, CANNOT_RUN)
