@@ -252,11 +252,11 @@ async def test_a_process_that_is_ready_joins_when_the_last_of_its_round_has_ende
 
 
 async def test_a_process_in_a_long_step_is_not_killed_before_another_one_has_the_state():
-    node = Node(3, leave_within=0.02)
+    node = Node(3, leave_within=0.2)
     node.ready(0, 1, 2)
     node.over(1)
     node.ready(2)  # it was started for this round, and never had the state
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     assert node.killed == []
     node.ready(0, step=7)
     assert await node.kills() == [1]
@@ -268,3 +268,39 @@ async def test_a_process_that_never_leaves_its_round_is_killed_even_if_it_is_the
     node.over(1)
     await node.kills()
     assert "waiting 0.12 s more for the end of its step" in caplog.text
+
+
+async def test_processes_that_took_the_last_step_have_finished_although_the_round_was_ended_in_that_moment():
+    node = Node(2)
+    node.ready(0, 1)
+    for number in (0, 1):
+        node.seats.on_close(node.lines[number])
+    node.over(1)
+    node.seats.ended(0, [])
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 1
+    assert not node.deserted
+
+
+async def test_processes_that_were_told_before_they_hung_up_have_finished_too():
+    node = Node(1)
+    node.ready(0)
+    node.over(1)
+    node.seats.on_close(node.lines[0])
+    node.attempt.running = False
+    node.seats.ended(0, [])
+    assert node.last(Finished).round == 1
+
+
+async def test_processes_that_ended_between_two_rounds_have_not_finished():
+    node = Node(1)
+    node.ready(0)
+    node.seats.on_close(node.lines[0])  # a loop of the script is over
+    node.over(1)
+    node.lines.clear()
+    node.ready(0)  # and there is another one
+    node.attempt.running = False
+    node.seats.ended(0, [])
+    assert node.last(Finished) is None
+    assert node.deserted == 1

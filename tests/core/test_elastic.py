@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resile.api.ids import Round
+from resile.api.reports import NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import Idle, Resting, Training, Waiting
@@ -14,6 +15,17 @@ def elastic(nodes: int, least: int = 1, make=running, **more) -> Job:
     job = make(nodes, least, nodes, **more)
     for number in range(nodes):
         job.does(ev.AgentElastic(node=key(number)))
+    return job
+
+
+def interrupted(nodes: int) -> Job:
+    """The same, and one more has come and ended the round."""
+    job = running_bare(nodes, 1, nodes + 1)
+    for number in range(nodes):
+        job.does(ev.AgentElastic(node=key(number)))
+    job.comes(name=f"agent{nodes}")
+    rejoins(job, nodes, after=0)
+    assert [d.because for d in job.said(de.EndRound)] == [f"worker-{nodes} is ready to join"]
     return job
 
 
@@ -211,3 +223,39 @@ def test_a_late_word_about_joining_an_older_round_is_not_believed():
     rejoins(job, 1)
     job.does(ev.AgentJoined(node=key(1), after=Round(1), port=1, nproc=1, elastic=True))
     assert job.node(1).agent.stance == Training(Round(2))
+
+
+def test_a_round_that_a_newcomer_ends_while_its_processes_end_well_has_finished():
+    job = interrupted(2)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    assert job.state.phase == "Running", "the other one may go on with the state"
+    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+    assert job.state.phase == "Succeeded"
+
+
+def test_a_member_that_did_not_get_to_the_end_takes_a_newcomer_there():
+    job = interrupted(2)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    rejoins(job, 1)
+    assert job.members == [1, 2]
+    job.does(ev.NodeFinished(node=key(1), round=Round(2)))
+    job.does(ev.NodeFinished(node=key(2), round=Round(2)))
+    assert job.state.phase == "Succeeded"
+
+
+def test_the_last_step_of_a_round_counts_although_a_member_was_lost_right_after_it():
+    job = elastic(2)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.seen(1, NodeStatus.FAILED)
+    assert job.state.phase == "Succeeded"
+
+
+def test_a_newcomer_that_began_without_those_who_had_finished_is_not_trained_for():
+    job = interrupted(1)
+    until = job.now + job.timeouts.join
+    while job.now <= until:
+        job.heartbeats()
+        job.wait(job.timeouts.silence / 2)
+    assert job.members == [1], "nobody waits for one that does not come"
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    assert job.state.phase == "Succeeded"

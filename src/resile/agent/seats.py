@@ -65,6 +65,10 @@ class Seat:
         """The round it was started for, which keeps a place for it."""
         self.veteran = False
         """It has been in a round."""
+        self.round: Round = NO_ROUND
+        """The last one it was in."""
+        self.done = False
+        """It took the last step of the training there, as everybody in that round did, and hung up."""
         self.holds = False
         """It is ready, and has the outcome of training."""
         self.spared = False
@@ -247,7 +251,7 @@ class Seats:
             self._send(Elastic())
         was, seat.phase, seat.line = seat.phase, Phase.READY, line
         self._lines[line] = seat
-        seat.holds, seat.spared = message.step > 0, False
+        seat.holds, seat.spared, seat.done = message.step > 0, False, False
         seat.calm()
         if seat.holds:
             self._spare_no_longer()
@@ -264,6 +268,7 @@ class Seats:
             return
         seat.line = None
         seat.calm()
+        seat.done = seat.phase is Phase.PLACED
         if seat.phase is Phase.READY and self._attempt is not None:
             self._attempt.kill_one(seat.local_rank)
 
@@ -275,6 +280,7 @@ class Seats:
     def _place(self, seat: Seat, place: Place, number: int) -> None:
         assert seat.line is not None
         seat.phase, seat.veteran, seat.holds, seat.unplaced, seat.due = Phase.PLACED, True, False, 0, NO_ROUND
+        seat.round, seat.done = self._newest, False
         seat.line.send(
             Placed(
                 round=self._newest,
@@ -323,7 +329,8 @@ class Seats:
             return
         if self._current is None:
             if not attempt.running and not attempt.failures:
-                self._desert()
+                last = max((seat.round for seat in self._seats if seat.done), default=NO_ROUND)
+                self._tell_finished(last) if last else self._desert()
             else:
                 self._settle()  # it was the last to leave its round; others may be ready for the next
             return
@@ -335,13 +342,16 @@ class Seats:
             if seat.phase is not Phase.DOWN:
                 attempt.dismiss(seat.local_rank)
         if not attempt.running:
-            log.info("all training processes of this node ended well")
-            self._send(Finished(round=self._current))
+            self._tell_finished(self._current)
+
+    def _tell_finished(self, round_: Round) -> None:
+        log.info("all training processes of this node ended well")
+        self._send(Finished(round=round_))
 
     def _refill(self, seat: Seat) -> None:
         if self._attempt is None or self._attempt.stopped:
             return
-        seat.phase, seat.veteran, seat.due = Phase.STARTING, False, NO_ROUND
+        seat.phase, seat.veteran, seat.done, seat.due = Phase.STARTING, False, False, NO_ROUND
         seat.wait(self._ready_within, self._never_ready)
         try:
             self._replace(seat.local_rank)

@@ -153,6 +153,8 @@ def _agree_on_round(turn: Turn, node: Node, agent: Agent, event: AgentCame) -> N
     gathering = turn.state.gathering
     place = gathering.places.get(node.key) if isinstance(gathering, Underway) else None
     number = gathering.round if isinstance(gathering, Underway) else Round(0)
+    if event.finished and rounds.finished(turn, node, NodeFinished(node=node.key, round=event.round)):
+        return
     if event.running or event.finished:
         agent.stance = Training(event.round)
         if place is None or event.round != number:
@@ -160,8 +162,6 @@ def _agree_on_round(turn: Turn, node: Node, agent: Agent, event: AgentCame) -> N
                 agent.stance = Resting(event.round)
             because = "the job is in another round"
             turn.decide(EndRound(round=event.round, because=because, nodes=(node.key,)))
-        elif event.finished:
-            rounds.finished(turn, node, NodeFinished(node=node.key, round=event.round))
     elif place is not None and event.round < number:
         # It is a member and does not know: the word was lost with its connection, or with the old master.
         agent.stance = Training(number)

@@ -20,7 +20,20 @@ from resile.core.decisions import EndRound, FormRound
 from resile.core.endings import Reason
 from resile.core.events import AgentChanged, AgentJoined, NodeFinished
 from resile.core.partners import ring
-from resile.core.state import TRAINERS, Done, Forming, Idle, JobState, Node, Phase, Resting, Training, Underway, Waiting
+from resile.core.state import (
+    TRAINERS,
+    Done,
+    Forming,
+    Idle,
+    JobState,
+    Node,
+    Past,
+    Phase,
+    Resting,
+    Training,
+    Underway,
+    Waiting,
+)
 from resile.core.turn import Turn
 
 
@@ -91,7 +104,7 @@ def form(turn: Turn, *, newcomer: bool = False) -> None:
     """Close the round being formed if nobody else can come; else see to it that it closes in time."""
     state, index, meeting = turn.state, turn.index, turn.state.meeting
     gathering = state.gathering
-    if not isinstance(gathering, Forming) or meeting is None:
+    if not isinstance(gathering, Forming) or meeting is None or _succeeded(turn):
         return
     size = _size(turn)
     if not size:
@@ -150,6 +163,8 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
     if not isinstance(gathering, Underway):
         return
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
+    done = gathering.done & turn.index.elastic
+    state.past = Past(round=gathering.round, members=set(gathering.places), done=done)
     state.gathering = Forming(since=turn.now, lost=culprit is not None)
     for node in (state.nodes[key] for key in members):
         if node.agent is not None and node.agent.elastic and node.agent.stance == Training(gathering.round):
@@ -162,18 +177,41 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
     open_forming(turn)
 
 
-def finished(turn: Turn, node: Node, event: NodeFinished) -> None:
-    """A member's processes ended well; when all members' have, so has the job."""
-    gathering = turn.state.gathering
-    if not isinstance(gathering, Underway) or event.round != gathering.round or node.key not in gathering.places:
-        return
-    assert node.agent is not None
-    node.agent.stance = Done(event.round)
-    gathering.done.add(node.key)
-    if len(gathering.done) == len(gathering.places):
-        size = len(gathering.places)
-        who = f"all {size} nodes" if size > 1 else "the only node"
-        endings.succeed(turn, f"{who} of round {gathering.round} finished")
+def finished(turn: Turn, node: Node, event: NodeFinished) -> bool:
+    """A member's processes ended well; when all members' have, so has the job. Whether it was news.
+
+    Elastic processes end well when all of their round have taken the last step, and nobody is needed any more. That
+    holds even if the round was ended in that very moment, for a newcomer, say, who would find nobody with the state.
+    """
+    gathering, past = turn.state.gathering, turn.state.past
+    if node.agent is None:
+        return False
+    if isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places:
+        node.agent.stance = Done(event.round)
+        gathering.done.add(node.key)
+        if len(gathering.done) == len(gathering.places):
+            _succeed(turn, gathering.round, len(gathering.places))
+        return True
+    if event.round == past.round and node.key in past.members and node.agent.elastic:
+        node.agent.stance = Done(event.round)
+        turn.touch(node)
+        past.done.add(node.key)
+        _succeeded(turn)
+        return True
+    return False
+
+
+def _succeeded(turn: Turn) -> bool:
+    """End the job if the last round's processes have taken the last step, and nobody is left who would say so again."""
+    past = turn.state.past
+    if not past.done or any(turn.state.nodes[key].alive for key in past.members - past.done):
+        return False
+    _succeed(turn, past.round, len(past.members))
+    return True
+
+
+def _succeed(turn: Turn, number: Round, size: int) -> None:
+    endings.succeed(turn, f"{f'all {size} nodes' if size > 1 else 'the only node'} of round {number} finished")
 
 
 def _size(turn: Turn) -> int:

@@ -151,6 +151,15 @@ class Underway(msgspec.Struct, kw_only=True, tag=True):
     done: set[NodeKey] = set()
 
 
+class Past(msgspec.Struct, kw_only=True):
+    """The newest round that is over, as far as its processes may still finish in it."""
+
+    round: Round = NO_ROUND
+    members: set[NodeKey] = set()
+    done: set[NodeKey] = set()
+    """Elastic ones whose processes ended well: they took the last step there is, and so did all others."""
+
+
 class Blame(msgspec.Struct, kw_only=True):
     """The process failures of the newest broken round, in the order in which they happened."""
 
@@ -232,6 +241,7 @@ class JobState(msgspec.Struct, kw_only=True):
     """The agents' rules of rendezvous; None before the first came."""
     last_round: Round = NO_ROUND
     gathering: Forming | Underway = msgspec.field(default_factory=lambda: Forming(since=0.0, first=True))
+    past: Past = msgspec.field(default_factory=Past)
     blame: Blame = msgspec.field(default_factory=Blame)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
