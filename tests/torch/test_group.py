@@ -26,7 +26,7 @@ SOON = 1.0
 """Seconds; it takes a twentieth of it. What it must not be is a time-out: 20 s here."""
 pytestmark = pytest.mark.timeout(120)
 
-MEMBER = """
+SETTING = """
 import os, signal, sys, threading, time
 from datetime import timedelta
 import torch
@@ -39,8 +39,11 @@ from resile.agent.ports import free_port
 def placed(round_, rank, world, port):
     return Placed(round=round_, rank=rank, world_size=world, local_rank=rank, local_world_size=world, group_rank=0,
                   group_world_size=1, master_addr="127.0.0.1", master_port=port)
+"""
 
-
+MEMBER = (
+    SETTING
+    + """
 rank, port = map(int, sys.argv[1:])
 group = Group(placed(1, rank, 2, port), "gloo", 60.0)
 group.form()
@@ -67,6 +70,33 @@ alone = Group(placed(2, 0, 1, free_port()), "gloo", 60.0)
 alone.form()
 print("alone", flush=True)
 """
+)
+
+SWAPPING = (
+    SETTING
+    + """
+from torch.distributed.fsdp import fully_shard
+from resile.torch.image import piece_of
+
+child = os.fork()
+for round_, port in enumerate(map(int, sys.argv[1:]), 1):
+    rank = (round_ + bool(child)) % 2
+    group = Group(placed(round_, rank, 2, port), "gloo", 60.0)
+    group.form()
+    torch.manual_seed(7)
+    model = torch.nn.Linear(8, 6)
+    whole = model.weight.detach().clone()
+    fully_shard(model)
+    for shard in (model.weight, model.state_dict()["weight"], model.weight.clone()):
+        piece = piece_of(shard)
+        assert piece.origin[0] == 3 * rank, f"round {round_}: rank {rank} takes its shard for that at {piece.origin}"
+        assert torch.equal(shard.to_local(), whole[piece.origin[0] :][: piece.shape[0]])
+        assert torch.equal(shard.full_tensor(), whole)
+    group.destroy(in_peace=True)
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+"""
+)
 
 
 def placed(rank: int, world: int, port: int) -> Placed:
@@ -163,3 +193,9 @@ def test_a_group_of_a_round_that_is_over_is_not_formed():
     with pytest.raises(GroupLost):
         group.form()
     assert time.monotonic() - begun < SOON
+
+
+def test_a_process_with_another_rank_knows_which_shards_it_has() -> None:
+    words = [sys.executable, "-c", SWAPPING, str(free_port()), str(free_port())]
+    done = subprocess.run(words, capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr.decode()

@@ -113,6 +113,7 @@ class Group:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout))
         except (RuntimeError, OSError, ValueError) as error:
             raise GroupLost(f"round {placed.round} did not come together: {_first_line(error)}") from None
+        _forget_meshes()
         self._lines = {each for each in self._own if sockets.is_connected(each)}
         self._notice_more()
         if self.over:
@@ -313,6 +314,26 @@ def _ends(work: Any, within: float) -> bool:
             return False
     work.wait()  # raises what it came to, unless it ended well just after it was given up
     return True
+
+
+def _forget_meshes() -> None:
+    """Have torch look anew at which shards are this process's.
+
+    What is made of a sharded tensor, a parameter or an entry of a `state_dict`, say, gets its mesh from a cache. Meshes
+    of equally many ranks are one and the same there, but an older round's has the rank that this process had in it: a
+    shard would be saved, and loaded, as another rank's.
+    """
+    if "torch.distributed.tensor" not in sys.modules:  # nothing was ever sharded, and it takes long to import
+        return
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    _redistribute._gen_transform_infos.cache_clear()
+    for owner, name in (
+        (torch._C, "_clear_DTensor_sharding_propagator_cache"),
+        (_redistribute, "clear_redistribute_planner_cache"),
+    ):
+        getattr(owner, name, lambda: None)()  # older releases have no such cache
 
 
 def _first_line(error: Exception) -> str:
