@@ -70,17 +70,20 @@ def made():
     torch.manual_seed(0)
     if sys.argv[2] == "large":
         model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
+        inputs = torch.randn(256, 512)
+    elif sys.argv[2] == "transformer":
+        layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        model, inputs = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(4, 64, 256)
     else:
-        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(60)))
-    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+        model, inputs = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(60))), torch.randn(256, 64)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01), inputs
 
 
-ours, optimizer = made()
+ours, optimizer, inputs = made()
 elastic = Elastic(ours, optimizer)
 elastic.meet()
-theirs, their_optimizer = made()
+theirs, their_optimizer, _ = made()
 theirs = DistributedDataParallel(theirs)
-inputs = torch.randn(256, ours[0].in_features)
 
 
 def step_of_ours():
@@ -114,6 +117,14 @@ if elastic.rank == 0:
 """
 
 
+MODELS = {
+    "large": ("4 large parameters", 1.0),
+    "transformer": ("a small transformer", 1.0),
+    "tiny": ("120 parameters of 64 x 64, whose hooks in Python show", None),
+}
+"""What a step is compared with, and how many percent it may cost beyond."""
+
+
 class Step(msgspec.Struct, frozen=True):
     """One line of a process's file."""
 
@@ -138,7 +149,7 @@ def run(quick: bool) -> list[Row]:
     """All rows of the elastic loop."""
     rows = _killed_ranks(3 if quick else 30, 1 if quick else PEERS_KILLS)
     rows += _nodes(1 if quick else 5, None if quick else _torchrun_nodes(PEERS_KILLS))
-    rows += [step_cost(kind, 5 if quick else 25) for kind in ("large", "small")]
+    rows += [step_cost(kind, 5 if quick else 25) for kind in MODELS]
     return rows
 
 
@@ -328,20 +339,20 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
 
 
 def step_cost(kind: str, blocks: int) -> Row:
-    """A step of ours against one of DDP, with few large parameters or many small ones."""
+    """A step of ours against one of DDP."""
     with Workplace() as place:
         script = place.script("compare.py", COMPARE)
         flags = ["--standalone", "--nproc-per-node=2", "--standbys=0"]  # whose import would be measured, too
         place.start([BIN / "resile", "run", *flags, script, str(blocks), kind])
         ratios = wait_for("a comparison with DDP", partial(_read, place.path / "ratios"), START_SECONDS, 0.2)
     cost = (statistics.median(float(each) for each in ratios.split()) - 1) * 100
-    words = {"large": "4 large parameters", "small": "120 small parameters"}[kind]
+    words, bar = MODELS[kind]
     say(f"elastic: a step costs {cost:+.2f} % against DDP, with {words}")
     return Row(
         measure=f"elastic: cost of a step against plain DDP ({words}), median",
         value=max(cost, 0.0),
         unit="%",
-        bar=1.0,
+        bar=bar,
         note=f"{cost:+.2f} %; both in the same two processes, in turns",
     )
 

@@ -99,7 +99,7 @@ def test_checkpoints_are_measured_and_restored() -> None:
 
 
 def test_a_step_is_compared_with_one_of_ddp() -> None:
-    row = elastic.step_cost("small", blocks=2)
+    row = elastic.step_cost("tiny", blocks=2)
     assert row.unit == "%"
     assert "both in the same two processes" in row.note
 
