@@ -218,7 +218,7 @@ def _copy_of(step: int) -> Buffer:
     return buffer
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "part", "place", "remove", "metadata", "bit", "code"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "part", "place", "remove", "metadata", "bit", "hole", "code"])
 def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
@@ -235,6 +235,7 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
         "remove": "__0_0.distcp is not there",
         "metadata": ".metadata is not what was written",
         "bit": ".metadata is not what was written",
+        "hole": "it does not hold all of tensors.t1",
         "code": "posix.mkdir does not belong in a checkpoint's metadata",
     }[damage]
     match damage:
@@ -256,6 +257,11 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
             data.unlink()
         case "metadata":
             metadata.write_bytes(metadata.read_bytes()[:-20])
+        case "hole":
+            contents = read_metadata(Storage(tmp_path), 2)
+            contents.state_dict_metadata["tensors.t1"].chunks.clear()
+            part.unlink()  # what this writes itself is compared with its checksum
+            metadata.write_bytes(pickle.dumps(contents))
         case "code":
             part.unlink()  # as if plain DCP had written it: ours would be found out before anything is unpickled
             metadata.write_bytes(pickle.dumps(_Mischief(str(tmp_path / "done"))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import os
 import pickle
 import warnings
@@ -167,6 +168,8 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
             continue
         if isinstance(entry, BytesStorageMetadata):
             state[key] = None
+        elif sum(math.prod(chunk.sizes) for chunk in entry.chunks) < math.prod(entry.size):
+            raise Damaged(f"it does not hold all of {key}")  # DCP would leave the rest as it is, and say nothing
         else:
             state[key] = landing.tensor(paths[key], entry.properties.dtype, tuple(entry.size))
     landing.check(paths[key] for key in state)
