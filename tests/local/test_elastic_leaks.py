@@ -64,7 +64,8 @@ def held(pid: int) -> Held:
     return Held(*(len(os.listdir(f"/proc/{pid}/{kind}")) for kind in ("fd", "task")))
 
 
-@pytest.mark.parametrize("model", ["whole", pytest.param("sharded", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("model", ["whole", "sharded"])
 def test_no_descriptor_and_no_thread_of_a_round_stays_in_survivors_agent_or_master(runs: Runs, model: str) -> None:
     runs.script(TRAIN)
     training = Training(runs)
