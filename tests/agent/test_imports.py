@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from resile.agent.imports import PROMPTED, files_of, read
+from resile.agent.imports import PROMPTED, WITHOUT_TORCH, files_of, read
 
 
 def source(directory: Path, text: str, **modules: str):  # type: ignore[no-untyped-def]
@@ -25,7 +27,12 @@ def source(directory: Path, text: str, **modules: str):  # type: ignore[no-untyp
         ("import numpy, torch.nn as nn", ["torch", "torch.nn"]),
         ("from torch.utils.data import DataLoader\nimport torch", ["torch", "torch.utils.data"]),
         ("from resile.torch import Elastic", ["torch", "resile.torch"]),
+        ("from resile.torch import Elastic, report_step", ["torch", "resile.torch"]),
+        ("import resile.torch.elastic", ["torch", "resile.torch.elastic"]),
         ("from resile import torch", ["torch", "resile.torch"]),
+        ("from resile.torch import report_step", []),
+        ("from resile.torch.progress import report_step", []),
+        ("import resile.torch.sampler", []),
         ("def main():\n    import torch", ["torch"]),
         ("from lightning.pytorch import Trainer", ["torch"]),
         ("import transformers", []),
@@ -37,6 +44,12 @@ def test_the_modules_of_torch_that_a_source_names(tmp_path: Path, text: str, mod
     found = source(tmp_path, text)
     assert found.modules == (*modules, *(PROMPTED if modules else ()))
     assert not found.sets_variables
+
+
+def test_what_is_said_not_to_import_torch_does_not() -> None:
+    names = [name.removeprefix("resile.torch.") for name in WITHOUT_TORCH]
+    said = f"import sys; from resile.torch import {', '.join(names)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", said], timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

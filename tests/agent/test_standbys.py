@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from resile.agent import kernel
 from resile.agent import standby as standby_module
 from resile.agent import standbys as standbys_module
 from resile.agent.options import RunOptions
@@ -88,6 +89,20 @@ class Node:
 
     def start(self, *, warm: bool = True, environ: dict[str, str] | None = None, words: tuple[str, ...] = ()) -> int:
         """Start a process, with other words than usual if there are some; its pid."""
+        self.group = WorkerGroup(self.output, self.ends.append, self.standbys if warm else None)
+        self.group.start([self.spawn(environ, words)])
+        return self.group.pid_of(0)
+
+    def start_all(self, number: int) -> None:
+        """Start so many processes together."""
+        self.group = WorkerGroup(self.output, self.ends.append, self.standbys)
+        self.group.start([self.spawn() for _ in range(number)])
+
+    def said(self) -> list[str]:
+        """What the processes have printed, in the order in which they were started."""
+        return [(self.directory / f"stdout.{number}").read_text() for number in range(self._starts)]
+
+    def spawn(self, environ: dict[str, str] | None = None, words: tuple[str, ...] = ()) -> Spawn:
         number, self._starts = self._starts, self._starts + 1
         environment = worker_environment(
             self.environ | (environ or {}),
@@ -103,10 +118,8 @@ class Node:
             worker="w",
         )
         files = [Outlet(self.directory / f"{name}.{number}") for name in ("stdout", "stderr")]
-        self.group = WorkerGroup(self.output, self.ends.append, self.standbys if warm else None)
         command = (*self.command[:3], *words) if words else self.command
-        self.group.start([Spawn(command, environment, *files)])
-        return self.group.pid_of(0)
+        return Spawn(command, environment, *files)
 
     async def run(self, **how: Any) -> tuple[int, str, str]:
         """Run a process to its end: its exit code and what it said."""
@@ -314,6 +327,19 @@ async def test_interpreters_that_cannot_be_forked_are_good_for_one_start_each(
     assert not set(made.ready) & set(pids)
 
 
+async def test_orphans_that_were_adopted_by_the_way_are_collected(node: Callable[..., Node]) -> None:
+    made = node("import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)")
+    kernel.adopt_orphans(True)  # as while a standby is on its way
+    try:
+        orphan = int((await made.run(warm=False))[1])
+    finally:
+        kernel.adopt_orphans(False)
+    assert orphan in children()
+    await until(lambda: Path(f"/proc/{orphan}/stat").read_text().split()[2] == "Z", "it is ended with its group")
+    await made.warm()
+    assert orphan not in children()
+
+
 async def test_killed_standbys_and_templates_cost_nothing(node: Callable[..., Node], monkeypatch: Any) -> None:
     monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.01)
     made = node("print('ran')")
@@ -366,6 +392,118 @@ async def test_a_process_that_is_wanted_during_the_import_begins_in_that_interpr
     assert await ran == (0, "torch\n", "")
     assert (made.ends[-1].pid == importing) == (ending == "finished")
     await until(lambda: made.standbys.facts.ready == 2, "standbys, when there is time for them")
+
+
+COUNT_IMPORTS = "import os\nwith open({here!r} + '/imports', 'a') as file: file.write(f'{{os.getpid()}}\\n')\n"
+
+
+def imports(made: Node) -> list[int]:
+    """The processes that have imported what is called torch here."""
+    return [int(pid) for pid in (made.directory / "imports").read_text().split()]
+
+
+async def test_the_first_processes_of_a_node_and_its_standbys_share_one_import(
+    node: Callable[..., Node], tmp_path: Path
+) -> None:
+    slow = IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)) + COUNT_IMPORTS.format(here=str(tmp_path))
+    made = node("import os; print(os.getpid(), os.getppid())", torch=slow)
+    made.standbys.ahead()
+    await until((tmp_path / "importing").exists, "an import before anybody asked for a process")
+    made.start_all(3)
+    assert made.group.alive == 3
+    assert [made.group.pid_of(rank) > 0 for rank in range(3)] == [True, False, False]
+    (tmp_path / "go").touch()
+    await until(lambda: made.group.alive == 0, "the end of three processes")
+    assert [ended.returncode for ended in made.ends] == [0, 0, 0]
+    pids = {ended.local_rank: ended.pid for ended in made.ends}
+    assert made.said() == [f"{pids[rank]} {os.getpid()}\n" for rank in range(3)]
+    await until(lambda: made.standbys.facts.ready == 2, "standbys")
+    assert imports(made) == [pids[0]]
+    assert await made.run() == (0, f"{made.ends[-1].pid} {os.getpid()}\n", "")
+    assert imports(made) == [pids[0]], "the next one started from a standby, too"
+
+
+@pytest.mark.parametrize("ending", ["killed", "threads", "ranked", "no room"])
+async def test_processes_that_wait_for_an_import_start_from_scratch_when_nothing_comes_of_it(
+    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(standbys_module, "ASIDE_FOR", 0.01)
+    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.01)
+    more = {
+        "threads": "import threading\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
+        "ranked": "os.environ.get('RANK')\n",
+    }.get(ending, "")
+    slow = IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)) + more
+    made = node("import os; print('ran', flush=True); os._exit(0)", torch=slow)
+    made.standbys.ahead()
+    await until((tmp_path / "importing").exists, "an import")
+    made.start_all(3)
+    importing = made.group.pid_of(0)
+    if ending == "killed":
+        os.kill(importing, signal.SIGKILL)
+    elif ending == "no room":
+        made.environ["RESILE_STANDBY_MEMORY"] = "1Ki"
+    (tmp_path / "go").touch()
+    await until(lambda: made.group.alive == 0, "the end of three processes")
+    assert [ended.returncode for ended in made.ends] == [0, 0, 0]
+    assert made.said() == ["ran\n"] * 3
+    assert (importing in {ended.pid for ended in made.ends}) == (ending in ("threads", "no room"))
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "one by one"])
+async def test_processes_that_wait_for_an_import_can_be_ended(
+    node: Callable[..., Node], tmp_path: Path, how: str
+) -> None:
+    made = node("print('ran')", torch=IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)))
+    made.standbys.ahead()
+    await until((tmp_path / "importing").exists, "an import")
+    made.start_all(2)
+    if how == "stopped":
+        await made.group.stop(PATIENCE)
+    elif how == "killed":
+        made.group.kill()
+    else:
+        for rank in (1, 0):
+            made.group.kill_one(rank)
+    await until(lambda: made.group.alive == 0, "the end of both")
+    number = -signal.SIGTERM if how == "stopped" else -signal.SIGKILL
+    assert sorted((ended.local_rank, ended.returncode) for ended in made.ends) == [(0, number), (1, number)]
+    (tmp_path / "go").touch()
+    await asyncio.sleep(0.1)
+    assert made.group.alive == 0, "nothing starts that was ended"
+
+
+async def test_threads_that_end_before_a_fork_are_no_hindrance(node: Callable[..., Node]) -> None:
+    sleeper = """import os, threading
+woken = threading.Event()
+thread = threading.Thread(target=woken.wait, args=(60,))
+thread.start()
+os.register_at_fork(before=lambda: (woken.set(), thread.join()))
+"""
+    made = node("import os; print(os.getpid())", torch=sleeper)
+    await made.warm(2)
+    assert made.standbys._template is not None, "it goes on making standbys"
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ("print('ran')", {}),
+        ("import os; os.environ['A'] = 'b'; import torch", {}),
+        ("import torch", {"preload": ("x",)}),
+    ],
+    ids=["no torch", "sets variables", "preload"],
+)
+async def test_nothing_is_imported_ahead_of_the_first_start_that_might_delay_it(
+    node: Callable[..., Node], source: str, more: dict[str, Any]
+) -> None:
+    before = children()
+    made = node(**more)
+    (made.directory / "train.py").write_text(source)
+    made.standbys.ahead()
+    await until(lambda: made.standbys._reading is None, "the source is read")
+    assert children() == before
+    assert (await made.run())[0] == 0
 
 
 async def test_a_standby_that_hangs_is_killed_and_the_process_starts_from_scratch(

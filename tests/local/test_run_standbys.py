@@ -7,12 +7,10 @@ import time
 import pytest
 from tests.local.runs import PATIENCE, Runs, alive, kill, wait_until
 
-SOON = "--recovery-budget=4"
-"""Standbys are made when half of it has passed."""
 WAITS = """
 import torch
 from probe import *
-note("start", round=ATTEMPT, warm=torch.made_by != os.getpid())
+note("start", round=ATTEMPT, warm=torch.made_by != os.getpid(), made_by=torch.made_by)
 wait_for(f"release{ATTEMPT}")
 sys.exit(ATTEMPT)
 """
@@ -25,11 +23,11 @@ def small_torch(runs: Runs) -> None:
 
 def test_a_killed_rank_restarts_with_its_siblings_from_standbys_and_nothing_is_left(runs: Runs) -> None:
     small_torch(runs)
-    run = runs.start("--nproc-per-node=2", "--max-restarts=3", SOON, runs.script(WAITS))
-    cold = runs.await_world(2, after=-1)
-    assert not any(note["warm"] for note in cold.values())
+    run = runs.start("--nproc-per-node=2", "--max-restarts=3", runs.script(WAITS))
+    first = runs.await_world(2, after=-1)
+    assert len({note["made_by"] for note in first.values()}) == 1, "they share one import"
     run.says("2 standbys are ready")
-    kill(cold[1]["pid"])
+    kill(first[1]["pid"])
     warm = runs.await_world(2, after=0)
     assert all(note["warm"] for note in warm.values())
     assert {note["agent"] for note in warm.values()} == {run.pid}, "they are children of the agent, as ever"

@@ -22,6 +22,11 @@ PROMPTED = ("torch._dynamo",)
 
 _WRITES = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
 _TORCH = ("torch", "resile.torch")
+WITHOUT_TORCH = tuple(
+    f"resile.torch.{name}"
+    for name in ("progress", "report_step", "sampler", "ElasticBatchSampler", "ElasticSampler", "Share")
+)
+"""What of `resile.torch` does not import torch; a script that needs no more starts faster without it."""
 _BRING_TORCH = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "timm", "torchaudio", "torchvision")
 """Libraries that import torch; they themselves are imported ahead only if `--preload` says so."""
 
@@ -87,6 +92,8 @@ class _Reader:
                     self.early = f"{path} line {getattr(node, 'lineno', 0)}"
 
     def _imported(self, name: str, parts: Sequence[str] = ()) -> None:
+        if name in WITHOUT_TORCH or (parts and all(f"{name}.{part}" in WITHOUT_TORCH for part in parts)):
+            return
         if any(name == torch or name.startswith(f"{torch}.") for torch in _TORCH):
             self.modules.append(name)
             return

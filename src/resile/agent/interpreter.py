@@ -1,7 +1,8 @@
 """A warm interpreter: it has imported what a script will import, and waits to become one of its processes.
 
 The first one, the *template*, does the importing and forks a *standby* whenever the agent asks for one: what was
-imported is shared memory then, and another standby costs milliseconds. Where imports left threads or open files behind,
+imported is shared memory then, and another standby costs milliseconds. A standby can do the same, so that one of them
+goes on as the template where the template itself becomes a process. Where imports left threads or open files behind,
 which a fork would not survive, the template is a standby itself, good for one start.
 
 A standby knows nothing of the round it will serve. It gets command, environment and streams when it begins, undoes
@@ -25,6 +26,7 @@ import socket
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
@@ -78,7 +80,9 @@ def main(control: int) -> None:
         # First of all, since a process that cannot show what it is would be lost to whoever looks for it.
         kernel.show_command([NAME, *request["command"]], os.environ)
         kernel.show_name(NAME)
-        score, priority = kernel.die_first(), kernel.yield_cpu()
+        score, priority = kernel.die_first(), os.getpriority(os.PRIO_PROCESS, 0)
+        if not request["urgent"]:
+            kernel.yield_cpu()
         sys.path[:0] = script.path
         names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
         _import(names, script.needed, request["changing"])
@@ -127,7 +131,7 @@ class Script:
         from resile.agent import imports  # here, so that agents, which import this module too, do not pay for it
 
         self.needed = set(named)
-        paths = imports.files_of(self.module, sys.path) if self.module else [self.file]
+        paths = imports.files_of(self.module, [*self.path, *sys.path]) if self.module else [self.file]
         source = imports.read(paths, self.path[0] if self.path else "")
         self.files += source.files
         if source.sets_variables:
@@ -273,13 +277,26 @@ def _descriptors() -> set[str]:
 
 
 def _left_behind(opened: set[str]) -> str:
-    """What imports left behind that a fork would not survive: one sentence, or nothing."""
-    threads = len(os.listdir("/proc/self/task")) - 1
-    if threads:
+    """What imports left behind that a fork would not survive: one sentence, or nothing.
+
+    Those threads of OpenBLAS that wait for work end before any fork, and come back when there is work: one fork tells.
+    """
+    if _threads():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads before a fork
+            if (tried := os.fork()) == 0:
+                os._exit(0)
+        os.waitpid(tried, 0)
+    if threads := _threads():
         return f"imports left {threads} thread{'s' if threads > 1 else ''} behind"
     for name in _descriptors() - opened:
         return f"imports left {os.readlink(f'/proc/self/fd/{name}')} open"
     return ""
+
+
+def _threads() -> int:
+    """How many threads there are beside this one."""
+    return len(os.listdir("/proc/self/task")) - 1
 
 
 # forking --------------------------------------------------------------------------------------------------------------
@@ -288,8 +305,8 @@ def _left_behind(opened: set[str]) -> str:
 def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
     """Fork a standby whenever the agent says so; it returns only in an interpreter that has become a process and ended.
 
-    A process that was wanted during the import is begun by the template itself. Of a fork, the process in between ends
-    at once, so that the agent, which adopts orphans while it asks for one, is the parent.
+    Template and standbys are alike here. Of a fork, the process in between ends at once, so that the agent, which
+    adopts orphans while it asks for one, is the parent.
     """
     while True:
         word, descriptors = _hear(line)
@@ -304,12 +321,10 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
         if os.fork():
             os._exit(0)
         line.close()
-        own = socket.socket(fileno=descriptors[0])
+        line = socket.socket(fileno=descriptors[0])
         _become_child_of(agent)
         os.setpgid(0, 0)
-        _say(own, ready=os.getpid())
-        start.wait(own)
-        return
+        _say(line, ready=os.getpid())
 
 
 def _hear(line: socket.socket) -> tuple[bytes, list[int]]:

@@ -118,13 +118,17 @@ def memory_of(pid: int) -> int:
         return 0
 
 
-def children(name: str) -> list[int]:
-    """Children of this process with this short name, also those that have ended; none where the kernel cannot tell."""
+def adopted(name: str) -> list[int]:
+    """Children that this process may have adopted, also those that have ended; none where the kernel cannot tell.
+
+    They have this short name, or belong to somebody else's process group: whatever this process starts leads a group
+    of its own, or is in that of this process.
+    """
     found = []
     with contextlib.suppress(OSError):
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             pids = [int(pid) for pid in file.read().split()]
         for pid in pids:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                found += [pid] if file.read().strip() == name else []
+                found += [pid] if file.read().strip() == name or os.getpgid(pid) not in (pid, os.getpgid(0)) else []
     return found

@@ -203,6 +203,7 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
     agent.vault.start()
     here = endpoint.host if is_loopback(endpoint.host) else "0.0.0.0"
     agent.vault.open_door(here, token, tls=bool(options.security.tls_ca))
+    agent.standbys.ahead()
     session = asyncio.ensure_future(agent.session.run())
     session.add_done_callback(lambda ended: _fail_with(agent.done, ended))
     signals.tell(agent)

@@ -24,7 +24,7 @@ from resile.agent.interpreter import BEGIN, BOOT, MAX_PACKET
 BEGIN_WITHIN = 2.0
 """Seconds that a standby has to begin what it is told; a start from scratch takes longer."""
 IMPORT_WITHIN = 120.0
-"""The same for one that has to finish its imports first: on a busy machine another one would not be faster."""
+"""Seconds that one has to finish its imports when it is wanted: on a busy machine another one would not be faster."""
 COLLECT_WITHIN = 2.0
 """Seconds that a killed process has to be gone, before whoever ends is held up no longer."""
 
@@ -40,7 +40,8 @@ class Interpreter:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._watched = False
-        self._begin_within = BEGIN_WITHIN
+        self.importing = False
+        """It is wanted, and has not finished its imports."""
         self._on_words: Callable[[dict[str, Any]], None] = lambda _: None
         self._on_end: Callable[[], None] = lambda: None
 
@@ -75,19 +76,11 @@ class Interpreter:
             self._timer = None
 
     def hurry(self) -> None:
-        """It is still importing, and already wanted: have it do so as fast as any other process."""
-        self._begin_within = IMPORT_WITHIN
+        """It is still importing, and already wanted: have it do so as fast as any other process, or be killed."""
+        self.importing = True
+        self.kill_after(IMPORT_WITHIN)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
-
-    def begin(self, words: int, stdout: int, stderr: int) -> None:
-        """Have it become the process that `words` describe, with these streams; it is killed if it does not in time.
-
-        Raises:
-            OSError: it does not listen.
-        """
-        self.send(BEGIN, [words, stdout, stderr])
-        self.kill_after(self._begin_within)
 
     def kill(self, *, alone: bool = False) -> None:
         """SIGKILL to it and, unless it is meant alone, to what it forked."""
@@ -184,19 +177,36 @@ def die_with_agent(agent: int) -> Callable[[], None]:
     return ask
 
 
-def order(
-    standby: Interpreter, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
-) -> None:
-    """Tell a standby to begin.
+class Order:
+    """What a standby is to become: a command, its environment, and where its streams go. To be closed."""
 
-    Raises:
-        OSError: it does not listen, or there is no memory for the words.
-    """
-    words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
-    try:
-        with open(words, "wb", closefd=False) as file:
-            file.write(json.dumps({"command": list(command), "environment": dict(environment)}).encode())
-        os.lseek(words, 0, os.SEEK_SET)
-        standby.begin(words, stdout, stderr)
-    finally:
-        os.close(words)
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
+        """The streams stay the caller's.
+
+        Raises:
+            OSError: there is no room for another file, or no memory for the words.
+        """
+        with contextlib.ExitStack() as undo:
+            words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
+            undo.callback(os.close, words)
+            with open(words, "wb", closefd=False) as file:
+                file.write(json.dumps({"command": list(command), "environment": dict(environment)}).encode())
+            os.lseek(words, 0, os.SEEK_SET)
+            self._descriptors = [words]
+            for stream in streams:
+                self._descriptors.append(os.dup(stream))
+                undo.callback(os.close, self._descriptors[-1])
+            self._undo = undo.pop_all()
+
+    def give(self, standby: Interpreter) -> None:
+        """Tell a standby to begin; it is killed if it does not in time."""
+        try:
+            standby.send(BEGIN, self._descriptors)
+        except OSError:  # it does not listen
+            standby.kill()
+        standby.kill_after(BEGIN_WITHIN)
+        self.close()
+
+    def close(self) -> None:
+        """Give back what it holds; twice is fine."""
+        self._undo.close()

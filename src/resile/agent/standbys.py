@@ -1,9 +1,10 @@
 """Warm standbys: interpreters that have imported torch and wait to take the place of a lost process.
 
-Importing torch is most of what a restart costs. So while training runs the agent has one interpreter, the template,
-import what the script imports, and fork as many standbys as there may be processes to replace at once. They cost
-little beyond the template, since what was imported is shared. `resile.agent.interpreter` tells what they do, and
-`docs/decisions/0011-warm-standbys.md` why.
+Importing torch is most of what a restart costs. So the agent has one interpreter, the template, import what the script
+imports, and fork as many standbys as there may be processes to replace at once. They cost little beyond the template,
+since what was imported is shared. The first process of a node starts from it, too: while the node is still finding its
+master the import is under way, and as soon as it is done there are standbys. `resile.agent.interpreter` tells what they
+do, and `docs/decisions/0011-warm-standbys.md` why.
 
 They are there to help and must never hurt. Whatever goes wrong with one (it was killed, it hangs, a file changed since
 it was imported, there is no memory), the process that was wanted is started from scratch. Too many failures in a row,
@@ -24,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resile.agent import kernel
-from resile.agent.interpreter import FORK, MAX_PACKET, NAME
+from resile.agent.interpreter import FORK, MAX_PACKET, NAME, Script, Unfit
 from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
-from resile.agent.standby import COLLECT_WITHIN, Interpreter, order, template
+from resile.agent.standby import COLLECT_WITHIN, Interpreter, Order, template
 from resile.agent.workerenv import CHANGING, shared_environment
 from resile.api.ids import Bytes, MiB, Seconds
 from resile.checkpoint.room import short_of
@@ -49,7 +50,7 @@ TORCH = ("torch", "torch._dynamo")
 MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
 ASIDE_FOR = Seconds(5.0)
-"""After the template has become a process itself, until another one is made: those that start have the cores first."""
+"""After a template became a process and left no other, until one is made: those that start have the cores first."""
 FIRST_PAUSE = Seconds(1.0)
 """Before a lost template is made again; doubled with every failure."""
 
@@ -78,6 +79,18 @@ def cold_because(options: RunOptions) -> str:
     if meeting.max_nodes == 1 and not meeting.max_restarts and not options.managed:
         return "nothing is ever restarted (--max-restarts is 0)"
     return ""
+
+
+def _imports_torch(command: list[str]) -> bool:
+    """Whether an import of torch is a start for a process of this command, told from its source."""
+    try:
+        return bool(Script(command).wanted([]))
+    except Unfit:
+        return False
+
+
+Come = Callable[[Interpreter | None], None]
+"""Told of a standby that was waited for; None if there will be none."""
 
 
 class Standbys:
@@ -119,6 +132,14 @@ class Standbys:
         """Those that were told to begin and have not said that they have."""
         self._coming: dict[socket.socket, asyncio.TimerHandle] = {}
         """Lines of standbys that were asked for and have not answered."""
+        self._heir: socket.socket | None = None
+        """The one of these lines on which the next template will answer."""
+        self._hurried: Interpreter | None = None
+        """It was the template, imports, and is to leave an heir before it becomes a process."""
+        self._awaiting: list[Come] = []
+        """Those who wait for a standby that is forked when the import is done."""
+        self._reading: asyncio.Future[bool] | None = None
+        """Whether the script imports torch; nobody has asked for a process yet."""
         self._failures = 0
         self._failing = False
         """Something went wrong since the last time that standbys were wanted."""
@@ -128,6 +149,21 @@ class Standbys:
         self.facts = Facts()
 
     # what the agent asks ----------------------------------------------------------------------------------------------
+
+    def ahead(self) -> None:
+        """Import at once, so that the first process can start from there, if the script imports torch and nothing else.
+
+        What `--preload` names may turn out to be not importable ahead, which would delay the first start.
+        """
+        if not self._off and not self._request["preload"]:
+            self._reading = self._loop.run_in_executor(None, _imports_torch, list(self._request["command"]))
+            self._reading.add_done_callback(self._read)
+
+    def _read(self, reading: asyncio.Future[bool]) -> None:
+        wanted = not reading.cancelled() and reading.result()
+        if wanted and self._reading is reading and not self._off and self._template is None:
+            self._warm_up(urgent=True)
+        self._reading = None
 
     def later(self, seconds: float) -> None:
         """Warm up when so much time has passed in which nobody asked for anything else."""
@@ -141,7 +177,7 @@ class Standbys:
         if self._off:
             return
         if self._template is None:
-            if len(self._ready) < self._wanted:
+            if len(self._ready) < self._wanted and self._heir is None and self._hurried is None:
                 self._warm_up()
         elif self._warm:
             self._fork()
@@ -151,10 +187,10 @@ class Standbys:
 
         An import that is under way is ahead of one that starts now, and beside it both would take longer.
         """
+        self._reading = None
         if not self._ready and (self._template is None or self._warm):
             return None
-        if {name: value for name, value in environment.items() if name not in CHANGING} != self._environment:
-            self._throw_away("its environment is not the one that standbys were made with")
+        if not self._serves(environment):
             return None
         if self._ready:
             taken = self._ready.pop(0)
@@ -162,10 +198,26 @@ class Standbys:
             assert self._template is not None
             taken, self._template = self._template, None
             taken.hurry()
-            if self._timer is None:
-                self.later(ASIDE_FOR)
+            self._hurried = taken
         self._tell()
         return taken
+
+    def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
+        """Have a standby that is forked as soon as an import that is under way is done; None: there is no such import.
+
+        Returns:
+            What calls it off.
+        """
+        if (self._hurried is None and self._heir is None) or not self._serves(environment):
+            return None
+        self._awaiting.append(come)
+        return lambda: self._awaiting.remove(come)
+
+    def _serves(self, environment: Mapping[str, str]) -> bool:
+        if {name: value for name, value in environment.items() if name not in CHANGING} == self._environment:
+            return True
+        self._throw_away("its environment is not the one that standbys were made with")
+        return False
 
     def begin(
         self,
@@ -177,6 +229,12 @@ class Standbys:
         lost: Callable[[int], None],
     ) -> None:
         """Have a standby become a process: either `begun` is called or, with its exit code, `lost`."""
+        try:
+            order = Order(command, environment, streams)
+        except OSError:
+            order = None
+            standby.kill()
+        told = False
 
         def on_words(words: dict[str, Any]) -> None:
             if "begun" in words:
@@ -186,23 +244,49 @@ class Standbys:
                 if self._warm:
                     self.later(REFILL_AFTER)
                 begun()
+            elif "warm" in words:
+                self._imported(standby, words)
+                if why := self._too_big():
+                    self._give_up(why)
+                elif words["left"]:
+                    self._disappoint()
+                    self.later(ASIDE_FOR)
+                else:
+                    self._make_heir(standby)
+                self._hurried = None
+                if order is not None:
+                    order.give(standby)
+            elif "again" in words:
+                nonlocal told
+                told = True
+                self._unfit(**words)
             elif "unfit" in words:
-                self._without += [words["without"]] if words.get("without") else []
                 self._throw_away(words["unfit"])
 
         def on_end() -> None:
+            if order is not None:
+                order.close()
             self._beginning.discard(standby)
+            if self._hurried is standby:
+                self._hurried = None
+                self._disappoint()
             returncode = standby.wait()
             os.close(standby.pidfd)
-            self._failed(f"a standby (pid {standby.pid}) was lost before it began")
+            if not told:
+                self._failed(f"a standby (pid {standby.pid}) was lost before it began")
             lost(returncode)
 
         self._beginning.add(standby)
         standby.watch(on_words, on_end)
-        try:
-            order(standby, command, environment, *streams)
-        except OSError:
-            standby.kill()
+        if order is not None and not standby.importing:
+            order.give(standby)
+
+    def discard(self, standby: Interpreter) -> None:
+        """End one that was taken, and not begun."""
+        standby.end()
+        if self._hurried is standby:
+            self._hurried = None
+            self._disappoint()
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -212,13 +296,14 @@ class Standbys:
 
     # warming up -------------------------------------------------------------------------------------------------------
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, *, urgent: bool = False) -> None:
         if why := short_of(self._need, self.facts.memory, what="a standby", limit=MEMORY, environ=self._environ):
             self._say(f"no standbys for now, lost processes start from scratch: {why}")
             return
         try:
             self._collect()
-            self._template = new = template(self._environment, self._request | {"without": self._without}, self._stdin)
+            request = self._request | {"without": self._without, "urgent": urgent}
+            self._template = new = template(self._environment, request, self._stdin)
         except OSError as error:
             self._failed(f"no interpreter can be started: {os.strerror(error.errno or 0)}")
             return
@@ -231,18 +316,9 @@ class Standbys:
         assert new is not None
         new.calm()
         if "unfit" in words:
-            self._unfit(words["unfit"], **{name: words[name] for name in ("again", "quiet", "without")})
+            self._unfit(**words)
             return
-        self._need = Bytes(max(kernel.memory_of(new.pid), 1))
-        names = [name for name in words["modules"] if not name.startswith("torch.")]
-        took = self._loop.time() - self._began
-        log.info(
-            "%s imported ahead in %.1f s (%d MiB)%s",
-            ", ".join(names),
-            took,
-            self._need // MiB,
-            f"; {words['left']}, so it is good for one start" if words["left"] else "",
-        )
+        self._imported(new, words)
         if why := self._too_big():
             self._give_up(why)
         elif words["left"]:
@@ -253,17 +329,32 @@ class Standbys:
             self._warm = True
             self._fork()
 
-    def _unfit(self, why: str, *, again: bool, quiet: bool, without: str) -> None:
+    def _imported(self, new: Interpreter, words: Mapping[str, Any]) -> None:
+        self._need = Bytes(max(kernel.memory_of(new.pid), 1))
+        names = [name for name in words["modules"] if not name.startswith("torch.")]
+        took = self._loop.time() - self._began
+        log.info(
+            "%s imported ahead in %.1f s (%d MiB)%s",
+            ", ".join(names),
+            took,
+            self._need // MiB,
+            f"; {words['left']}, so it is good for one start" if words["left"] else "",
+        )
+
+    def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
         """No standby comes of this interpreter; perhaps one does of another."""
         if without and without not in TORCH:
-            log.info("%s is not imported ahead: %s", without, why)
+            log.info("%s is not imported ahead: %s", without, unfit)
             self._without.append(without)
-            self._drop()
-            self._warm_up()
+            if self._template is None:  # a process waited for this one, and starts from scratch now
+                self.later(ASIDE_FOR)
+            else:
+                self._drop()
+                self._warm_up()
         elif again:
-            self._failed(why)
+            self._failed(unfit)
         else:
-            self._give_up(why, quiet=quiet)
+            self._give_up(unfit, quiet=quiet)
 
     def _too_big(self) -> str:
         """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
@@ -283,29 +374,43 @@ class Standbys:
     # forking ----------------------------------------------------------------------------------------------------------
 
     def _fork(self) -> None:
-        """Ask for as many standbys as are missing; orphans are ours until the last of them has come."""
+        """Ask for as many standbys as are missing."""
         assert self._template is not None
-        for _ in range(self._wanted - len(self._ready) - len(self._coming)):
-            try:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            except OSError:
-                return
-            self._coming[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
-            self._loop.add_reader(ours, self._answered, ours)
-            kernel.adopt_orphans(True)
-            try:
-                self._template.send(FORK, [theirs.fileno()])
-            except OSError:
-                return  # it is ending, and `_template_ended` will be told
-            finally:
-                theirs.close()
+        self._collect()
+        for _ in range(self._wanted + len(self._awaiting) - len(self._ready) - len(self._coming)):
+            self._ask(self._template)
+
+    def _make_heir(self, old: Interpreter) -> None:
+        """Have an interpreter that becomes a process leave another one as the template."""
+        if self._template is None and self._heir is None and not self._off:
+            self._heir = self._ask(old)
+        if self._heir is None:
+            self._disappoint()
+
+    def _ask(self, old: Interpreter) -> socket.socket | None:
+        """Ask for one more; orphans are ours until the last of them has come. The line on which it will answer."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return None
+        self._coming[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
+        self._loop.add_reader(ours, self._answered, ours)
+        kernel.adopt_orphans(True)
+        with contextlib.suppress(OSError), theirs:  # it may be ending: then this line ends, too
+            old.send(FORK, [theirs.fileno()])
+        return ours
 
     def _answered(self, line: socket.socket) -> None:
+        heir = line is self._heir
         standby = self._arrived(line)
-        if standby is not None:
-            self._came(standby)
-        else:
+        if standby is None:
             self._failed("a standby was lost before it was ready")
+        elif heir:
+            self._template, self._warm = standby, True
+            standby.watch(self._heard, self._template_ended)
+            self._fork()
+        else:
+            self._came(standby)
 
     def _hangs(self) -> None:
         """The template does not do what it is asked to do; those that are ready came from it."""
@@ -316,6 +421,8 @@ class Standbys:
         """The standby that has just answered on this line; None if there is none."""
         self._loop.remove_reader(line)
         self._coming.pop(line).cancel()
+        if line is self._heir:
+            self._heir = None
         if not self._coming:
             kernel.adopt_orphans(False)
         try:
@@ -333,7 +440,10 @@ class Standbys:
             self._failed(f"a standby (pid {standby.pid}) was lost")
 
         standby.watch(lambda _: None, gone)
-        self._ready.append(standby)
+        if self._awaiting:
+            self._awaiting.pop(0)(standby)
+        else:
+            self._ready.append(standby)
         if not self._coming:
             self._tell(measured=True)
 
@@ -341,6 +451,7 @@ class Standbys:
 
     def _failed(self, why: str) -> None:
         """Try again after a while, but not for ever; what goes wrong at once counts once."""
+        self._disappoint()
         if self._off or self._failing:
             return
         self._failing = True
@@ -375,6 +486,7 @@ class Standbys:
 
     def _drop(self) -> None:
         """End all of them, also those that are on their way; when this returns nothing is left."""
+        self._disappoint()
         template, ended = self._template, self._ready
         self._template, self._warm, self._ready = None, False, []
         if template is not None:
@@ -390,11 +502,16 @@ class Standbys:
         if ended:
             self._tell()
 
+    def _disappoint(self) -> None:
+        """Nobody need wait for a standby any longer: whoever does starts from scratch."""
+        while self._awaiting:
+            self._awaiting.pop(0)(None)
+
     def _collect(self) -> None:
-        """Those that came too late for anybody to wait for them have ended by themselves."""
+        """Collect standbys that came too late for anybody to wait for them, and other orphans that came with them."""
         known = {self._template.pid} if self._template is not None else set()
         known |= {standby.pid for standby in (*self._ready, *self._beginning)}
-        for pid in kernel.children(NAME) if not self._coming else ():
+        for pid in kernel.adopted(NAME) if not self._coming else ():
             if pid not in known:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

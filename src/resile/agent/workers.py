@@ -92,6 +92,8 @@ class WorkerGroup:
         self._standbys = standbys
         self._beginning: set[int] = set()
         """Local ranks whose standby was told to begin and has not said that it has."""
+        self._awaited: dict[int, Callable[[], None]] = {}
+        """What calls off the wait for a standby, of each local rank that waits for one."""
         self._alive: dict[int, _Worker] = {}
         self._loop = asyncio.get_running_loop()
         self._empty = asyncio.Event()
@@ -101,8 +103,8 @@ class WorkerGroup:
 
     @property
     def alive(self) -> int:
-        """How many processes run."""
-        return len(self._alive)
+        """How many processes run, or are about to."""
+        return len(self._alive) + len(self._awaited)
 
     def start(self, spawns: Sequence[Spawn]) -> None:
         """Start one process per entry, local rank 0 first.
@@ -131,7 +133,9 @@ class WorkerGroup:
     def kill_one(self, local_rank: int) -> None:
         """SIGKILL to one process and what it forked; fine if it is gone."""
         worker = self._alive.get(local_rank)
-        if worker is not None:
+        if worker is None:
+            self._call_off([local_rank], signal.SIGKILL)
+        else:
             self._beginning.discard(local_rank)
             _signal_group(worker.process.pid, signal.SIGKILL)
 
@@ -140,18 +144,44 @@ class WorkerGroup:
         worker = self._alive.get(local_rank)
         return worker.process.pid if worker is not None else 0
 
-    def _start(self, local_rank: int, spawn: Spawn, *, from_scratch: bool = False) -> None:
+    def _start(self, local_rank: int, spawn: Spawn) -> None:
+        """Start a process from a standby, if there is one or an import is under way, or else from scratch."""
+        standby = None
+        if self._standbys is not None:
+            standby = self._standbys.take(spawn.environment)
+            if standby is None:
+                call_off = self._standbys.wait_for(
+                    spawn.environment, lambda come: self._start_late(local_rank, spawn, come)
+                )
+                if call_off is not None:
+                    self._awaited[local_rank] = call_off
+                    self._empty.clear()
+                    return
+        self._start_from(standby, local_rank, spawn)
+
+    def _start_late(self, local_rank: int, spawn: Spawn, standby: Interpreter | None) -> None:
+        """Start a process that was waited with, from a standby or from scratch; its failure is told as its end."""
+        self._awaited.pop(local_rank, None)
+        try:
+            self._start_from(standby, local_rank, spawn)
+        except OSError as error:
+            log.error("%s", _cannot_start(spawn, error))
+            self._tell_end(Ended(local_rank, 0, CANNOT_RUN, time.time(), b""))
+
+    def _start_from(self, standby: Interpreter | None, local_rank: int, spawn: Spawn) -> None:
         tail = Tail(*(o.file for o in spawn.outlets if o.file is not None and o.console is None))
         descriptors: list[int] = []
         streams: list[Stream] = []
         try:
-            for outlet in spawn.outlets:
-                descriptor, stream = self._output.open(outlet, spawn.prefix, tail)
-                descriptors.append(descriptor)
-                streams += [stream] if stream is not None else []
-            standby = None
-            if self._standbys is not None and not from_scratch:
-                standby = self._standbys.take(spawn.environment)
+            try:
+                for outlet in spawn.outlets:
+                    descriptor, stream = self._output.open(outlet, spawn.prefix, tail)
+                    descriptors.append(descriptor)
+                    streams += [stream] if stream is not None else []
+            except OSError:
+                if standby is not None and self._standbys is not None:
+                    self._standbys.discard(standby)
+                raise
             if standby is not None:
                 self._alive[local_rank] = _Worker(standby, standby.pidfd, streams, tail)
                 self._empty.clear()
@@ -186,17 +216,13 @@ class WorkerGroup:
 
         def lost(returncode: int) -> None:
             worker = self._alive.pop(local_rank)
+            self._output.collect(worker.streams)
             if local_rank not in self._beginning or self._asked is not None:
-                self._tell_end(local_rank, worker, returncode)
+                self._tell_end(Ended(local_rank, standby.pid, returncode, time.time(), worker.tail.read()))
                 return
             self._beginning.discard(local_rank)
             log.warning("a standby (pid %d) was lost; local rank %d starts from scratch", standby.pid, local_rank)
-            self._output.collect(worker.streams)
-            try:
-                self._start(local_rank, spawn, from_scratch=True)
-            except OSError as error:
-                log.error("%s", _cannot_start(spawn, error))
-                self._tell_end(local_rank, worker, CANNOT_RUN)
+            self._start_late(local_rank, spawn, None)
 
         self._beginning.add(local_rank)
         assert self._standbys is not None
@@ -215,6 +241,7 @@ class WorkerGroup:
         """Signal all, and after `grace` seconds kill them; returns when all are gone, with all they forked."""
         self._asked = number
         self.pass_on(number)
+        self._call_off(list(self._awaited), number)
         try:
             async with asyncio.timeout(grace):
                 await self._empty.wait()
@@ -225,8 +252,22 @@ class WorkerGroup:
     def kill(self) -> None:
         """SIGKILL to every process and what it forked."""
         self._beginning.clear()
+        self._call_off(list(self._awaited), signal.SIGKILL)
         for worker in self._alive.values():
             _signal_group(worker.process.pid, signal.SIGKILL)
+
+    def _call_off(self, local_ranks: list[int], number: int) -> None:
+        """A signal for processes that wait for a standby, if they do: they end of it before they began."""
+        for local_rank in local_ranks:
+            call_off = self._awaited.get(local_rank)
+            if call_off is not None:
+                call_off()
+                self._awaited[local_rank] = lambda: None
+                self._loop.call_soon(self._never_began, local_rank, number)
+
+    def _never_began(self, local_rank: int, number: int) -> None:
+        if self._awaited.pop(local_rank, None) is not None:
+            self._tell_end(Ended(local_rank, 0, -number, time.time(), b""))
 
     def _ended(self, local_rank: int) -> None:
         """The process ended, or one of those that were to save when it fell."""
@@ -247,14 +288,14 @@ class WorkerGroup:
         del self._alive[local_rank]
         # Before its pid is given back, so that the number is nobody else's.
         _signal_group(worker.process.pid, signal.SIGKILL)
-        self._tell_end(local_rank, worker, worker.process.wait())
-
-    def _tell_end(self, local_rank: int, worker: _Worker, returncode: int) -> None:
-        at = time.time()
+        returncode, at = worker.process.wait(), time.time()
         self._output.collect(worker.streams)
-        if not self._alive:
+        self._tell_end(Ended(local_rank, worker.process.pid, returncode, at, worker.tail.read()))
+
+    def _tell_end(self, ended: Ended) -> None:
+        if not self.alive:
             self._empty.set()
-        self._on_end(Ended(local_rank, worker.process.pid, returncode, at, worker.tail.read()))
+        self._on_end(ended)
 
 
 def _cannot_start(spawn: Spawn, error: OSError) -> str:
