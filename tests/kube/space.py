@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx2
 import pytest
-from lightkube import Client, KubeConfig
+from lightkube import ApiError, Client, KubeConfig
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import NodeStatus, ServiceAccountToken
 from lightkube.types import PatchType
+
+from resile.platform.kubernetes import client as kube
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
@@ -31,6 +34,9 @@ DEADLINE = 60.0
 COMMAND_DEADLINE = 90.0
 GROUP = "elastic.iml.github.io/v1alpha1"
 JOBS = "elasticjobs.elastic.iml.github.io"
+T = TypeVar("T")
+WAITED_FOR = {"pod": kube.PODS, "elasticjob": kube.JOBS, "scaleplan": kube.PLANS}
+"""What tests wait for, many times a second: a kubectl for each look would take the cores that the cluster needs."""
 
 
 def environment() -> dict[str, str]:
@@ -109,16 +115,20 @@ def _server(path: str | Path) -> str:
 
 
 def until(
-    what: str, look: Callable[[], Any], deadline: float = DEADLINE, instead: Callable[[], str] | None = None
+    what: str,
+    look: Callable[[], Any],
+    deadline: float = DEADLINE,
+    instead: Callable[[], str] | None = None,
+    pause: float = 0.05,
 ) -> Any:
-    """Return the first true answer of `look`; a failure shows what there is `instead`."""
+    """Return the first true answer of `look`, which is asked after pauses; a failure shows what there is `instead`."""
     end = time.monotonic() + deadline
     while not (answer := look()):
         if time.monotonic() > end:
             pytest.fail(
                 f"{what} did not come within {deadline:.0f} s" + (f"; instead:\n{instead()}" if instead else "")
             )
-        time.sleep(0.05)
+        time.sleep(pause)
     return answer
 
 
@@ -165,6 +175,8 @@ class Space:
         self.name = name
         self._logs = logs
         self._started: list[subprocess.Popen[bytes]] = []
+        patience = httpx2.Timeout(COMMAND_DEADLINE)
+        self._api = Client(config=KubeConfig.from_file(KUBECONFIG), namespace=name, timeout=patience)
 
     def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
         return kubectl("-n", self.name, *words, stdin=stdin, check=check)
@@ -177,8 +189,18 @@ class Space:
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object, or nothing."""
+        if kind in WAITED_FOR:
+            return self._seen(WAITED_FOR[kind], name)
         text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
         return dict(json.loads(text)) if text.strip() else {}
+
+    def _seen(self, kind: kube.Kind, name: str) -> dict[str, Any]:
+        try:
+            return dict(_asked(lambda: self._api.get(kind, name)))
+        except ApiError as error:
+            if kube.absent(error):
+                return {}
+            raise
 
     def uid(self, kind: str, name: str) -> str:
         return str(self.get(kind, name).get("metadata", {}).get("uid", ""))
@@ -192,8 +214,8 @@ class Space:
 
     def pods(self, name: str, role: str = "worker") -> dict[str, dict[str, Any]]:
         """The job's nodes that are not on their way out, by name."""
-        words = ["get", "pods", "-l", f"elasticjob-name={name},replica-type={role}", "-o", "json"]
-        items = json.loads(self.kubectl(*words))["items"]
+        labels = {"elasticjob-name": name, "replica-type": role}
+        items = _asked(lambda: [dict(pod) for pod in self._api.list(kube.PODS, labels=labels)])
         return {i["metadata"]["name"]: i for i in items if "deletionTimestamp" not in i["metadata"]}
 
     def logs(self, pod: str) -> str:
@@ -242,6 +264,11 @@ class Space:
                 process.kill()
             process.wait(10)
 
+    def close(self) -> None:
+        """Let go of operators and connections."""
+        self.stop_all()
+        self._api.close()
+
     def running(self, name: str) -> str:
         """The uid of the job's master once it runs."""
 
@@ -258,6 +285,14 @@ class Space:
         return time.monotonic() - begun
 
 
+def _asked(ask: Callable[[], T]) -> T:
+    """An answer of the API server, which may have been started anew since it was asked the last time."""
+    try:
+        return ask()
+    except httpx2.TransportError:
+        return ask()
+
+
 SpaceT = TypeVar("SpaceT", bound=Space)
 
 
@@ -269,5 +304,5 @@ def new_space(prefix: str, logs: Path, kind: type[SpaceT]) -> Iterator[SpaceT]:
     try:
         yield made
     finally:
-        made.stop_all()
+        made.close()
         kubectl("delete", "namespace", made.name, "--wait=false")

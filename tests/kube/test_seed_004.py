@@ -120,6 +120,8 @@ def _gone(name: str) -> None:
 
 def test_scale_up_nodes(seat: str) -> None:
     other: dict[str, Any] = job("other", "sleep 3600", 1, resources={"limits": {seat: "1"}, "requests": {seat: "1"}})
+    # A sleep that is a pod's first process hears no SIGTERM: it would keep its seat for all of the usual 30 s.
+    other["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     line("kubectl -n dlrover apply -f -", stdin=json.dumps(other))
     wait("another job", lambda: pod_rows("other").get("other-edljob-worker-0") == "Running")
     long = _example("elastic_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
