@@ -60,7 +60,7 @@ def test_every_further_peer_has_a_column() -> None:
 
 
 def test_the_parts_of_a_start_are_the_times_between_moments_and_never_negative() -> None:
-    parts = parts_between([99.75, 100.0, 100.5, 101.0, 102.0, 101.5, 103.0, 105.0, 105.25])
+    parts = parts_between([99.75, 100.0, 100.5, 101.0, 102.0, 101.5, 103.0, 105.0, 105.125, 105.125, 105.25])
     assert (parts.kubectl, parts.operator, parts.master_pod, parts.master, parts.worker_pods) == (
         0.25,
         0.5,

@@ -1,8 +1,7 @@
 """`kubectl delete pod` of a worker in training: to its replacement, and to the next step, with and without room for it.
 
 The clock starts with kubectl. The next step is the first one of a process that began after the deletion: what the old
-processes still do does not count. Workers are deleted in a job that has trained a while, so that its agents have
-standbys, and (without a bar) right after its first steps, when they have none.
+processes still do does not count. Workers are deleted right after the first steps of all.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import peer
 from benchmarks.kube.space import Space
-from benchmarks.kube.training import FEWEST, WORKERS, Step, Training
+from benchmarks.kube.training import FEWEST, WORKERS, Training
 
 REPLACEMENT_BAR_SECONDS = 0.5
 STEP_BAR_SECONDS = 6.0
@@ -28,37 +27,27 @@ class Loss(msgspec.Struct, frozen=True):
 
     replaced: float
     stepped: float
-    firsts: list[Step]
-    """Of every rank, when all places were taken."""
 
 
 def run(quick: bool) -> list[Row]:
-    settled: list[Loss] = []
-    at_once: list[Loss] = []
+    losses: list[Loss] = []
     no_room: list[Loss] = []
     times = 1 if quick else WORKERS
     with Space("lose") as space, space.room(ROOM, WORKERS) as room, Training(space, "lose") as training:
         space.apply(training.manifest({"limits": {ROOM: "1"}}))
         training.whole(since=0.0)
-        for rank in range(times):  # each place in turn: the one of rank 0 is where the others meet
-            at_once.append(_lose(space, training, rank))
-        firsts = at_once[-1].firsts
+        for rank in [*range(times)] * 2:  # each place in turn: the one of rank 0 is where the others meet
+            losses.append(_lose(space, training, rank))
         for rank in range(times):
-            training.settled(firsts)
-            settled.append(_lose(space, training, rank))
-            firsts = settled[-1].firsts
-        for rank in range(times):
-            training.settled(firsts)
             room.offer(0)
             no_room.append(_lose(space, training, rank, world=FEWEST))
             again = time.time()
             room.offer(WORKERS)
-            firsts = training.whole(since=again)
+            training.whole(since=again)
     return [
-        _row("worker deleted, to its replacement's pod", [loss.replaced for loss in [*at_once, *settled, *no_room]]),
-        _row("… to the next step", [loss.stepped for loss in settled]),
+        _row("worker deleted, to its replacement's pod", [loss.replaced for loss in [*losses, *no_room]]),
+        _row("… to the next step", [loss.stepped for loss in losses]),
         _row("… to the next step, no room for it", [loss.stepped for loss in no_room]),
-        _row("… to the next step, deleted right after the first", [loss.stepped for loss in at_once]),
     ]
 
 
@@ -70,7 +59,7 @@ BARS = {
 
 
 def _row(measure: str, seconds: list[float]) -> Row:
-    bar, theirs = BARS.get(measure, (None, None))
+    bar, theirs = BARS[measure]
     return Row(
         measure=measure,
         value=max(seconds),
@@ -92,7 +81,7 @@ def _lose(space: Space, training: Training, rank: int, world: int = WORKERS) -> 
     )
     stepped = training.first(lambda step: step.begun > deleted, what="the next step")
     firsts = training.whole(since=deleted, world=world)
-    loss = Loss(replaced - deleted, stepped.at - deleted, firsts)
+    loss = Loss(replaced - deleted, stepped.at - deleted)
     whole = min(step.at for step in firsts) - deleted
     say(
         f"lose: rank {rank}: replaced after {loss.replaced:.2f} s, "

@@ -39,9 +39,13 @@ class Parts(msgspec.Struct, frozen=True):
     worker_pods: float
     """... to the last worker's process."""
     agents: float
-    """... to the last training process: the agents start, find their master, and it forms the round."""
+    """... to the last interpreter that imports torch: the agents start."""
     imports: float
-    """... to the last import of torch."""
+    """... to the last import of torch ahead; agents find their master meanwhile, and it forms the round."""
+    begin: float
+    """... to the last script that begins: the rest of the round, and what it takes to become a training process."""
+    imports_of_script: float
+    """... to the end of what scripts import themselves, which is all of torch where nothing was imported ahead."""
     step: float
     """... to the first step of the whole world: the process group, DDP and the step itself."""
 
@@ -53,7 +57,7 @@ class Parts(msgspec.Struct, frozen=True):
     @property
     def ours(self) -> float:
         """All but the start of pods and `import torch`."""
-        return self.kubectl + self.operator + self.master + self.agents + self.step
+        return self.kubectl + self.operator + self.master + self.agents + self.begin + self.step
 
 
 def run(quick: bool) -> list[Row]:
@@ -68,8 +72,9 @@ def run(quick: bool) -> list[Row]:
         "start of the master's pod": [parts.master_pod for parts in runs],
         "master, to the last worker's pod": [parts.master for parts in runs],
         "start of the workers' pods": [parts.worker_pods for parts in runs],
-        "agents and round, to the last process": [parts.agents for parts in runs],
-        "import torch": [parts.imports for parts in runs],
+        "agents, to the last import's beginning": [parts.agents for parts in runs],
+        "import torch": [parts.imports + parts.imports_of_script for parts in runs],
+        "round and beginning of the last script": [parts.begin for parts in runs],
         "process group and first step": [parts.step for parts in runs],
     }
     return [
@@ -111,6 +116,8 @@ def _start(space: Space, name: str) -> Parts:
             _process_start("resile.master", space.name, name) or created[master_name(name)],
             max(workers),
             max(training.started[step.pod] for step in firsts),
+            max(step.born for step in firsts),
+            max(training.warm.get(step.pod, step.begun) for step in firsts),
             max(step.begun for step in firsts),
             max(step.imported for step in firsts),
             min(step.at for step in firsts),

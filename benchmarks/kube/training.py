@@ -1,7 +1,8 @@
 """A real training job over gloo, and every step it takes: of plain DDP, which knows nothing of resile, or elastic.
 
 The script comes in an environment variable, so that any image with torch will do, and each of its lines has what a
-benchmark needs: when the process began, when torch was imported, when the step was complete, whose it was.
+benchmark needs: when the process was started, when the script began and had imported all, when the step was complete,
+whose it was.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ START_SECONDS = 120.0
 """For pods to start and torch to be imported on a machine that has other work."""
 STEADY = 10
 """Steps of a world before it counts as trained in."""
-PLAIN = """
+BEGIN = """
 import os, time
 begun = time.time()
+with open("/proc/self/stat") as file:
+    ticks = int(file.read().rpartition(")")[2].split()[19])
+born = begun - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+"""
+PLAIN = (
+    f"{BEGIN}"
+    """
 import torch, torch.distributed as dist
 import torch._dynamo  # the first optimizer would import it: half of torch comes only then
 from torch.nn.parallel import DistributedDataParallel
@@ -47,12 +55,14 @@ while True:
     loss.backward()
     optimizer.step()
     now = time.time()
-    print(f"bench-step {rank} {world} 0 {os.getpid()} {begun:.4f} {imported:.4f} {now:.4f}", flush=True)
+    line = f"bench-step {rank} {world} 0 {os.getpid()}"
+    print(f"{line} {born:.4f} {begun:.4f} {imported:.4f} {now:.4f}", flush=True)
     time.sleep(0.05)
 """
-ELASTIC = """
-import os, time
-begun = time.time()
+)
+ELASTIC = (
+    f"{BEGIN}"
+    """
 import torch
 from resile.torch import Elastic
 imported = time.time()
@@ -65,16 +75,17 @@ for step in elastic.steps(10**9):
         torch.nn.functional.cross_entropy(model(torch.randn(32, 256)), torch.randint(10, (32,))).backward()
     if elastic.stepped:
         line, now = f"bench-step {elastic.rank} {elastic.world} {elastic.round} {os.getpid()}", time.time()
-        print(f"{line} {begun:.4f} {imported:.4f} {now:.4f}", flush=True)
+        print(f"{line} {born:.4f} {begun:.4f} {imported:.4f} {now:.4f}", flush=True)
     time.sleep(0.02)
 """
+)
 COMMAND = (
     'echo "bench-started $EPOCHREALTIME"; printf %s "$BENCH_SCRIPT" > /tmp/train.py; '
     f"exec dlrover-run --nnodes={FEWEST}:$NODE_NUM --nproc_per_node=1 --max_restarts=100 /tmp/train.py"
 )
 STARTED = re.compile(r"bench-started ([\d.]+)")
-WARM = re.compile(r"\d+ standbys are ready")
-STEPPED = re.compile(r"bench-step (\d+) (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+)")
+WARM = re.compile(r"\[([^\]]+),(\d{3})\] .*torch imported ahead in")
+STEPPED = re.compile(r"bench-step (\d+) (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+)")
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -87,10 +98,12 @@ class Step(msgspec.Struct, frozen=True):
     """Of an elastic training; 0 of a plain one."""
     pid: int
     """In its pod."""
+    born: float
+    """When its process was started, perhaps as an interpreter that imports ahead."""
     begun: float
-    """When its process began."""
+    """When the script began in it."""
     imported: float
-    """When that had imported torch."""
+    """When that had imported all that it needs."""
     at: float
 
 
@@ -108,8 +121,8 @@ class Training:
         self.started: dict[str, float] = {}
         """When each worker's container began, by its own first line."""
         self.steps: list[Step] = []
-        self._warm: dict[str, float] = {}
-        """When each worker's agent last said that it has standbys."""
+        self.warm: dict[str, float] = {}
+        """When each worker's agent said first that torch was imported ahead."""
 
     def __enter__(self) -> Self:
         self.pods.__enter__()
@@ -149,10 +162,6 @@ class Training:
 
         return wait_for(f"training by {world}", found, START_SECONDS, 0.05)
 
-    def settled(self, firsts: list[Step]) -> None:
-        """Wait until the processes that took these steps could all be replaced by standbys."""
-        wait_for("standbys", lambda: all(self._warm.get(step.pod, 0.0) > step.begun for step in firsts), START_SECONDS)
-
     def _see(self, at: float, change: str, job: dict[str, Any]) -> None:
         if job["metadata"]["name"] == self.name and not self.appeared:
             self.appeared = at
@@ -176,5 +185,6 @@ class Training:
             self.steps.append(Step(pod, *map(int, numbers), *map(float, times)))
         elif started := STARTED.search(line):
             self.started[pod] = float(started[1])
-        elif WARM.search(line):
-            self._warm[pod] = time.time()
+        elif warm := WARM.search(line):
+            at = time.mktime(time.strptime(warm[1], "%Y-%m-%d %H:%M:%S")) + int(warm[2]) / 1000
+            self.warm.setdefault(pod, at)
