@@ -157,6 +157,23 @@ def test_buckets_follow_the_backward_pass_and_the_first_is_small() -> None:
     assert math.prod(divided[0][0].shape) == 8
 
 
+def test_a_small_parameter_goes_with_the_large_one_after_it_so_that_the_wire_is_not_idle_for_most_of_the_pass() -> None:
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    divided = list(_divided([*first.parameters(), *second.parameters()], size=4096, first=64))
+    assert [[p is first.weight or p is second.weight for p in each] for each in divided] == [[False, True]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_gradient_is_divided_by_the_world_of_its_step_also_by_one_that_its_type_cannot_hold(dtype: Any) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+    averager = Averager([parameter])
+    for world in (2, 257):
+        averager.begin(world)
+        parameter.grad = torch.ones(1, dtype=dtype)
+        averager._slots[0].fill()
+        assert torch.equal(averager._slots[0].view, torch.tensor([1 / world]).to(dtype))
+
+
 class Assigns(torch.nn.Module):
     """Has a buffer that is a part of what it was last given."""
 

@@ -31,7 +31,8 @@ from resile.torch.group import Group, GroupLost, wait
 BUCKET = 25 * 1024 * 1024
 """Bytes. DDP's own default: large enough for the wire, small enough that the first is on its way early."""
 FIRST_BUCKET = 1024 * 1024
-"""Bytes of the first bucket, as DDP has it: the wire is idle until it is full."""
+"""Bytes of the first bucket, as DDP has it: the wire is idle until it is full. A bucket is full when it has as many, or
+more: a small parameter before a large one is not sent by itself, and the rest late."""
 DRAIN = 0.05
 """Seconds for what is under way in a group to end once the group is broken off; it takes milliseconds, or it never does
 (see `resile.torch.group`)."""
@@ -50,10 +51,21 @@ class _Bucket:
         self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
         *parts, self._had = self._divided(members)
         self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
+        self.divisor: torch.Tensor | int = 1
+        """A tensor where that is exact: torch takes 3 us less for it than for a number, with every parameter."""
+        self._world = 1
         self.missing = 0
         """Gradients that are not in it yet."""
         self._without: list[int] = []
         """Which of them this rank does not have."""
+
+    def begin(self, world: int) -> None:
+        """A step begins, in which gradients are divided by the world."""
+        self.missing = len(self.slots)
+        if world != self._world:
+            self._world = world
+            exact = self.flat.itemsize >= 4  # a half does not hold every world
+            self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
 
     def send(self) -> Any:
         """Have it summed over the group."""
@@ -97,14 +109,14 @@ class _Slot:
         self.without = False
         """Full of zeros, because there was no gradient."""
 
-    def fill(self, world: int) -> None:
+    def fill(self) -> None:
         """Take the gradient from the parameter; none counts as 0."""
         gradient = self.parameter.grad
         self.without = gradient is None
         if gradient is None:
             self.view.zero_()
         else:
-            torch.div(gradient.detach() if gradient.requires_grad else gradient, world, out=self.view)
+            torch.div(gradient.detach() if gradient.requires_grad else gradient, self.bucket.divisor, out=self.view)
             self.parameter.grad = None  # nobody is to see what is not the mean yet
         self.full = True
         self.bucket.missing -= 1
@@ -132,7 +144,6 @@ class Averager:
         """Which of them have a place."""
         self._closed = False
         self._look()
-        self._world = 1
         self._open = False
         """Whether gradients belong to a step of several ranks."""
         self._averaged = False
@@ -169,11 +180,11 @@ class Averager:
         """
         self._group = group
         self._look()
-        self._world, self._open, self._averaged, self._sent = world, world > 1, False, 0
+        self._open, self._averaged, self._sent = world > 1, False, 0
         self._passes = backwards
         self._tasks.clear()
         for bucket in self._buckets:
-            bucket.missing = len(bucket.slots)
+            bucket.begin(world)
         for slot in self._slots:
             slot.passes, slot.full = backwards, False
             slot.parameter.grad = None
@@ -245,7 +256,7 @@ class Averager:
             slot.passes -= 1
             if slot.passes > 0:
                 return
-            slot.fill(self._world)
+            slot.fill()
             if not slot.bucket.missing:
                 self._send_full()
 
@@ -266,7 +277,7 @@ class Averager:
             return
         for slot in self._slots:
             if not slot.full:
-                slot.fill(self._world)
+                slot.fill()
         self._send_full()
         try:
             for work in self._works:
@@ -318,7 +329,7 @@ def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Ite
         buckets = kinds.setdefault(kind, [])
         more = parameter.numel() * parameter.element_size()
         limit = size if len(buckets) > 1 else first
-        if not buckets or filled[kind] + more > limit:
+        if not buckets or filled[kind] >= limit:
             buckets.append([])
             filled[kind] = 0
         buckets[-1].append(parameter)
