@@ -8,11 +8,12 @@ DLRover, was seen earlier on a machine like this, and is not waited for again.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -99,12 +100,13 @@ def step_of_theirs():
 
 def block(step):
     begun = time.perf_counter()
-    for _ in range(20):
+    for _ in range(2):
         step()
-    return (time.perf_counter() - begun) / 20
+    return time.perf_counter() - begun
 
 
-block(step_of_ours), block(step_of_theirs)
+for _ in range(10):
+    block(step_of_ours), block(step_of_theirs)
 ratios = []
 for turn in range(int(sys.argv[1])):
     pair = (step_of_ours, step_of_theirs)
@@ -149,7 +151,7 @@ def run(quick: bool) -> list[Row]:
     """All rows of the elastic loop."""
     rows = _killed_ranks(3 if quick else 30, 1 if quick else PEERS_KILLS)
     rows += _nodes(1 if quick else 5, None if quick else _torchrun_nodes(PEERS_KILLS))
-    rows += [step_cost(kind, 5 if quick else 25) for kind in MODELS]
+    rows += [step_cost(kind, 60 if quick else 250) for kind in MODELS]
     return rows
 
 
@@ -338,23 +340,36 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
     ]
 
 
-def step_cost(kind: str, blocks: int) -> Row:
-    """A step of ours against one of DDP."""
+def step_cost(kind: str, pairs: int) -> Row:
+    """Steps of ours against as many of DDP.
+
+    Two of each, in turns: whatever else the machine does swings by more than 10 % within a second, and is nearly the
+    same for such a pair. How far the median may be off by chance is told with it.
+    """
     with Workplace() as place:
         script = place.script("compare.py", COMPARE)
         flags = ["--standalone", "--nproc-per-node=2", "--standbys=0"]  # whose import would be measured, too
-        place.start([BIN / "resile", "run", *flags, script, str(blocks), kind])
-        ratios = wait_for("a comparison with DDP", partial(_read, place.path / "ratios"), START_SECONDS, 0.2)
-    cost = (statistics.median(float(each) for each in ratios.split()) - 1) * 100
+        place.start([BIN / "resile", "run", *flags, script, str(pairs), kind])
+        ratios = wait_for("a comparison with DDP", partial(_read, place.path / "ratios"), START_SECONDS + pairs, 0.2)
+    costs = [(float(each) - 1) * 100 for each in ratios.split()]
+    cost, (least, most) = statistics.median(costs), median_within(costs)
     words, bar = MODELS[kind]
-    say(f"elastic: a step costs {cost:+.2f} % against DDP, with {words}")
+    told = f"{cost:+.2f} % (95 % sure: {least:+.1f} to {most:+.1f} %)"
+    say(f"elastic: a step costs {told} against DDP, with {words}")
     return Row(
         measure=f"elastic: cost of a step against plain DDP ({words}), median",
         value=max(cost, 0.0),
         unit="%",
         bar=bar,
-        note=f"{cost:+.2f} %; both in the same two processes, in turns",
+        note=f"{told}; {pairs} pairs, both in the same two processes, in turns",
     )
+
+
+def median_within(values: Sequence[float]) -> tuple[float, float]:
+    """Between which values the true median lies, in 19 of 20 cases, whatever the values are distributed like."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    least, most = math.floor(len(values) / 2 - half), math.ceil(len(values) / 2 + half) - 1
+    return ordered[max(least, 0)], ordered[min(most, len(values) - 1)]
 
 
 def _read(path: Path) -> str | None:

@@ -99,9 +99,16 @@ def test_checkpoints_are_measured_and_restored() -> None:
 
 
 def test_a_step_is_compared_with_one_of_ddp() -> None:
-    row = elastic.step_cost("tiny", blocks=2)
+    row = elastic.step_cost("tiny", pairs=2)
     assert row.unit == "%"
     assert "both in the same two processes" in row.note
+
+
+def test_how_far_a_median_may_be_off_follows_from_how_many_values_there_are_and_how_far_apart() -> None:
+    assert elastic.median_within([3.0, 1.0, 2.0]) == (1.0, 3.0), "so few say nothing but that"
+    assert elastic.median_within(list(range(100))) == (40, 59)
+    least, most = elastic.median_within([each * 2.0 for each in range(100)])
+    assert most - least == 38.0
 
 
 def step(at: float, round_: int, world: int, rank: int) -> str:
