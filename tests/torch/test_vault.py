@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,20 +52,41 @@ def test_a_process_that_never_asks_what_became_of_its_saves_is_served_for_ever(v
     opened.close()
 
 
-def test_one_who_waits_for_a_copy_does_not_keep_another_thread_from_asking_for_it(
-    vault: VaultThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = line(vault)
+class Told(threading.Condition):
+    """One of which a test knows that a thread waits to be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.set()
+        return super().wait(timeout)
+
+
+def test_of_threads_that_wait_on_a_line_each_is_told_at_once_whoever_of_them_listens(vault: VaultThread) -> None:
+    opened, turn, said = line(vault), Told(), queue.SimpleQueue[tuple[int, str | None]]()
+    opened._turn = turn
     _, sequence = fill(opened, "", 1)
-    said: list[str | None] = []
-    listens, listened = opened._listen, threading.Event()
-    monkeypatch.setattr(opened, "_listen", lambda: (listens(), listened.set()))
-    waiting = threading.Thread(target=lambda: said.append(opened.copied(sequence, 5.0)))
-    waiting.start()
-    assert listened.wait(PATIENCE)
+
+    def await_copy(number: int) -> None:
+        said.put((number, opened.copied(number, 10 * PATIENCE)))
+
+    threading.Thread(target=await_copy, args=(sequence,), daemon=True).start()
+    wait_until(lambda: opened._listening, "a thread to listen")
+    threading.Thread(target=await_copy, args=(sequence + 1,), daemon=True).start()
+    assert turn.waits.wait(PATIENCE)
+    turn.waits.clear()
+    threading.Thread(target=await_copy, args=(sequence + 2,), daemon=True).start()
+    assert turn.waits.wait(PATIENCE)
+    alone = "there is no other node to copy to"
+    assert opened.has_partner() is False, "they keep nobody from asking, and the listener hears the answer"
+    assert opened.copy_out(0, sequence + 2)
+    assert said.get(timeout=PATIENCE) == (sequence + 2, alone), "the listener told one who waits"
     assert opened.copy_out(0, sequence)
-    waiting.join(PATIENCE)
-    assert said == ["there is no other node to copy to"], "and not None, after the whole time"
+    assert said.get(timeout=PATIENCE) == (sequence, alone), "the listener has heard what it waits for"
+    assert opened.copy_out(0, sequence + 1)
+    assert said.get(timeout=PATIENCE) == (sequence + 1, alone), "another thread listens in its place"
     opened.close()
 
 

@@ -7,14 +7,14 @@ directory, and another user's process is turned away.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -28,8 +28,6 @@ BUFFERS = 2
 MAX_LOCAL_RANKS = 4096
 MAX_COPIES = 250
 """Descriptors that fit into one packet."""
-LOOK = 0.05
-"""Seconds until one who waits looks again: another thread may have taken the answer from the socket."""
 COPY_GRACE = 15.0
 """Seconds that a copy to another node has in any case."""
 COPY_SLOWEST = 8 << 20
@@ -118,6 +116,7 @@ class CopiesOpened(_Word, frozen=True, kw_only=True):
 ToAgent = Open | MakeRoom | Store | AskPartner | CopyOut | OpenCopies
 FromAgent = Opened | RoomMade | Stored | PartnerIs | CopiedOut | CopiesOpened
 _decoder = msgspec.msgpack.Decoder(FromAgent)
+T = TypeVar("T")
 W = TypeVar("W", bound=_Word)
 
 
@@ -131,7 +130,10 @@ class NoVault(Exception):
 
 
 class Line:
-    """A training process's line to the buffers of one local rank. Any thread may use it."""
+    """A training process's line to the buffers of one local rank. Any thread may use it.
+
+    Of several threads that wait one listens, and tells the others what it hears.
+    """
 
     def __init__(
         self, agent_socket: str, worker: str, local_rank: int, *, reads: bool = False, patience: float = 10.0
@@ -149,7 +151,16 @@ class Line:
             NoVault: the agent does not answer, or has none.
         """
         self._patience = patience
-        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        """One question at a time: its answer does not say whose it is."""
+        self._turn = threading.Condition()
+        """Guards all below; told when somebody has listened."""
+        self._listening = False
+        """Whether a thread waits at the socket, without the lock."""
+        self._wanted: type[_Word] | None = None
+        """The kind of answer that the question under way asks for."""
+        self._answer: tuple[FromAgent, list[int]] | None = None
+        """To that question, with the descriptors that came with it."""
         self._stored: dict[int, str] = {}
         self._copied: dict[int, str] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -167,71 +178,49 @@ class Line:
                 os.close(descriptor)
             self._socket.close()
             raise NoVault(answer.error if isinstance(answer, Opened) else "the agent gives no memory for checkpoints")
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-        self.buffers = [Buffer(descriptor) for descriptor in descriptors]
+        self.buffers = [_own(descriptor) for descriptor in descriptors]
+        self._socket.setblocking(False)
 
     def make_room(self, size: int) -> str:
         """Have each buffer made at least this large; an empty answer, or the sentence that says why not."""
         if all(buffer.size >= size for buffer in self.buffers):
             return ""
-        with self._lock:
-            try:
-                return self._ask(MakeRoom(size=size), RoomMade).error
-            except OSError as error:
-                return f"the agent does not answer: {error}"
+        try:
+            return self._ask(MakeRoom(size=size), RoomMade)[0].error
+        except OSError as error:
+            return f"the agent does not answer: {error}"
 
     def store(self, buffer: int, sequence: int) -> bool:
         """Have a buffer written to storage; `wait` tells when it is. False: the agent does not take the word."""
-        with self._lock:
-            try:
-                self._say(Store(buffer=buffer, sequence=sequence))
-                return True
-            except OSError:
-                return False
+        return self._tell(Store(buffer=buffer, sequence=sequence))
 
     def wait(self, sequence: int, timeout: float) -> str | None:
         """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""
-        answer = self._awaited(self._stored, sequence, timeout)
+        answer = self._outcome(self._stored, sequence, timeout)
         self._stored.pop(sequence, None)
         return answer
 
     def has_partner(self) -> bool:
         """Whether there is another node that keeps copies for this one."""
-        with self._lock:
-            try:
-                return self._ask(AskPartner(), PartnerIs).there
-            except OSError:
-                return False
+        try:
+            return self._ask(AskPartner(), PartnerIs)[0].there
+        except OSError:
+            return False
 
     def copy_out(self, buffer: int, sequence: int) -> bool:
         """Have a buffer copied to the other node; `copied` tells when it is. False: the agent does not answer."""
-        with self._lock:
-            try:
-                self._say(CopyOut(buffer=buffer, sequence=sequence))
-                return True
-            except OSError:
-                return False
+        return self._tell(CopyOut(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
         """Whether the other node has it: an empty answer, or the sentence that says why not; None: not yet."""
-        return self._awaited(self._copied, sequence, timeout)
+        return self._outcome(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
         """The buffers in which this node keeps copies for another; whoever asked closes them."""
-        with self._lock:
-            try:
-                self._say(OpenCopies())
-                deadline = time.monotonic() + self._patience
-                while True:
-                    self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                    packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, MAX_COPIES)
-                    for descriptor in descriptors:
-                        os.set_inheritable(descriptor, False)
-                    if isinstance(self._hear(packet), CopiesOpened):
-                        return [Buffer(descriptor) for descriptor in descriptors]
-            except OSError:
-                return []
+        try:
+            return [_own(descriptor) for descriptor in self._ask(OpenCopies(), CopiesOpened)[1]]
+        except OSError:
+            return []
 
     def close(self) -> None:
         """Hang up. The agent keeps the buffers."""
@@ -239,51 +228,94 @@ class Line:
         for buffer in self.buffers:
             buffer.close()
 
-    def _awaited(self, known: dict[int, str], sequence: int, timeout: float) -> str | None:
-        """What the agent says of a save, as soon as it does; None: not in time. Others use the line meanwhile."""
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._lock:
-                try:
-                    self._listen()
-                except OSError as error:
-                    return f"the agent does not answer: {error}"
-                if sequence in known:
-                    return known[sequence]
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            poll.poll(1000 * min(left, LOOK))
+    def _outcome(self, known: dict[int, str], sequence: int, timeout: float) -> str | None:
+        """What the agent says of a save, as soon as it does; None: not in time."""
+        try:
+            return self._awaited(lambda: known.get(sequence), timeout)
+        except OSError as error:
+            return f"the agent does not answer: {error}"
 
-    def _ask(self, word: ToAgent, kind: type[W]) -> W:
-        self._say(word)
-        deadline = time.monotonic() + self._patience
-        while not isinstance(answer := self._next(deadline), kind):
-            pass
+    def _ask(self, word: ToAgent, kind: type[W]) -> tuple[W, list[int]]:
+        """The agent's answer of that kind, and the descriptors that came with it.
+
+        Raises:
+            OSError: there is none.
+        """
+        with self._asking:
+            with self._turn:
+                self._take()  # an answer to a question that was given up, maybe
+                self._wanted = kind
+            try:
+                self._say(word)
+                answer, descriptors = self._awaited(self._answered, self._patience) or _no_answer()
+            finally:
+                with self._turn:
+                    self._wanted = None
+                    _drop(self._answered())  # it came too late
+        assert isinstance(answer, kind)
+        return answer, descriptors
+
+    def _answered(self) -> tuple[FromAgent, list[int]] | None:
+        answer, self._answer = self._answer, None
         return answer
+
+    def _tell(self, word: ToAgent) -> bool:
+        try:
+            self._say(word)
+            return True
+        except OSError:
+            return False
 
     def _say(self, word: ToAgent) -> None:
         """Say something, and first take what the agent has said: it does not wait for one that does not listen."""
-        self._listen()
-        self._socket.settimeout(self._patience)
-        self._socket.send(msgspec.msgpack.encode(word))
+        packet = msgspec.msgpack.encode(word)
+        with self._turn:
+            self._take()
+            try:
+                self._socket.send(packet)
+            except BlockingIOError:
+                if not _ready(self._socket, select.POLLOUT, self._patience):
+                    raise TimeoutError("it does not listen") from None
+                self._socket.send(packet)
 
-    def _listen(self) -> None:
-        self._socket.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
+    def _awaited(self, known: Callable[[], T | None], timeout: float) -> T | None:
+        """What is known, as soon as it is; None: not in time. Others use the line meanwhile.
+
+        Raises:
+            OSError: the agent is gone.
+        """
+        deadline = time.monotonic() + timeout
+        with self._turn:
             while True:
-                self._hear(self._socket.recv(MAX_PACKET))
+                if (found := known()) is None:
+                    self._take()
+                    found = known()
+                if found is not None:
+                    return found
+                if (left := deadline - time.monotonic()) <= 0:
+                    return None
+                if self._listening:
+                    self._turn.wait(left)
+                    continue
+                self._listening = True
+                self._turn.release()
+                try:
+                    _ready(self._socket, select.POLLIN, left)
+                finally:
+                    self._turn.acquire()
+                    self._listening = False
+                    self._turn.notify_all()  # they look at what came, and one of them listens from now on
 
-    def _next(self, deadline: float) -> FromAgent:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("no answer in time")
-        self._socket.settimeout(left)
-        return self._hear(self._socket.recv(MAX_PACKET))
+    def _take(self) -> None:
+        """Hear all that has come, unless a thread is about to."""
+        while not self._listening:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, MAX_COPIES)
+            except BlockingIOError:
+                return
+            self._hear(packet, descriptors)
 
-    def _hear(self, packet: bytes) -> FromAgent:
+    def _hear(self, packet: bytes, descriptors: list[int]) -> None:
         if not packet:
             raise ConnectionError("it hung up")
         try:
@@ -295,4 +327,27 @@ class Line:
             known[answer.sequence] = answer.error
             while len(known) > REMEMBERED:  # of saves that nobody asked about
                 known.pop(min(known))
-        return answer
+        elif self._wanted is not None and isinstance(answer, self._wanted):
+            self._wanted, self._answer = None, (answer, descriptors)
+        else:
+            _drop((answer, descriptors))
+
+
+def _own(descriptor: int) -> Buffer:
+    os.set_inheritable(descriptor, False)
+    return Buffer(descriptor)
+
+
+def _ready(sock: socket.socket, event: int, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, event)
+    return bool(poll.poll(1000 * timeout))
+
+
+def _drop(answer: tuple[FromAgent, list[int]] | None) -> None:
+    for descriptor in answer[1] if answer is not None else ():
+        os.close(descriptor)
+
+
+def _no_answer() -> NoReturn:
+    raise TimeoutError("no answer in time")
