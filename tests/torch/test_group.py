@@ -195,6 +195,16 @@ def test_a_group_of_a_round_that_is_over_is_not_formed():
     assert time.monotonic() - begun < SOON
 
 
+def test_a_pause_ends_with_the_round() -> None:
+    group = Group(placed(1, 2, free_port()), "gloo", 20.0)
+    group.pause(0.001)
+    threading.Timer(0.1, group.abort).start()
+    begun = time.monotonic()
+    with pytest.raises(GroupLost):
+        group.pause(20.0)
+    assert time.monotonic() - begun < SOON
+
+
 def test_a_process_with_another_rank_knows_which_shards_it_has() -> None:
     words = [sys.executable, "-c", SWAPPING, str(free_port()), str(free_port())]
     done = subprocess.run(words, capture_output=True, timeout=100, check=False)

@@ -128,42 +128,39 @@ def test_a_request_is_answered_whatever_becomes_of_it(vault: VaultThread, monkey
     opened.close()
 
 
-def test_what_storage_does_not_take_at_first_is_tried_again(vault: VaultThread, tmp_path: Path) -> None:
-    dead = line(vault)
-    fill(dead, tmp_path / "storage", 5)
-    dead.close()
-    (tmp_path / "storage").touch()  # not a directory: as a mount that is not there yet
-
-    def appear(seconds: float) -> None:
-        (tmp_path / "storage").unlink()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("resile.checkpoint.storage.pause", appear)
+def test_what_storage_does_not_take_at_first_is_tried_again(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    storage.touch()  # not a directory: as a mount that is not there yet
+    with vault_thread(pause=lambda seconds: storage.unlink()) as vault:
+        dead = line(vault)
+        fill(dead, storage, 5)
+        dead.close()
         vault.flush()
-    assert Storage(tmp_path / "storage").steps() == [5]
-    successor = line(vault)
-    assert not successor.buffers[0].wanted
-    successor.close()
+        assert Storage(storage).steps() == [5]
+        successor = line(vault)
+        assert not successor.buffers[0].wanted
+        successor.close()
 
 
 def test_storage_that_never_takes_it_is_one_sentence_and_the_next_end_of_processes_tries_again(
-    vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dead = line(vault)
-    fill(dead, tmp_path / "storage", 5)
-    dead.close()
-    (tmp_path / "storage").touch()
     pauses: list[float] = []
-    monkeypatch.setattr("resile.checkpoint.storage.pause", pauses.append)
-    vault.flush()
-    assert pauses == list(PAUSES)
-    assert caplog.text.count("step 5 was not stored in") == 1
-    successor = line(vault)
-    assert not successor.buffers[0].wanted, "saves go on"
-    successor.close()
-    (tmp_path / "storage").unlink()
-    vault.flush()
-    assert Storage(tmp_path / "storage").steps() == [5]
+    storage = tmp_path / "storage"
+    storage.touch()
+    with vault_thread(pause=pauses.append) as vault:
+        dead = line(vault)
+        fill(dead, storage, 5)
+        dead.close()
+        vault.flush()
+        assert pauses == list(PAUSES)
+        assert caplog.text.count("step 5 was not stored in") == 1
+        successor = line(vault)
+        assert not successor.buffers[0].wanted, "saves go on"
+        successor.close()
+        storage.unlink()
+        vault.flush()
+        assert Storage(storage).steps() == [5]
 
 
 def test_a_node_that_is_left_alone_gives_the_memory_of_copies_back_when_its_processes_have_saved(

@@ -30,12 +30,12 @@ spawning.set_forkserver_preload(["tests.torch.vaults"])
 class VaultThread:
     """A vault that training processes reach as they reach an agent's."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **words: Any) -> None:
         self.directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.vault = Vault(directory / SOCKET)
+        self.vault = Vault(directory / SOCKET, **words)
         self.do(self.vault.start)
 
     @property
@@ -61,9 +61,9 @@ class VaultThread:
 
 
 @contextlib.contextmanager
-def vault_thread() -> Iterator[VaultThread]:
+def vault_thread(**words: Any) -> Iterator[VaultThread]:
     with tempfile.TemporaryDirectory(prefix="vault-") as directory:
-        thread = VaultThread(Path(directory))
+        thread = VaultThread(Path(directory), **words)
         before = {name: os.environ.get(name) for name in thread.environment}
         os.environ.update(thread.environment)
         try:

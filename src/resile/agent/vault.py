@@ -17,6 +17,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -129,9 +130,15 @@ class _Worker:
 class Vault:
     """The buffers of one node."""
 
-    def __init__(self, path: Path) -> None:
-        """Nothing is there before `start`; `path` is the socket's."""
+    def __init__(self, path: Path, *, pause: Callable[[float], object] = time.sleep) -> None:
+        """Nothing is there before `start`.
+
+        Args:
+            path: of the socket.
+            pause: lets so many seconds pass before storage is tried again; called by a thread.
+        """
         self._path = path
+        self._pause = pause
         self._buffers: dict[int, list[Buffer]] = {}
         self._peers: dict[int, _Peer] = {}
         self._listener: socket.socket | None = None
@@ -222,9 +229,11 @@ class Vault:
         for buffer, record in newest + older:
             buffer.want(record.sequence)
         if newest:
-            self._storing.submit(
-                lambda: _store_last(newest, older), *(buffer for buffer, _ in newest + older), answer=self._note_flush
-            )
+            buffers = [buffer for buffer, _ in newest + older]
+            self._storing.submit(lambda: _store_last(newest, older, self._store), *buffers, answer=self._note_flush)
+
+    def _store(self, buffer: Buffer, sequence: int) -> str:
+        return store_committed(buffer, sequence, PAUSES, self._pause)
 
     def _note_flush(self, error: str) -> None:
         if error:  # the next end of processes tries again
@@ -324,7 +333,7 @@ class Vault:
                 if record is None:
                     buffer.release()
                 else:
-                    self._storing.submit(functools.partial(store_committed, buffer, record.sequence, PAUSES), buffer)
+                    self._storing.submit(functools.partial(self._store, buffer, record.sequence), buffer)
 
     def _buffers_of(self, peer: _Peer) -> list[Buffer]:
         return self._buffers.get(peer.local_rank, []) if peer.local_rank is not None else []
@@ -369,7 +378,7 @@ class Vault:
 
         def work() -> str:
             if kind is Stored:
-                return store_committed(buffer, sequence, PAUSES)
+                return self._store(buffer, sequence)
             return self.partner.copy(local_rank, buffer, sequence)
 
         worker.submit(work, buffer, answer=answer)
@@ -388,15 +397,17 @@ def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
     return None
 
 
-def _store_last(newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]]) -> str:
+def _store_last(
+    newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]], store: Callable[[Buffer, int], str]
+) -> str:
     """Store the newest step of each rank; if that does not make one step whole, the one before it as well.
 
     An empty answer, or why something was not stored. Nobody wants the buffers kept any longer then.
     """
     try:
-        stored, errors = _store_each(newest)
+        stored, errors = _store_each(newest, store)
         if older and not (len(stored) == 1 and all(_is_there(place) for place in stored)):
-            more, others = _store_each(older)
+            more, others = _store_each(older, store)
             stored, errors = stored | more, errors + others
         for directory, step in sorted(stored):
             if _is_there((directory, step)):
@@ -409,7 +420,9 @@ def _store_last(newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, R
             buffer.release(record.sequence)
 
 
-def _store_each(found: list[tuple[Buffer, Record]]) -> tuple[set[tuple[str, int]], list[str]]:
+def _store_each(
+    found: list[tuple[Buffer, Record]], store: Callable[[Buffer, int], str]
+) -> tuple[set[tuple[str, int]], list[str]]:
     """Directory and step of each part that was stored (the step is there once every rank's is), and what went wrong."""
     stored, errors = set(), []
     for buffer, record in found:
@@ -418,7 +431,7 @@ def _store_each(found: list[tuple[Buffer, Record]]) -> tuple[set[tuple[str, int]
         except NotWhole as damage:
             errors.append(f"step {record.step} was not stored: {damage}")
             continue
-        if error := store_committed(buffer, record.sequence, PAUSES):
+        if error := store(buffer, record.sequence):
             errors.append(error)
         else:
             stored.add((directory, record.step))

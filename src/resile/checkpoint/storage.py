@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -37,9 +37,6 @@ _PART = re.compile(r"__\d{1,9}\.resile\.json")
 _DOOMED = ".gone-"
 _BLOCK = 16 << 20
 """Bytes that the kernel copies at a time: between two of them the writer can see that it has been overtaken."""
-
-
-pause = time.sleep
 
 
 class CannotStore(Exception):
@@ -260,13 +257,16 @@ def attempt_word(attempt: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", attempt)
 
 
-def store_committed(buffer: Buffer, sequence: int, pauses: Iterable[float] = ()) -> str:
+def store_committed(
+    buffer: Buffer, sequence: int, pauses: Iterable[float] = (), pause: Callable[[float], object] = time.sleep
+) -> str:
     """Write what a buffer holds to the storage that its layout names: an empty answer, or why that was not possible.
 
     Args:
         buffer: nobody wants it kept any longer when this returns.
         sequence: what it holds.
         pauses: seconds before each further try, if storage does not take it.
+        pause: lets them pass.
     """
     left = iter(pauses)
     try:

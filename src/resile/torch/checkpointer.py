@@ -24,7 +24,7 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -202,12 +202,17 @@ class Checkpointer:
 
     # restoring -------------------------------------------------------------------------------------------------------
 
-    def restore(self, state: State) -> int | None:
+    def restore(self, state: State, *, pause: Callable[[float], object] = time.sleep) -> int | None:
         """Load the newest step that is whole for all ranks; None if there is none, and nothing was changed.
 
         All ranks call it together, after `init_process_group` where there are several. In order of preference among
         equally new ones: this node's memory, another node's (for state that all ranks have alike), storage. What is
         damaged is passed over with a warning that says what and why. Plain values are replaced in `state`.
+
+        Args:
+            state: as it was given to `save`.
+            pause: lets so many seconds pass between two looks at a storage that does not answer. What it raises ends
+                the wait.
 
         Raises:
             Misfit: the checkpoint is sound, but it is of another model or another state.
@@ -224,7 +229,7 @@ class Checkpointer:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
             memory = Memory(own, self._leader.buffers if self._leader else own, others)
-            step = Restoring(self._agreement, memory, self.storage).run(state)
+            step = Restoring(self._agreement, memory, self.storage, pause).run(state)
         self.reserve(state)
         return step
 

@@ -75,6 +75,7 @@ class Group:
         self._connect = connect
         self._lock = threading.Lock()
         self._over_since = math.inf
+        self._ended = threading.Event()
         self._before: list[set[sockets.Known]] = []
         """The sockets there were before a group was made, while one is being made."""
         self._own: set[sockets.Known] = set()
@@ -141,11 +142,21 @@ class Group:
             if time.monotonic() > self._over_since + GRACE:
                 raise GroupLost(f"round {self.round} is over, and a collective of it does not end")
 
+    def pause(self, seconds: float) -> None:
+        """Do nothing for so long.
+
+        Raises:
+            GroupLost: the round is over, maybe long before.
+        """
+        if self._ended.wait(seconds):
+            raise GroupLost(f"round {self.round} is over")
+
     def abort(self) -> None:
         """Make every collective of this group raise, now and from now on. For any thread; waits for nobody."""
         with self._lock:
             self._over_since = min(self._over_since, time.monotonic())
             making = bool(self._before)
+        self._ended.set()
         if self._backend == "nccl" and not making:  # not tried here: no GPU
             if dist.is_initialized():
                 dist.distributed_c10d._abort_process_group()

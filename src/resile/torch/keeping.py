@@ -8,7 +8,8 @@ a sharded model, so there it is looked at in every new round.)
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from resile.torch.agreement import Agreement
@@ -44,14 +45,18 @@ class Keeping:
         self._saved: int | None = None
         """The last step that was saved in this group."""
 
-    def restore(self, parts: Parts) -> int | None:
+    def restore(self, parts: Parts, pause: Callable[[float], object] = time.sleep) -> int | None:
         """Bring the newest whole step back, in a new group; None if there is none, and nothing has changed.
+
+        Args:
+            parts: where it belongs.
+            pause: lets so many seconds pass between two looks at a storage that does not answer.
 
         Raises:
             RuntimeError: the group broke.
             Misfit: what was saved is not of this training.
         """
-        self._saved = self._checkpointer.restore(parts)
+        self._saved = self._checkpointer.restore(parts, pause=pause)
         return self._saved
 
     def enter(self, parts: Parts) -> None:

@@ -55,11 +55,18 @@ class _Held(NamedTuple):
 class Restoring:
     """One call of `restore`."""
 
-    def __init__(self, agreement: Agreement, memory: Memory, storage: AnyStorage | None) -> None:
-        """Look at what there is."""
+    def __init__(
+        self,
+        agreement: Agreement,
+        memory: Memory,
+        storage: AnyStorage | None,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Nothing is looked at yet; `pause` lets so many seconds pass, or raises if there is no use in waiting."""
         self._agreement = agreement
         self._memory = memory
         self._storage = storage
+        self._pause = pause
         self._rank, self._ranks = agreement.rank, agreement.world
         self._why = ""
         """What was last wrong, in the words of the rank that met it."""
@@ -73,12 +80,12 @@ class Restoring:
             RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
                 one, met an error that nobody foresaw.
         """
-        for pause in PAUSES:
+        for seconds in PAUSES:
             try:
                 return self._run(state)
             except Unreadable as error:  # on all ranks together, and so all try again
-                log.warning("%s; trying again in %g s", error, pause)
-                time.sleep(pause)
+                log.warning("%s; trying again in %g s", error, seconds)
+                self._pause(seconds)
         return self._run(state)
 
     def _run(self, state: State) -> int | None:

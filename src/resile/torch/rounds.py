@@ -14,6 +14,7 @@ import atexit
 import gc
 import logging
 import os
+import time
 
 import torch.distributed as dist
 
@@ -200,7 +201,8 @@ class Rounds:
         self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
         self._members = meeting.members
         if course.keeping is not None and (course.rebuilt or not meeting.trained):
-            restored = course.keeping.restore(course.training.parts)
+            pause = time.sleep if self.group is None else self.group.pause
+            restored = course.keeping.restore(course.training.parts, pause)
             if restored is not None:
                 return repair.Agreement(restored, repair.NOBODY)
         if not course.rebuilt:

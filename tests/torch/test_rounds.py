@@ -1,0 +1,94 @@
+"""What a process does between two rounds, with an agent of whom only the words are there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from resile.agent.ports import free_port
+from resile.api.ids import Rank, Round
+from resile.torch import restoring, rounds
+from resile.torch.checkpointer import Checkpointer
+from resile.torch.course import Course
+from resile.torch.keeping import Keeping
+from resile.wire.messages import Placed
+
+SOON = 5.0
+"""Seconds; it takes a twentieth of it. What it must not be is a pause: 30 s here."""
+
+
+class Agent:
+    """The line to one that has a round for this process alone, as often as it asks."""
+
+    def __init__(self, on_over: Callable[[Round], None]) -> None:
+        self.on_over = on_over
+        self.round = Round(0)
+
+    def ready(self, step: int) -> Placed:
+        self.round = Round(self.round + 1)
+        return Placed(
+            round=self.round,
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            group_rank=Rank(0),
+            group_world_size=1,
+            master_addr="127.0.0.1",
+            master_port=free_port(),
+        )
+
+    def over(self, round_: Round) -> bool:
+        return round_ < self.round
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> list[Agent]:
+    """Of the process whose rounds are made next."""
+    agents: list[Agent] = []
+
+    def call(on_over: Callable[[Round], None]) -> Agent:
+        agents.append(Agent(on_over))
+        return agents[-1]
+
+    monkeypatch.setattr(rounds.RoundLine, "from_environment", call)
+    monkeypatch.setattr(rounds, "_tell_script", lambda placed: None)
+    return agents
+
+
+def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
+    agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restoring, "PAUSES", (30.0,))
+    storage = tmp_path / "storage"
+    storage.touch()  # not a directory: as a mount that is not there yet
+    model = torch.nn.Linear(2, 1)
+    checkpointer = Checkpointer(storage)
+    course = Course((model, torch.optim.SGD(model.parameters())), {}, keeping=Keeping(checkpointer, 1))
+    member = rounds.Rounds(course, "gloo", 60.0)
+
+    class Watching(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "trying again in 30 s" in record.getMessage():
+                storage.unlink()
+                agent[0].on_over(agent[0].round)  # in truth from another thread
+
+    watching = Watching()
+    restoring.log.addHandler(watching)
+    try:
+        begun = time.monotonic()
+        member.form()
+        assert time.monotonic() - begun < SOON
+        assert (member.round, member.lost) == (2, False)
+    finally:
+        restoring.log.removeHandler(watching)
+        member.close(in_peace=True)
+        checkpointer.close()
