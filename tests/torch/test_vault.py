@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,12 +32,12 @@ def vault() -> Iterator[VaultThread]:
         yield thread
 
 
-def line(vault: VaultThread) -> Line:
-    return Line(vault.environment[AGENT_SOCKET], vault.environment[WORKER], 0)
+def line(vault: VaultThread, local_rank: int = 0) -> Line:
+    return Line(vault.environment[AGENT_SOCKET], vault.environment[WORKER], local_rank)
 
 
-def fill(opened: Line, directory: Path | str, step: int) -> tuple[Buffer, int]:
-    layout = layout_of(directory)
+def fill(opened: Line, directory: Path | str, step: int, rank: int = 0, world: int = 1) -> tuple[Buffer, int]:
+    layout = layout_of(directory, rank=rank, world=world)
     assert opened.make_room(places(msgspec.json.encode(layout), layout.length)[2]) == ""
     buffer, record = filled(layout, step, buffer=opened.buffers[0])
     return buffer, record.sequence
@@ -160,6 +161,44 @@ def test_storage_that_never_takes_it_is_one_sentence_and_the_next_end_of_process
         successor.close()
         storage.unlink()
         vault.flush()
+        assert Storage(storage).steps() == [5]
+
+
+def test_a_storage_that_refuses_holds_up_a_node_of_many_processes_no_longer_than_one_of_one(tmp_path: Path) -> None:
+    pauses: list[float] = []
+    storage = tmp_path / "storage"
+    storage.touch()
+
+    def pass_by(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2 * len(PAUSES):
+            storage.unlink()
+
+    with vault_thread(pause=pass_by) as vault:
+        for rank in range(3):
+            dead = line(vault, rank)
+            fill(dead, storage, 5, rank, 3)
+            dead.close()
+        vault.flush()
+        assert pauses == list(PAUSES)
+        vault.flush()
+    assert pauses == 2 * list(PAUSES)
+    assert Storage(storage).steps() == [5], "all that is left is tried after each pause"
+
+
+def test_what_a_process_asked_storage_for_is_not_waited_for_twice_at_the_end_of_its_node(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    storage.touch()
+    with vault_thread(pause=lambda seconds: storage.unlink(missing_ok=True)) as vault:
+        dead = line(vault)
+        _, sequence = fill(dead, storage, 5)
+        for _ in range(3):
+            assert dead.store(0, sequence)
+        wait_until(lambda: len(vault.vault._storing.pending) == 3, "the vault to hear it")
+        begun = time.monotonic()
+        dead.close()
+        vault.flush()
+        assert time.monotonic() - begun < sum(PAUSES), "each of the requests would take so long"
         assert Storage(storage).steps() == [5]
 
 

@@ -26,10 +26,11 @@ import msgspec
 
 from resile import sockets
 from resile.agent.copies import Copies
+from resile.agent.leftovers import left_in, store_last
 from resile.agent.partner import Partner
 from resile.api.ids import Round
 from resile.api.reports import Door
-from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.buffer import Buffer, Record
 from resile.checkpoint.line import (
     BUFFERS,
     MAX_COPIES,
@@ -51,7 +52,7 @@ from resile.checkpoint.line import (
     ToAgent,
 )
 from resile.checkpoint.room import LIMIT, short_of
-from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_committed
+from resile.checkpoint.storage import store_committed
 
 log = logging.getLogger("resile.agent")
 
@@ -135,7 +136,8 @@ class Vault:
 
         Args:
             path: of the socket.
-            pause: lets so many seconds pass before storage is tried again; called by a thread.
+            pause: lets so many seconds pass before storage is tried again with what ended processes left; called by
+                a thread.
         """
         self._path = path
         self._pause = pause
@@ -147,6 +149,8 @@ class Vault:
         self.copies = Copies(self._room_for)
         self.partner = Partner()
         self._alone: asyncio.TimerHandle | None = None
+        self._leaves = threading.Event()
+        """The node ends."""
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
@@ -219,28 +223,25 @@ class Vault:
         if held == self._flushed:
             return
         self._flushed = held
-        newest: list[tuple[Buffer, Record]] = []
-        older: list[tuple[Buffer, Record]] = []
-        for buffers in self._buffers.values():
-            found = [(buffer, record) for buffer in buffers if (record := _unstored(buffer, buffers)) is not None]
-            found.sort(key=lambda pair: pair[1].sequence, reverse=True)
-            newest += found[:1]
-            older += found[1:]
+        newest, older = left_in(self._buffers.values())
         for buffer, record in newest + older:
             buffer.want(record.sequence)
         if newest:
             buffers = [buffer for buffer, _ in newest + older]
-            self._storing.submit(lambda: _store_last(newest, older, self._store), *buffers, answer=self._note_flush)
+            work = functools.partial(store_last, newest, older, PAUSES, self._pause)
+            self._storing.submit(work, *buffers, answer=self._note_flush)
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
-        return store_committed(buffer, sequence, PAUSES, self._pause)
+        """What a process has asked for; at the node's end without pauses, as all that is left is tried again then."""
+        return store_committed(buffer, sequence, PAUSES, self._leaves.wait)
 
     def _note_flush(self, error: str) -> None:
         if error:  # the next end of processes tries again
             self._flushed = {}
 
     async def flushed(self, patience: float) -> None:
-        """Wait for storage, but not for ever, and not when in a hurry."""
+        """The node ends: wait for storage, but not for ever, and not when in a hurry."""
+        self._leaves.set()
         waiting = [asyncio.wrap_future(future) for future in list(self._storing.pending)]
         if not waiting:
             return
@@ -382,61 +383,3 @@ class Vault:
             return self.partner.copy(local_rank, buffer, sequence)
 
         worker.submit(work, buffer, answer=answer)
-
-
-def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
-    """What a buffer holds, unless that or something newer of its rank is in storage."""
-    record = buffer.record()
-    try:
-        stored = max(each.stored for each in siblings)
-        if record is not None and record.sequence > stored and buffer.layout(record).directory:
-            return record
-    except NotWhole as error:
-        log.warning("step %d is not stored: %s", record.step if record is not None else 0, error)
-    buffer.release()
-    return None
-
-
-def _store_last(
-    newest: list[tuple[Buffer, Record]], older: list[tuple[Buffer, Record]], store: Callable[[Buffer, int], str]
-) -> str:
-    """Store the newest step of each rank; if that does not make one step whole, the one before it as well.
-
-    An empty answer, or why something was not stored. Nobody wants the buffers kept any longer then.
-    """
-    try:
-        stored, errors = _store_each(newest, store)
-        if older and not (len(stored) == 1 and all(_is_there(place) for place in stored)):
-            more, others = _store_each(older, store)
-            stored, errors = stored | more, errors + others
-        for directory, step in sorted(stored):
-            if _is_there((directory, step)):
-                log.info("the last checkpoint is in storage: %s", open_storage(directory).where(step))
-        return "; ".join(dict.fromkeys(errors))
-    except (CannotStore, Unreadable) as error:
-        return f"nobody knows whether the last checkpoint is in storage: {error}"
-    finally:
-        for buffer, record in newest + older:
-            buffer.release(record.sequence)
-
-
-def _store_each(
-    found: list[tuple[Buffer, Record]], store: Callable[[Buffer, int], str]
-) -> tuple[set[tuple[str, int]], list[str]]:
-    """Directory and step of each part that was stored (the step is there once every rank's is), and what went wrong."""
-    stored, errors = set(), []
-    for buffer, record in found:
-        try:
-            directory = buffer.layout(record).directory
-        except NotWhole as damage:
-            errors.append(f"step {record.step} was not stored: {damage}")
-            continue
-        if error := store(buffer, record.sequence):
-            errors.append(error)
-        else:
-            stored.add((directory, record.step))
-    return stored, errors
-
-
-def _is_there(place: tuple[str, int]) -> bool:
-    return open_storage(place[0]).has(place[1])

@@ -268,31 +268,57 @@ def store_committed(
         pauses: seconds before each further try, if storage does not take it.
         pause: lets them pass.
     """
-    left = iter(pauses)
+    return store_all([(buffer, sequence)], pauses, pause)[0]
+
+
+def store_all(
+    held: Sequence[tuple[Buffer, int]], pauses: Iterable[float], pause: Callable[[float], object]
+) -> list[str]:
+    """Write what several buffers hold; an answer for each, as of `store_committed`.
+
+    Args:
+        held: buffers and what they hold; nobody wants them kept any longer when this returns.
+        pauses: seconds before each further try of all that storage does not take.
+        pause: lets them pass.
+    """
+    answers = [""] * len(held)
+    left, to_do = iter(pauses), list(range(len(held)))
     try:
         while True:
-            record = buffer.record()
-            if record is None or record.sequence != sequence:
-                return "it was not stored: a newer step took its place in memory"
-            try:
-                _store(buffer, record)
-                return ""
-            except NotWhole as error:
-                return str(error)
-            except CannotStore as error:
-                if (seconds := next(left, None)) is None:
-                    return str(error)
-                pause(seconds)
+            refused = []
+            for number in to_do:
+                try:
+                    answers[number] = _store(*held[number])
+                except CannotStore as error:
+                    answers[number] = str(error)
+                    refused.append(number)
+            if not refused or (seconds := next(left, None)) is None:
+                return answers
+            to_do = refused
+            pause(seconds)
     finally:
-        buffer.release(sequence)
+        for buffer, sequence in held:
+            buffer.release(sequence)
 
 
-def _store(buffer: Buffer, record: Record) -> None:
-    layout = buffer.layout(record)
-    if layout.directory:
-        keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
-        keep.store(buffer, record)
-        buffer.note_stored(record)
+def _store(buffer: Buffer, sequence: int) -> str:
+    """Try it once: an empty answer, or why there is no use in trying.
+
+    Raises:
+        CannotStore: storage does not take it.
+    """
+    record = buffer.record()
+    if record is None or record.sequence != sequence:
+        return "it was not stored: a newer step took its place in memory"
+    try:
+        layout = buffer.layout(record)
+        if layout.directory:
+            keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
+            keep.store(buffer, record)
+            buffer.note_stored(record)
+    except NotWhole as error:
+        return str(error)
+    return ""
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:
