@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from resile import sockets
+from resile import unix_sockets
 from resile.agent.copies import Copies
 from resile.agent.leftovers import left_in, store_last
 from resile.agent.partner import Partner
@@ -161,7 +161,7 @@ class Vault:
         """Listen. Its directory is private to this user already."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._path.unlink(missing_ok=True)
-        sockets.bind(listener, self._path)
+        unix_sockets.bind(listener, self._path)
         listener.listen(BACKLOG)
         self._listener = listener
         self._storing.start()

@@ -18,7 +18,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from resile import sockets
+from resile import unix_sockets
 from resile.checkpoint.buffer import Buffer
 
 SOCKET = "checkpoint.sock"
@@ -166,7 +166,7 @@ class Line:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(patience)
-            sockets.connect(self._socket, Path(agent_socket).with_name(SOCKET))
+            unix_sockets.connect(self._socket, Path(agent_socket).with_name(SOCKET))
             self._socket.send(msgspec.msgpack.encode(Open(worker=worker, local_rank=local_rank, reads=reads)))
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, BUFFERS)
             answer = _decoder.decode(packet)

@@ -21,7 +21,7 @@ from typing import overload
 
 import msgspec
 
-from resile import sockets
+from resile import unix_sockets
 from resile.api.ids import NO_ROUND, Round, Seconds
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 from resile.wire.messages import (
@@ -209,7 +209,7 @@ class AgentChannel:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.setblocking(False)
         try:
-            sockets.connect(line, self._path)
+            unix_sockets.connect(line, self._path)
         except OSError:
             line.close()
             self._next_call = time.monotonic() + RETRY

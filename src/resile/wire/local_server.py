@@ -11,7 +11,7 @@ import os
 import socket
 from pathlib import Path
 
-from resile import sockets
+from resile import unix_sockets
 from resile.wire.connection import CannotListen
 from resile.wire.messages import WorkerMessage
 from resile.wire.protocol import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
@@ -68,7 +68,7 @@ async def serve_local(
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_room(path)
-        sockets.bind(listener, path)
+        unix_sockets.bind(listener, path)
         # Not `create_unix_server`: from Python 3.13 on that looks for the path itself, which may be too long for it.
         server = await endpoint.loop.create_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
     except OSError as error:

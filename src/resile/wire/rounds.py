@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from resile import sockets
+from resile import unix_sockets
 from resile.api.ids import NO_ROUND, Round
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 from resile.wire.messages import LineMessage, Message, Placed, Ready, RoundOver
@@ -50,7 +50,7 @@ class RoundLine:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(CALL_TIMEOUT)
         try:
-            sockets.connect(self._socket, path)
+            unix_sockets.connect(self._socket, path)
         except OSError as error:
             self._socket.close()
             raise LineBroken(f"the agent cannot be reached at {path}: {error.strerror or error}") from None
