@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from tests.torch.ranks import found_by
 
 from resile.torch.averaging import Averager, TooManyPasses, _divided
 from resile.torch.buffers import Buffers
@@ -56,10 +54,8 @@ def averaged(averager: Averager, net: Any, inputs: list[torch.Tensor], loss: Any
     return gradients(net)
 
 
-def one_rank(rank: int, directory: str) -> None:
+def one_rank(rank: int) -> dict[str, Any]:
     """Everything that takes a group, in one pair of processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
     found: dict[str, Any] = {}
     net = model()
     averager = Averager(net.parameters(), bucket=32, first_bucket=16)
@@ -84,15 +80,12 @@ def one_rank(rank: int, directory: str) -> None:
     buffers.wait()
     buffers.keep()
     found["mean"] = net[1].running_mean.clone()
-    torch.save(found, f"{directory}/{rank}")
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(one_rank, (str(directory),), WORLD)
-    return [torch.load(Path(directory) / str(rank)) for rank in range(WORLD)]
+    return found_by(one_rank, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def mean_of(*parts: list[torch.Tensor]) -> list[torch.Tensor]:

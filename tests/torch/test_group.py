@@ -13,9 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from tests.local.runs import wait_until
 
 from resile.agent.ports import free_port
 from resile.api.ids import Rank, Round
@@ -24,10 +26,12 @@ from resile.wire.messages import Placed
 
 SOON = 1.0
 """Seconds; it takes a twentieth of it. What it must not be is a time-out: 20 s here."""
+FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
+"""The number of the system call in which a thread waits for another."""
 pytestmark = pytest.mark.timeout(120)
 
 SETTING = """
-import os, signal, sys, threading, time
+import fcntl, os, signal, socket, struct, sys, termios, threading, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -39,6 +43,33 @@ from resile.agent.ports import free_port
 def placed(round_, rank, world, port):
     return Placed(round=round_, rank=rank, world_size=world, local_rank=rank, local_world_size=world, group_rank=0,
                   group_world_size=1, master_addr="127.0.0.1", master_port=port)
+
+
+def total(each, sockets):
+    found = 0
+    for descriptor, _ in sockets:
+        try:
+            found += each(descriptor)
+        except OSError:
+            pass  # one that listens
+    return found
+
+
+def unsent(descriptor):
+    return struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+def said(descriptor):
+    with socket.socket(fileno=os.dup(descriptor)) as line:
+        return struct.unpack_from("Q", line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)[0]
+
+
+def wait_until(it_is, what):
+    deadline = time.monotonic() + 20
+    while not it_is():
+        if time.monotonic() > deadline:
+            sys.exit(f"waited in vain for {what}")
+        time.sleep(0.005)
 """
 
 MEMBER = (
@@ -47,16 +78,27 @@ MEMBER = (
 rank, port = map(int, sys.argv[1:])
 group = Group(placed(1, rank, 2, port), "gloo", 60.0)
 group.form()
+default = set(group._own)
 mesh = dist.new_group([0, 1], timeout=timedelta(seconds=60))
+meshed = group._own - default
 if rank == 1:
+    before = total(said, default)
     receiving = dist.broadcast(torch.zeros(16 << 20), 0, async_op=True)
-    time.sleep(0.5)  # until it has asked for it; if it has not, the test passes all the same
+    wait_until(lambda: total(said, default) > before, "the message to be asked for")
     os.kill(os.getpid(), signal.SIGSTOP)
 print("frozen" if rank else "formed", flush=True)
 sys.stdin.readline()
 sending = dist.broadcast(torch.zeros(16 << 20), 0, async_op=True)  # more than any socket takes
-over = threading.Timer(0.3, group.abort)
-over.start()
+wait_until(lambda: total(unsent, default) > 64 << 10, "a part of the message to be sent")
+before = total(said, meshed)
+
+
+def break_off():
+    wait_until(lambda: total(said, meshed) > before, "the mesh to be in a collective")
+    group.abort()
+
+
+threading.Thread(target=break_off, daemon=True).start()
 try:
     dist.all_reduce(torch.zeros(1), group=mesh)
 except RuntimeError:
@@ -113,9 +155,18 @@ def placed(rank: int, world: int, port: int) -> Placed:
     )
 
 
+def is_stuck(thread: threading.Thread) -> bool:
+    """Whether a thread of this process waits for another one: in the same wait for a futex at two looks."""
+    looks = []
+    for _ in range(2):
+        looks.append(Path(f"/proc/self/task/{thread.native_id}/syscall").read_text())
+        time.sleep(0.01)
+    return looks[0] == looks[1] and looks[0].split()[0] == FUTEX
+
+
 @contextlib.contextmanager
-def forming(group: Group) -> Iterator[Callable[[], float]]:
-    """A thread that is in `form`; what is given breaks it off and says how long that took."""
+def forming(group: Group, name: str = "forming") -> Iterator[Callable[[], float]]:
+    """A thread of that name that is in `form`; what is given breaks it off and says how long that took."""
     errors: list[BaseException] = []
 
     def form() -> None:
@@ -124,7 +175,7 @@ def forming(group: Group) -> Iterator[Callable[[], float]]:
         except GroupLost as error:
             errors.append(error)
 
-    thread = threading.Thread(target=form, daemon=True)
+    thread = threading.Thread(target=form, name=name, daemon=True)
     thread.start()
 
     def break_off() -> float:
@@ -161,7 +212,7 @@ def test_a_member_leaves_whatever_it_sends_to_a_frozen_peer_and_whatever_other_g
 
 def test_a_member_does_not_wait_for_another_one_to_connect():
     port = free_port()
-    with forming(Group(placed(0, 2, port), "gloo", 20.0)) as break_off:
+    with forming(Group(placed(0, 2, port), "gloo", 20.0), "connects") as break_off:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20))
         store.set("here1", "1")
         address = "round1/0//cpu//0/"
@@ -169,7 +220,8 @@ def test_a_member_does_not_wait_for_another_one_to_connect():
         (name,) = struct.unpack_from("=q", mine)
         mine[8 + name + 8 + 2 : 8 + name + 8 + 4] = b"\xff\xff"  # of two, the one with the larger port connects
         store.set(f"{address}1", bytes(mine))
-        time.sleep(0.1)  # for it to wait; if it does not yet, the test passes all the same
+        (member,) = (thread for thread in threading.enumerate() if thread.name == "connects")
+        wait_until(lambda: is_stuck(member), "the member to wait for the connection")
         assert break_off() < SOON
 
 

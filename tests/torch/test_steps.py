@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from tests.torch.ranks import found_by
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -127,11 +125,9 @@ def two_steps_for_a_batch(rank: int) -> list[Any]:
     return [numbers, elastic.completed, net.state_dict()]
 
 
-def one_rank(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+def one_rank(rank: int) -> dict[str, Any]:
     some, own = (0, 1), (rank,)
-    found = {
+    return {
         "ddp": with_ddp(rank, own),
         "elastic": with_elastic(rank, own),
         "ddp, passes": with_ddp(rank, some, passes=2),
@@ -141,15 +137,11 @@ def one_rank(rank: int, directory: str) -> None:
         "too many": too_many(rank),
         "pair": two_steps_for_a_batch(rank),
     }
-    torch.save(found, f"{directory}/{rank}")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(one_rank, (str(directory),), WORLD)
-    return [torch.load(Path(directory) / str(rank)) for rank in range(WORLD)]
+    return found_by(one_rank, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:

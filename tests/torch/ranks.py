@@ -1,0 +1,24 @@
+"""The ranks of a real group, each in a process of its own, for tests that compare the tensors they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+
+def found_by(work: Callable[[int], Any], world: int, directory: Path) -> list[Any]:
+    """What `work(rank)` returns on each of so many ranks; it passes through an empty directory."""
+    multiprocessing.spawn(_one, (work, world, str(directory)), world)
+    return [torch.load(directory / str(rank)) for rank in range(world)]
+
+
+def _one(rank: int, work: Callable[[int], Any], world: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
+    torch.save(work(rank), f"{directory}/{rank}")
+    dist.destroy_process_group()
