@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from resile.api.ids import Round
-from resile.api.reports import NodeStatus
+from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
+from resile.core.relaunch import LOST
 from resile.core.state import Idle, Resting, Training, Waiting
 from tests.core.given import Job, failure, key, managed, running, running_bare
 
@@ -244,10 +245,78 @@ def test_a_member_that_did_not_get_to_the_end_takes_a_newcomer_there():
 
 
 def test_the_last_step_of_a_round_counts_although_a_member_was_lost_right_after_it():
-    job = elastic(2)
+    for end in (NodeEnd(reason=LOST), NodeEnd(exit_code=137), NodeEnd(reason="Evicted")):
+        job = elastic(2)
+        job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+        job.seen(1, NodeStatus.FAILED, end)
+        assert job.state.phase == "Succeeded"
+
+
+def test_a_script_that_fails_after_the_last_step_is_tried_again_with_those_that_had_ended_well():
+    job = elastic(2, least=2)
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))
-    job.seen(1, NodeStatus.FAILED)
+    dies(job, 1)
+    assert job.said(de.EndRound)[0].nodes == (key(0), key(1))
+    rejoins(job, 1)
+    assert job.state.phase == "Running"
+    rejoins(job, 0)
+    assert job.members == [0, 1]
+    for number in range(2):
+        job.does(ev.NodeFinished(node=key(number), round=Round(2)))
     assert job.state.phase == "Succeeded"
+
+
+def test_those_that_end_well_are_told_to_come_again_whoever_is_heard_first():
+    job = elastic(2)
+    dies(job, 1)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    assert [(d.round, d.nodes) for d in job.said(de.EndRound)] == [(1, (key(0),))]
+    assert job.replayed().state == job.state
+
+    job = interrupted(2)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    dies(job, 1)
+    assert [(d.round, d.nodes) for d in job.said(de.EndRound)] == [(1, (key(0),))]
+    assert isinstance(job.node(0).agent.stance, Idle)
+
+
+def test_a_process_that_fails_ahead_of_the_next_round_says_nothing_about_the_last_step():
+    job = interrupted(2)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    dies(job, 1, member=False)
+    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+    assert job.state.phase == "Succeeded"
+
+
+def test_a_script_that_failed_after_the_last_step_is_not_forgiven_because_its_node_is_gone():
+    job = elastic(2, max_restarts=0)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    dies(job, 1)
+    assert job.said(de.SendAway)[0].node == key(1)
+    assert job.launched == [2], "its place is filled again, as after any crash"
+    assert job.state.phase == "Running"
+
+    job = elastic(2, max_restarts=3)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    dies(job, 1)
+    job.seen(1, NodeStatus.DELETED)
+    assert job.state.phase == "Running"
+
+
+def test_a_job_whose_script_always_fails_after_the_last_step_fails():
+    job = elastic(2, least=2, max_restarts=0, crash_budget=0)
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    dies(job, 1)
+    assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
+
+
+def test_a_node_that_crashed_or_ran_out_of_memory_after_the_last_step_is_not_merely_lost():
+    for end in (NodeEnd(exit_code=1), NodeEnd(reason="OOMKilled", exit_code=137)):
+        job = elastic(2)
+        job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+        job.seen(1, NodeStatus.FAILED, end)
+        assert job.state.phase == "Running"
+        assert job.launched == [2]
 
 
 def test_a_newcomer_that_began_without_those_who_had_finished_is_not_trained_for():

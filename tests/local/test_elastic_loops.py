@@ -69,6 +69,34 @@ def test_a_rank_lost_in_the_second_loop_is_replaced_and_the_other_goes_on_in_its
     assert "other parameters" not in run.err
 
 
+FAILS = """
+from probe import *
+import torch
+torch.set_num_threads(1)
+from resile.torch import Elastic
+
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for step in elastic.steps(3):
+    with elastic.step():
+        model(torch.randn(3, 4)).square().sum().backward()
+note("evaluates", steps=elastic.completed)
+if elastic.rank == 1 and not there("failed"):
+    open(os.path.join(HERE, "failed"), "w").close()
+    sys.exit(3)
+wait_for("release")  # until the master has heard of that
+"""
+
+
+def test_a_script_that_fails_after_its_last_step_is_tried_again_on_all_nodes(runs: Runs):
+    script = runs.script(FAILS)
+    nodes = [runs.node("--max-restarts=1", CALM, script, nnodes="2:2") for _ in range(2)]
+    wait_until(lambda: (runs.directory / "failed").exists() and runs.story("RoundOver"), "the end of the round", LONG)
+    runs.release()
+    assert [node.wait(LONG) for node in nodes] == [0, 0], nodes[0].err + nodes[1].err
+    assert [note["steps"] for note in runs.notes("evaluates")] == [3] * 4
+
+
 APART = """
 from probe import *
 import torch

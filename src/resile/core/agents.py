@@ -114,7 +114,9 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
         return
     turn.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
     if current or grow:
-        rounds.stop(turn, f"on {node.key}, {failure}", node.key)
+        rounds.stop(turn, f"on {node.key}, {failure}", node.key, failed=True)
+    if event.member and event.round == state.past.round:
+        rounds.failed(turn, node)
     if grow:
         turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
         membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))

@@ -237,8 +237,11 @@ def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     if state.phase.over:
         return
     gathering = state.gathering
+    failed = unwanted and relaunch.cause_of(status, end) in relaunch.OWN_FAULTS
     if isinstance(gathering, Underway) and node.key in gathering.places and node.key not in gathering.done:
-        rounds.stop(turn, f"{node.key} {node.leaving or how}", node.key)
+        rounds.stop(turn, f"{node.key} {node.leaving or how}", node.key, failed=failed)
+    elif failed and isinstance(gathering, Forming):
+        rounds.failed(turn, node)
     if isinstance(state.gathering, Forming) and unwanted and node.key.role in TRAINERS and not node.relieves:
         state.gathering.lost = True
     if status is NodeStatus.SUCCEEDED:

@@ -24,6 +24,8 @@ class Cause(enum.StrEnum):
     INFRASTRUCTURE = "infrastructure"
 
 
+OWN_FAULTS = frozenset({Cause.CRASH, Cause.OOM})
+"""What the script did; the others happened to it."""
 OOM_EXIT_CODES = frozenset({247})
 HARDWARE_EXIT_CODES = frozenset({201, 202, 14})
 KILLED_EXIT_CODES = frozenset({137, 143})

@@ -156,15 +156,22 @@ def open_forming(turn: Turn) -> None:
     turn.deadlines.set(Alarm.JOIN, turn.now + _join_timeout(turn))
 
 
-def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
-    """End the running round, if one runs: every member that still lives is told to join again."""
+def stop(turn: Turn, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
+    """End the running round, if one runs: every member that still lives is told to join again.
+
+    Args:
+        turn: of the event.
+        because: half a sentence.
+        culprit: the node that was lost, or that lost a process.
+        failed: its script failed, which is more than a loss: what others have finished is to be done again with it.
+    """
     state = turn.state
     gathering = state.gathering
     if not isinstance(gathering, Underway):
         return
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
-    done = gathering.done & turn.index.elastic
-    state.past = Past(round=gathering.round, members=set(gathering.places), done=done)
+    done = set() if failed else gathering.done & turn.index.elastic
+    state.past = Past(round=gathering.round, members=set(gathering.places), done=done, failed=failed)
     state.gathering = Forming(since=turn.now, lost=culprit is not None)
     for node in (state.nodes[key] for key in members):
         if node.agent is not None and node.agent.elastic and node.agent.stance == Training(gathering.round):
@@ -177,11 +184,38 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None) -> None:
     open_forming(turn)
 
 
+def failed(turn: Turn, node: Node) -> None:
+    """The script of a node failed, after its round was over: if others had ended well there, they come again.
+
+    All of them had taken the last step then, and a node that is merely lost is not needed any more. But a script that
+    fails in its last lines (an evaluation, say) is one that failed, and is tried again as any other.
+    """
+    past = turn.state.past
+    if node.key in past.members and node.key not in past.done:
+        past.failed = True
+        _bring_back(turn, set(past.done))
+
+
+def _bring_back(turn: Turn, keys: set[NodeKey]) -> None:
+    """Have nodes whose processes ended well take part in the next round."""
+    state, past = turn.state, turn.state.past
+    past.done -= keys
+    here = [state.nodes[key] for key in sorted(keys) if state.nodes[key].alive]
+    for node in here:
+        if node.agent is not None:
+            node.agent.stance = Idle()
+            turn.touch(node)
+    if here:
+        because = "a script failed after the last step"
+        turn.decide(EndRound(round=past.round, because=because, nodes=tuple(node.key for node in here), elastic=True))
+
+
 def finished(turn: Turn, node: Node, event: NodeFinished) -> bool:
     """A member's processes ended well; when all members' have, so has the job. Whether it was news.
 
     Elastic processes end well when all of their round have taken the last step, and nobody is needed any more. That
-    holds even if the round was ended in that very moment, for a newcomer, say, who would find nobody with the state.
+    holds even if the round was ended in that very moment, for a newcomer, say, who would find nobody with the state;
+    but not if a script failed there.
     """
     gathering, past = turn.state.gathering, turn.state.past
     if node.agent is None:
@@ -193,6 +227,9 @@ def finished(turn: Turn, node: Node, event: NodeFinished) -> bool:
             _succeed(turn, gathering.round, len(gathering.places))
         return True
     if event.round == past.round and node.key in past.members and node.agent.elastic:
+        if past.failed:
+            _bring_back(turn, {node.key})
+            return True
         node.agent.stance = Done(event.round)
         turn.touch(node)
         past.done.add(node.key)

@@ -158,6 +158,8 @@ class Past(msgspec.Struct, kw_only=True):
     members: set[NodeKey] = set()
     done: set[NodeKey] = set()
     """Elastic ones whose processes ended well: they took the last step there is, and so did all others."""
+    failed: bool = False
+    """A process of it failed, if others had ended well in its script's last lines: all of them come again."""
 
 
 class Blame(msgspec.Struct, kw_only=True):
