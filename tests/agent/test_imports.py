@@ -35,6 +35,8 @@ def source(directory: Path, text: str, **modules: str):  # type: ignore[no-untyp
         ("import resile.torch.sampler", []),
         ("def main():\n    import torch", ["torch"]),
         ("from lightning.pytorch import Trainer", ["torch"]),
+        ("from resile.torch.lightning import ElasticTrainer", ["torch"]),
+        ("import resile.torch.huggingface", ["torch"]),
         ("import transformers", []),
         ("print('import torch')", []),
         ("this is not Python", []),

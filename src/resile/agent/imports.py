@@ -29,6 +29,8 @@ WITHOUT_TORCH = tuple(
 """What of `resile.torch` does not import torch; a script that needs no more starts faster without it."""
 _BRING_TORCH = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "timm", "torchaudio", "torchvision")
 """Libraries that import torch; they themselves are imported ahead only if `--preload` says so."""
+_FOR_LIBRARIES = ("resile.torch.huggingface", "resile.torch.lightning")
+"""Ours that import such libraries."""
 
 
 class Source(NamedTuple):
@@ -94,11 +96,11 @@ class _Reader:
     def _imported(self, name: str, parts: Sequence[str] = ()) -> None:
         if name in WITHOUT_TORCH or (parts and all(f"{name}.{part}" in WITHOUT_TORCH for part in parts)):
             return
+        if name.startswith(_FOR_LIBRARIES) or name.partition(".")[0] in _BRING_TORCH:
+            self.modules.append("torch")
+            return
         if any(name == torch or name.startswith(f"{torch}.") for torch in _TORCH):
             self.modules.append(name)
-            return
-        if name.partition(".")[0] in _BRING_TORCH:
-            self.modules.append("torch")
             return
         if "torch" in parts and name == "resile":
             self.modules.append("resile.torch")
