@@ -122,7 +122,7 @@ if elastic.rank == 0:
 MODELS = {
     "large": ("4 large parameters", 1.0),
     "transformer": ("a small transformer", 1.0),
-    "tiny": ("120 parameters of 64 x 64, whose hooks in Python show", None),
+    "tiny": ("120 parameters of 64 x 64, each with a hook in Python", None),
 }
 """What a step is compared with, and how many percent it may cost beyond."""
 
