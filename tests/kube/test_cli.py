@@ -157,13 +157,23 @@ def steady(terminal: Terminal) -> str:
     """A job of two workers that runs; tests that change it put it back."""
     said = terminal.out("submit", "--detach", terminal.manifest(job("steady", STAY)))
     assert said == "elasticjob/steady created\n"
-    until("two workers", lambda: running(terminal, "steady") == 2)
+    until_running(terminal, "steady", 2)
     return "steady"
 
 
 def running(terminal: Terminal, name: str) -> int:
     nodes = terminal.json("get", "nodes", name)
     return sum(node["status"] == "Running" and node["role"] == "worker" for node in nodes)
+
+
+def until_running(terminal: Terminal, name: str, number: int) -> None:
+    """Wait for so many workers; the API server is asked first: a command for each look takes the cores they need."""
+
+    def run() -> bool:
+        return [pod["status"].get("phase") for pod in terminal.space.pods(name).values()].count("Running") == number
+
+    until(f"{number} workers that run", run)
+    until(f"{number} workers in the listing", lambda: running(terminal, name) == number)
 
 
 # what is there ------------------------------------------------------------------------------------------------------
@@ -260,19 +270,19 @@ def test_an_unknown_job_is_named_with_the_nearest_known_one(terminal: Terminal, 
 
 def test_a_job_is_scaled_suspended_and_resumed(terminal: Terminal, steady: str) -> None:
     assert terminal.out("scale", steady, "3") == "elasticjob/steady scaled: worker=3\n"
-    until("three workers", lambda: running(terminal, steady) == 3)
+    until_running(terminal, steady, 3)
     plans = terminal.manifest(plan("fewer", steady, replicaResourceSpecs={"worker": {"replicas": 2}}))
     assert terminal.out("submit", plans) == "scaleplan/fewer created\n"
     until("the plan", lambda: terminal.json("get", "plans", steady)[0]["phase"] == "Succeeded")
     assert re.search(rf"^fewer +Succeeded +{AGE} +steady", terminal.out("get", "plans", "-o", "wide"), re.M)
-    until("two workers", lambda: running(terminal, steady) == 2)
+    until_running(terminal, steady, 2)
 
     assert terminal.out("suspend", steady) == "elasticjob/steady suspended\n"
     assert terminal.out("suspend", steady) == "elasticjob/steady is suspended already\n"
     until("a pause", lambda: terminal.json("get", "jobs", steady)["phase"] == "Suspended")
     assert terminal.out("resume", steady) == "elasticjob/steady resumed\n"
     assert terminal.out("resume", steady) == "elasticjob/steady was not suspended\n"
-    until("two workers", lambda: running(terminal, steady) == 2)
+    until_running(terminal, steady, 2)
 
 
 def test_a_pod_is_killed_and_the_interruption_told(terminal: Terminal) -> None:
@@ -315,7 +325,7 @@ def test_watching_and_following_end_with_the_job(terminal: Terminal) -> None:
     gate = "/tmp/gate"
     command = f"echo begin; until [ -e {gate} ]; do sleep 0.05; done; echo end"
     terminal.run("submit", "--detach", terminal.manifest(job("gated", command)))
-    until("two workers", lambda: running(terminal, "gated") == 2)
+    until_running(terminal, "gated", 2)
     watches = {kind: terminal.start("get", kind, "gated", "-w") for kind in ("jobs", "nodes", "events")}
     watches["logs"] = terminal.start("logs", "gated", "-f")
     watches["submit"] = terminal.start("submit", terminal.manifest(job("gated", command)))
@@ -342,7 +352,7 @@ def test_following_goes_on_after_broken_connections_and_repeats_nothing(terminal
     command = "for i in 1 2 3; do echo begin $i; done; until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"
     try:
         terminal.run("submit", "--detach", terminal.manifest(job("wired", command, 1)))
-        until("a worker", lambda: running(terminal, "wired") == 1)
+        until_running(terminal, "wired", 1)
         following = terminal.start("logs", "wired", "-f", "--kubeconfig", str(path))
         assert following.stdout is not None
         assert [following.stdout.readline() for _ in range(3)] == [f"begin {i}\n" for i in (1, 2, 3)]
@@ -371,7 +381,7 @@ def test_a_submit_that_is_ended_leaves_the_job_running(terminal: Terminal, stead
 
 def test_a_deleted_job_is_gone_with_its_pods_when_the_command_returns(terminal: Terminal) -> None:
     terminal.run("submit", "--detach", terminal.manifest(job("doomed", STAY, 1), job("spared", STAY, 1)))
-    until("a worker", lambda: running(terminal, "doomed") == 1)
+    until_running(terminal, "doomed", 1)
     assert "--keep is for jobs of this machine" in terminal.refused("delete", "doomed", "--keep", code=2)
     out, err = terminal.run("delete", "doomed")
     assert (out, err) == ("elasticjob/doomed deleted\n", "stopping doomed ...\n")

@@ -50,7 +50,7 @@ class Place:
         self.make()
 
     def make(self) -> None:
-        kubectl("create", "-f", "-", stdin=json.dumps(self._manifest))
+        kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(self._manifest))
 
     def journal(self, client: Client | None = None, spec: JobSpec | None = None, served: str = "") -> KubernetesJournal:
         journal = KubernetesJournal(spec or self.spec, client or kube.sync_client(self.namespace), served=served)
