@@ -28,6 +28,10 @@ ELSEWHERE = {
         )
         for library in ("huggingface", "lightning")
     },
+    **{
+        f"resile run --standalone --nproc-per-node 2 {words}": "tests/torch/test_examples_torchrun.py runs it"
+        for words in ("examples/torchrun/ddp.py", "--max-restarts 3 examples/torchrun/elastic.py")
+    },
 }
 """Commands that other parts of the suite run."""
 

@@ -12,11 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-LAUNCHERS = {
-    "torchrun": [str(BIN / "torchrun")],
-    "resile run": [str(BIN / "resile"), "run"],
-    "dlrover-run": [str(BIN / "dlrover-run")],
-}
+LAUNCHERS = {"torchrun": [str(BIN / "torchrun")], "resile run": [str(BIN / "resile"), "run"]}
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # torchrun's own store outlives an attempt: processes of the next one may find the addresses of the last and then
@@ -32,10 +28,14 @@ def launch(launcher: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-each_launcher = pytest.mark.parametrize("launcher", ["torchrun", "resile run"])
+each_launcher = pytest.mark.parametrize("launcher", LAUNCHERS)
+each_launcher_at_length = pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun", marks=pytest.mark.soak), "resile run"]
+)
+"""For scripts that import nothing of resile: under torchrun they tell of torch alone, whose version is pinned."""
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@each_launcher_at_length
 def test_ddp_ranks_end_with_the_same_weights(launcher):
     done = launch(launcher, "examples/torchrun/ddp.py")
     assert done.returncode == 0, done.stderr
@@ -47,14 +47,14 @@ def test_ddp_ranks_end_with_the_same_weights(launcher):
 
 @each_launcher
 def test_elastic_ranks_end_with_the_same_weights(launcher):
-    done = launch(launcher, "examples/torchrun/elastic.py")
+    done = launch(launcher, "--max-restarts", "3", "examples/torchrun/elastic.py")
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"elastic rank = (\d) of 2, steps = (\d+), loss = \S+, checksum = (\S+)", done.stdout)
     assert sorted(rank for rank, *_ in lines) == ["0", "1"]
     assert {(steps, checksum) for _, steps, checksum in lines} == {("100", lines[0][2])}
 
 
-@each_launcher
+@each_launcher_at_length
 def test_fsdp_ranks_hold_parts_of_one_model(launcher):
     done = launch(launcher, "examples/torchrun/fsdp.py")
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def test_fsdp_ranks_hold_parts_of_one_model(launcher):
     assert len({checksum for *_, checksum in lines}) == 1
 
 
-@each_launcher
+@each_launcher_at_length
 def test_a_recorded_error_is_shown_and_fails_the_run(launcher):
     done = launch(launcher, "examples/torchrun/recorded.py", "--fail-rank", "1")
     assert done.returncode != 0
@@ -72,7 +72,7 @@ def test_a_recorded_error_is_shown_and_fails_the_run(launcher):
     assert "sum of ranks" not in done.stdout
 
 
-@each_launcher
+@each_launcher_at_length
 def test_a_failure_in_the_first_attempt_is_survived_with_a_restart(launcher):
     done = launch(launcher, "--max-restarts", "1", "examples/torchrun/recorded.py", "--fail-rank", "1", "--once")
     assert done.returncode == 0, done.stderr
