@@ -21,7 +21,7 @@ import pytest
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import NodeStatus, ServiceAccountToken
+from lightkube.resources.core_v1 import Namespace, NodeStatus, ServiceAccountToken
 from lightkube.types import PatchType
 
 from resile.platform.kubernetes import client as kube
@@ -305,9 +305,11 @@ SpaceT = TypeVar("SpaceT", bound=Space)
 def new_space(prefix: str, logs: Path, kind: type[SpaceT]) -> Iterator[SpaceT]:
     """A namespace that is gone afterwards, together with the operators started in it."""
     made = kind(f"{prefix}-{uuid.uuid4().hex[:8]}", logs)
-    kubectl("create", "namespace", made.name)
+    with _client() as client:
+        client.create(Namespace(metadata=ObjectMeta(name=made.name)))
     try:
         yield made
     finally:
         made.close()
-        kubectl("delete", "namespace", made.name, "--wait=false")
+        with _client() as client:
+            client.delete(Namespace, made.name)  # it is gone some time later
