@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from resile.api.ids import Seconds
+from resile.cli.jobs import find
+from resile.cli.look import Look
 from resile.cli.supervision import end_by_force
 from resile.wire.directory import JobDirectory
 
@@ -136,9 +139,10 @@ class Workbench:
         return JobDirectory(self.state / "jobs" / namespace / name)
 
     def statuses(self, name: str, wanted: str) -> list[str]:
-        """The nodes of a job that have a status, the master aside."""
-        nodes = self.json("get", "nodes", name)
-        return [node["name"] for node in nodes if node["status"] == wanted and node["role"] != "master"]
+        """The nodes of a job that have a status: as `get nodes` lists them, but without a command for every look."""
+        with patch.dict(os.environ, RESILE_STATE_DIR=str(self.state)), Look(find(name, None)) as look:
+            nodes = look.status().nodes
+        return sorted(node.name for node in nodes if node.status == wanted)
 
     def phase(self, name: str) -> str:
         """A job's phase."""
