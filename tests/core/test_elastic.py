@@ -234,6 +234,20 @@ def test_a_round_that_a_newcomer_ends_while_its_processes_end_well_has_finished(
     assert job.state.phase == "Succeeded"
 
 
+def test_processes_may_end_well_although_their_agent_was_silent_and_counted_as_lost():
+    for finished in (False, True):
+        job = running_bare(1, 1, 1)
+        job.does(ev.AgentElastic(node=key(0)))
+        job.wait(job.timeouts.silence + 1.0)
+        assert job.node(0).status is NodeStatus.FAILED
+        job.comes(0, name="agent0", round=1, running=not finished, finished=finished, elastic=True)
+        assert key(1) in job.state.nodes, "it is another node now"
+        if not finished:
+            assert job.state.phase == "Running"
+            job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+        assert job.state.phase == "Succeeded"
+
+
 def test_a_member_that_did_not_get_to_the_end_takes_a_newcomer_there():
     job = interrupted(2)
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))

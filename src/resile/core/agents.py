@@ -196,6 +196,8 @@ def _node_of(turn: Turn, event: AgentCame) -> Node | str:
         launched_at=turn.now,
     )
     state.nodes[node.key] = node
+    if known is not None:
+        rounds.renamed(turn, known, node.key)
     turn.note("NodeCame", f"{node.key} came from {event.host} with rank {node.rank}", node.key)
     return node
 

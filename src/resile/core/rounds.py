@@ -184,6 +184,14 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None, *, failed: bool = Fa
     open_forming(turn)
 
 
+def renamed(turn: Turn, old: NodeKey, new: NodeKey) -> None:
+    """A node that counted as lost is back: its processes may still end in the round that its loss ended."""
+    members = turn.state.past.members
+    if old in members:
+        members.remove(old)
+        members.add(new)
+
+
 def failed(turn: Turn, node: Node) -> None:
     """The script of a node failed, after its round was over: if others had ended well there, they come again.
 

@@ -159,8 +159,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_frame(self, frame: bytes) -> None:
         """Like `send`, for a frame made once by `encode` and sent to many."""
-        if self._because is not None or self._transport is None:
-            return
+        if self._because is not None or self._transport is None or self._transport.is_closing():
+            return  # it has ended, or is about to be told
         if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:
             self.abort(f"{self._who} does not read what it is sent")
             return
