@@ -11,7 +11,7 @@ import pytest
 from resile.agent.seats import Seats
 from resile.api.ids import Rank, Round
 from resile.api.reports import Place, WorkerFailure
-from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver
+from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver, Stuck
 
 
 class Line:
@@ -33,7 +33,7 @@ class Node:
         self.said: list[Message] = []
         self.replaced: list[int] = []
         self.killed: list[int] = []
-        self._kill = asyncio.Event()
+        self._kill, self._asked = asyncio.Event(), asyncio.Event()
         self.deserted = 0
         self.lines: dict[int, Line] = {}
         self.attempt: Any = SimpleNamespace(
@@ -49,7 +49,7 @@ class Node:
             enter=lambda *_: None,
         )
         self.seats = Seats(
-            send=self.said.append,
+            send=self._say,
             replace=self.replaced.append,
             met=lambda: None,
             desert=lambda: setattr(self, "deserted", self.deserted + 1),
@@ -58,15 +58,27 @@ class Node:
         )
         self.seats.begin(self.attempt, ahead=ahead)
 
-    def ready(self, *numbers: int, step: int = 0) -> None:
+    def ready(self, *numbers: int, step: int = 0, agreed: int = 0) -> None:
         for number in numbers:
             line = self.lines.setdefault(number, Line())
-            self.seats.on_ready(line, Ready(worker=f"w{number}", step=step))
+            self.seats.on_ready(line, Ready(worker=f"w{number}", step=step, agreed=Round(agreed)))
+
+    async def asks(self) -> Stuck:
+        """Wait until it asks whether another node has the state."""
+        await asyncio.wait_for(self._asked.wait(), 10)
+        stuck = self.last(Stuck)
+        assert isinstance(stuck, Stuck)
+        return stuck
 
     async def kills(self) -> list[int]:
         """Wait for a process to be killed."""
         await asyncio.wait_for(self._kill.wait(), 10)
         return self.killed
+
+    def _say(self, message: Message) -> None:
+        self.said.append(message)
+        if isinstance(message, Stuck):
+            self._asked.set()
 
     def _kill_one(self, number: int) -> None:
         self.killed.append(number)
@@ -268,6 +280,55 @@ async def test_a_process_that_never_leaves_its_round_is_killed_even_if_it_is_the
     node.over(1)
     await node.kills()
     assert "waiting 0.12 s more for the end of its step" in caplog.text
+
+
+async def test_a_process_that_hangs_is_killed_after_the_usual_time_if_another_node_has_the_state(caplog):
+    node = Node(1, leave_within=0.05)
+    node.ready(0)
+    node.over(1)
+    node.seats.held(Round(1))  # nobody asked: it is in the middle of a step, and has the usual time
+    assert node.killed == []
+    assert (await node.asks()).round == 1
+    assert node.killed == []
+    node.seats.held(Round(0))
+    assert node.killed == []
+    node.seats.held(Round(1))
+    assert node.killed == [0]
+    assert "another node has the state of the training: killing it" in caplog.text
+
+
+async def test_a_process_that_leaves_its_round_late_is_not_killed_by_an_answer_that_comes_later():
+    node = Node(1, leave_within=0.01)
+    node.ready(0)
+    node.over(1)
+    await node.asks()
+    node.ready(0, step=7, agreed=1)
+    node.seats.held(Round(1))
+    assert node.killed == []
+    assert node.last(Join).nproc == 1
+
+
+async def test_a_new_master_is_asked_again_as_long_as_the_process_hangs():
+    node = Node(1, leave_within=0.01)
+    node.ready(0)
+    node.over(1)
+    await node.asks()
+    node.said.clear()
+    node.seats.welcomed()
+    assert node.last(Stuck) == Stuck(round=Round(1))
+    node.ready(0, step=7)
+    node.said.clear()
+    node.seats.welcomed()
+    assert node.last(Stuck) is None
+
+
+async def test_a_node_joins_with_the_newest_state_that_one_of_its_processes_has():
+    node = Node(2)
+    node.ready(0, 1)
+    node.over(1)
+    node.ready(0, step=7, agreed=1)
+    node.ready(1)
+    assert node.last(Join).holds == 1
 
 
 async def test_processes_that_took_the_last_step_have_finished_although_the_round_was_ended_in_that_moment():

@@ -7,7 +7,7 @@ from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.relaunch import LOST
-from resile.core.state import Idle, Resting, Training, Waiting
+from resile.core.state import Idle, Resting, Stuck, Training, Waiting
 from tests.core.given import Job, failure, key, managed, running, running_bare
 
 
@@ -30,9 +30,23 @@ def interrupted(nodes: int) -> Job:
     return job
 
 
-def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None) -> list[de.AnyDecision]:
+def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None, holds: int = 0) -> list[de.AnyDecision]:
     last = job.state.last_round if after is None else Round(after)
-    return job.does(ev.AgentJoined(node=key(number), after=last, port=29500, nproc=nproc, elastic=True))
+    joined = ev.AgentJoined(node=key(number), after=last, port=29500, nproc=nproc, elastic=True, holds=Round(holds))
+    return job.does(joined)
+
+
+def settles(job: Job) -> None:
+    """Nobody else comes in time."""
+    job.heartbeats()
+    job.engine.amnesty(job.now + job.timeouts.settle)
+    job.wait(job.timeouts.settle)
+
+
+def stuck(job: Job, number: int, round_: int = 1) -> list[de.TellHeld]:
+    """A process of this node does not leave its round; what its agent is told at once."""
+    job.does(ev.AgentStuck(node=key(number), round=Round(round_)))
+    return job.said(de.TellHeld)
 
 
 def dies(job: Job, number: int, left: int = 0, pid: int = 7, member: bool = True) -> list[de.AnyDecision]:
@@ -133,9 +147,7 @@ def test_a_node_that_is_near_and_does_not_come_is_waited_for_no_longer_than_sett
     job = elastic(3)
     dies(job, 1)
     rejoins(job, 0)
-    job.heartbeats()
-    job.engine.amnesty(job.now + job.timeouts.settle)
-    job.wait(job.timeouts.settle)
+    settles(job)
     assert job.members == [0]
 
 
@@ -342,3 +354,115 @@ def test_a_newcomer_that_began_without_those_who_had_finished_is_not_trained_for
     assert job.members == [1], "nobody waits for one that does not come"
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))
     assert job.state.phase == "Succeeded"
+
+
+# processes that hang ------------------------------------------------------------------------------------------------
+
+
+def hanging(least: int = 1) -> Job:
+    """Of three nodes in round 1 the process of the last has died, and that of the first hangs in the round."""
+    job = elastic(3, least)
+    dies(job, 2)
+    return job
+
+
+def test_a_node_whose_process_hangs_is_told_at_once_if_another_one_has_the_state():
+    job = hanging()
+    rejoins(job, 1, holds=1)
+    assert stuck(job, 0) == [de.TellHeld(node=key(0), round=Round(1))]
+    assert job.node(0).agent.stance == Idle()
+
+
+def test_a_node_whose_process_hangs_is_told_when_another_one_comes_that_has_the_state():
+    job = hanging(least=3)
+    assert stuck(job, 0) == []
+    assert job.node(0).agent.stance == Stuck(Round(1))
+    rejoins(job, 2, after=1)  # its process is a new one
+    assert job.said(de.TellHeld) == []
+    rejoins(job, 1, holds=1)
+    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))]
+    rejoins(job, 1, holds=1)
+    assert job.said(de.TellHeld) == [], "it is told once"
+    assert stuck(job, 0), "but again if it asks again"
+
+
+def test_the_last_that_has_the_state_is_never_taken_for_another_one():
+    job = hanging()
+    rejoins(job, 0, holds=1)
+    rejoins(job, 1, holds=1)  # round 2
+    assert job.members == [0, 1]
+    dies(job, 1)
+    assert stuck(job, 0, round_=2) == [], "what others have is the state of a round before, or none"
+    rejoins(job, 1, after=2)  # its process is a new one
+    assert job.members == [1]
+    assert job.said(de.TellHeld) == []
+    assert job.node(0).agent.stance == Stuck(Round(2))
+
+
+def test_the_state_of_an_older_round_is_not_the_state_of_the_one_in_which_a_process_hangs():
+    job = elastic(3)
+    dies(job, 2)
+    rejoins(job, 0, holds=1)
+    settles(job)
+    assert job.members == [0]  # the second node was in a long step, and comes late
+    rejoins(job, 1, holds=1)
+    assert job.said(de.EndRound)
+    assert stuck(job, 0, round_=2) == []
+
+
+def test_who_lost_a_process_or_its_connection_is_not_known_to_have_the_state_any_more():
+    job = hanging(least=3)
+    rejoins(job, 1, holds=1)
+    job.does(ev.AgentWent(node=key(1), session=job.node(1).agent.session))
+    assert stuck(job, 0) == []
+    job.comes(1, round=Round(1), elastic=True)
+    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))], "it came back within a blink"
+    dies(job, 1, left=1, pid=8)
+    assert stuck(job, 0) == []
+
+
+def test_the_state_of_a_round_that_goes_on_counts_for_who_was_left_behind():
+    job = hanging()
+    rejoins(job, 1, holds=1)
+    settles(job)
+    assert job.members == [1]
+    assert stuck(job, 0)
+
+
+def test_a_node_that_has_joined_since_is_not_taken_for_one_whose_process_hangs():
+    job = hanging()
+    rejoins(job, 0, holds=1)
+    rejoins(job, 1, holds=1)
+    assert stuck(job, 0) == []
+    assert job.node(0).agent.stance == Training(Round(2))
+
+
+def test_who_asked_and_who_has_the_state_is_known_after_a_return_from_the_journal():
+    job = hanging(least=3)
+    stuck(job, 0)
+    job.engine = job.replayed()
+    rejoins(job, 1, holds=1)
+    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))]
+    job.does(ev.MasterReturned())
+    job.comes(0, round=Round(1), elastic=True)
+    assert stuck(job, 0) == [], "nobody else is there yet"
+    job.comes(1, round=Round(1), elastic=True)
+    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))]
+
+
+def test_nobody_who_is_near_waits_for_a_process_that_hangs():
+    job = hanging()
+    rejoins(job, 1, holds=1)
+    assert not job.members
+    stuck(job, 0)
+    assert job.members == [1]
+
+
+def test_processes_that_have_ended_have_no_state():
+    job = hanging()
+    rejoins(job, 1, holds=1)
+    rejoins(job, 2, after=1)
+    settles(job)
+    assert job.members == [1, 2]
+    job.does(ev.NodeFinished(node=key(1), round=Round(2)))
+    assert stuck(job, 0) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -251,9 +252,11 @@ if ATTEMPT and there("lame"):
     os.remove(os.path.join(HERE, "lame"))
     note("lame")
     time.sleep(1000)
+agreed = 0
 while not there("release"):
     over.clear()
-    placed = line.ready(1)
+    placed = line.ready(1, agreed=agreed)
+    agreed = placed.round
     note("met", round=placed.round, now_rank=placed.rank, now_world=placed.world_size)
     while not there("release") and (not over.is_set() or there(f"stubborn{os.getpid()}")):
         time.sleep(0.01)
@@ -302,6 +305,29 @@ def test_a_process_that_does_not_leave_its_round_is_killed_and_replaced(runs: Ru
     runs.release()
     assert run.wait() == 0, run.err
     assert "did not leave its round within 6 s" in run.err
+
+
+def test_a_process_that_hangs_alone_on_its_node_is_killed_when_another_node_has_the_state_and_not_before(runs: Runs):
+    runs.script(MEETS)
+    words = ("--max-restarts=3", "--recovery-budget=5", "train.py")
+    nodes = [runs.node(*words, nnodes="3:3") for _ in range(3)]
+    first = met(runs, 3)
+    agent = {rank: next(node for node in nodes if node.pid == each["agent"]) for rank, each in first.items()}
+    runs.release(f"stubborn{first[0]['pid']}")
+    runs.release(f"stubborn{first[1]['pid']}")
+    kill(first[2]["pid"])
+    for rank in (0, 1):
+        agent[rank].says("waiting 60 s more for the end of its step")
+    time.sleep(0.5)
+    assert alive(first[0]["pid"]), "nobody is known to have the state but those that hang"
+    assert alive(first[1]["pid"])
+    (runs.directory / f"stubborn{first[1]['pid']}").unlink()
+    wait_until(lambda: not alive(first[0]["pid"]), "the end of the one that hangs, as the other one has the state")
+    again = met(runs, 3, after=newest(first))
+    assert set(pids(again).values()) & set(pids(first).values()) == {first[1]["pid"]}
+    runs.release()
+    assert [node.wait() for node in nodes] == [0, 0, 0], agent[0].err
+    assert "and another node has the state of the training: killing it" in agent[0].err
 
 
 def test_processes_that_are_still_starting_survive_the_end_of_the_round_they_were_started_for(runs: Runs):

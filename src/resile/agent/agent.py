@@ -180,6 +180,8 @@ class Agent:
                         self.seats.over(message.round, message.because)
                     else:
                         self._go_on()
+            case ms.Held():
+                self.seats.held(message.round)
             case ms.Leave():
                 log.warning("this node leaves the job: %s", message.because)
                 self._leave(message.exit_code)

@@ -4,7 +4,7 @@ A seat is a local rank and the process that fills it now. When a round is over i
 say Ready; the node then joins with as many as it has. A process that failed is replaced at once, ahead of any round:
 its siblings go on without it, and when the new one is ready a new round takes it in. Every wait has an end: a process
 that does not leave its round, or is started and never gets ready, is killed and counts as failed. One that may be the
-last to have the state is waited for longer.
+last to have the state is waited for longer, unless the master says that another node has it.
 
 This decides and speaks for the elastic part of an agent and starts nothing itself; a script that never says Ready never
 gets here, and is treated as under torchrun.
@@ -23,7 +23,7 @@ from resile.agent.ports import free_port
 from resile.agent.workers import CannotStart
 from resile.api.ids import NO_ROUND, Round
 from resile.api.reports import Place, WorkerFailure
-from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver
+from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver, Stuck
 
 log = logging.getLogger("resile.agent")
 
@@ -31,8 +31,8 @@ FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
 """Seconds before a process is started again that failed before it ever had a place, and did so before."""
 STAY = 12
-"""Times the usual wait for a process to leave its round: as long as nobody else here has the state, its step may be a
-long one, and killing it would lose the state."""
+"""Times the usual wait for a process to leave its round: as long as nobody else is known to have the state, its step
+may be a long one, and killing it would lose the state."""
 
 
 class Line(Protocol):
@@ -71,6 +71,8 @@ class Seat:
         """It took the last step of the training there, as everybody in that round did, and hung up."""
         self.holds = False
         """It is ready, and has the outcome of training."""
+        self.agreed: Round = NO_ROUND
+        """The newest round in which it came to one state with all members; known when it is ready."""
         self.spared = False
         """It did not leave its round in time, and is waited for since it may be the last that has the state."""
         self.unplaced = 0
@@ -196,6 +198,18 @@ class Seats:
                 seat.wait(self._ready_within, self._never_ready)
         self._settle()
 
+    def held(self, round_: Round) -> None:
+        """Another node has the state of a round: no process that stays in it is the last one."""
+        for seat in self._in(Phase.PLACED):
+            if seat.spared and seat.round <= round_:
+                log.error(
+                    "local rank %d did not leave its round within %g s (--recovery-budget), and another node has the "
+                    "state of the training: killing it",
+                    seat.local_rank,
+                    self._leave_within,
+                )
+                self._kill(seat)
+
     def welcomed(self) -> None:
         """A master has just greeted us: say again what the last one may not have heard."""
         if self.elastic:
@@ -206,6 +220,9 @@ class Seats:
             self._send(self._join)
         elif self._changed is not None:
             self._send(self._changed)
+        for seat in self._in(Phase.PLACED):
+            if seat.spared:
+                self._send(Stuck(round=seat.round))
 
     def ended(self, local_rank: int, failures: list[WorkerFailure]) -> None:
         """A process ended: badly if there are failures."""
@@ -252,6 +269,7 @@ class Seats:
         was, seat.phase, seat.line = seat.phase, Phase.READY, line
         self._lines[line] = seat
         seat.holds, seat.spared, seat.done = message.step > 0, False, False
+        seat.agreed = message.agreed
         seat.calm()
         if seat.holds:
             self._spare_no_longer()
@@ -269,8 +287,8 @@ class Seats:
         seat.line = None
         seat.calm()
         seat.done = seat.phase is Phase.PLACED
-        if seat.phase is Phase.READY and self._attempt is not None:
-            self._attempt.kill_one(seat.local_rank)
+        if seat.phase is Phase.READY:
+            self._kill(seat)
 
     # inside -----------------------------------------------------------------------------------------------------------
 
@@ -316,7 +334,8 @@ class Seats:
         if not ready or self._in(Phase.PLACED) or not (complete or any(seat.veteran for seat in ready)):
             return
         if self._join is None or self._join.nproc != len(ready) or self._join.after != self._newest:
-            self._join = Join(after=self._newest, port=free_port(), nproc=len(ready), elastic=True)
+            holds = max(seat.agreed for seat in ready)
+            self._join = Join(after=self._newest, port=free_port(), nproc=len(ready), elastic=True, holds=holds)
             self._send(self._join)
 
     def _change(self, nproc: int) -> None:
@@ -363,8 +382,7 @@ class Seats:
     def _never_ready(self, seat: Seat) -> None:
         log.error("local rank %d did not get ready within %g s: killing it", seat.local_rank, self._ready_within)
         self._late = True
-        if self._attempt is not None:
-            self._attempt.kill_one(seat.local_rank)
+        self._kill(seat)
         self._settle()
 
     def _never_left(self, seat: Seat) -> None:
@@ -372,18 +390,22 @@ class Seats:
             seat.spared = True
             log.warning(
                 "local rank %d did not leave its round within %g s (--recovery-budget): waiting %g s more for the end "
-                "of its step, as no process of this node that has left the round has the state of the training",
+                "of its step, unless another node has the state of the training: no other process of this one has",
                 seat.local_rank,
                 self._leave_within,
                 STAY * self._leave_within,
             )
             seat.wait(STAY * self._leave_within, self._never_left)
+            self._send(Stuck(round=seat.round))
             return
         log.error(
             "local rank %d did not leave its round within %g s (--recovery-budget): killing it",
             seat.local_rank,
             self._leave_within * (1 + STAY if seat.spared else 1),
         )
+        self._kill(seat)
+
+    def _kill(self, seat: Seat) -> None:
         if self._attempt is not None:
             self._attempt.kill_one(seat.local_rank)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resile.api.ids import NodeKey, Rank, Round
+from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
 from resile.api.reports import Meeting, NodeEnd, NodeStatus
-from resile.core import endings, ledger, membership, rounds
+from resile.core import endings, holders, ledger, membership, rounds
 from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
 from resile.core.endings import Reason
@@ -48,6 +48,7 @@ def came(turn: Turn, event: AgentCame) -> None:
         session=event.session,
         stance=node.agent.stance if node.agent is not None else Idle(),
         elastic=event.elastic,
+        holds=node.agent.holds if node.agent is not None else NO_ROUND,
         door=event.door,
     )
     node.host = event.host
@@ -60,6 +61,7 @@ def came(turn: Turn, event: AgentCame) -> None:
     turn.decide(Admit(session=event.session, node=node.key, rank=node.rank, elastic=bool(turn.index.elastic)))
     _agree_on_round(turn, node, node.agent, event)
     turn.touch(node)
+    holders.relieve(turn)
     rounds.form(turn)
 
 
@@ -103,6 +105,8 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
     if node.agent is not None and elastic:
         if node.alive and not _counts(node, event.failure.pid):
             return
+        node.agent.holds = NO_ROUND  # the one that failed may have been the one that had the state
+        turn.touch(node)
         current = member and event.round <= state.last_round  # an older one: it died after its agent had joined
         if not event.left:
             node.agent.stance = Idle()  # nobody waits for the process that will replace the last one

@@ -66,6 +66,13 @@ class EndRound(Decision, frozen=True, kw_only=True):
     """The job's processes meet without restarts."""
 
 
+class TellHeld(Decision, frozen=True, kw_only=True):
+    """Tell this node that another one has the state of `round`: a process of its own that stays there is not needed."""
+
+    node: NodeKey
+    round: Round
+
+
 class SendAway(Decision, frozen=True, kw_only=True):
     """Tell this node's agent to stop its processes and exit."""
 
@@ -145,6 +152,7 @@ AnyDecision = (
     | Refuse
     | FormRound
     | EndRound
+    | TellHeld
     | SendAway
     | Drop
     | Finish

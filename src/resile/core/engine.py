@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus
-from resile.core import agents, changes, endings, ledger, membership, progress, rounds, scaling
+from resile.core import agents, changes, endings, holders, ledger, membership, progress, rounds, scaling
 from resile.core import events as ev
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
@@ -65,7 +65,7 @@ class Engine:
     def consistent(self) -> bool:
         """Whether the indexes agree with the state; a scan, for tests and simulations."""
         fresh, kept = Index(self.state), self._index
-        same = ("waiting", "coming", "places", "trainers", "elastic", "near", "rigid")
+        same = ("waiting", "coming", "places", "trainers", "elastic", "near", "rigid", "stuck", "holders")
         return all(getattr(fresh, name) == getattr(kept, name) for name in same)
 
     @staticmethod
@@ -151,6 +151,9 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             agents.elastic(turn, node)
         case ev.AgentChanged():
             rounds.changed(turn, node, event)
+        case ev.AgentStuck():
+            holders.stuck(turn, node, event)
+            rounds.form(turn)  # nobody who is near waits for it any more
         case ev.WorkerFailed():
             agents.worker_failed(turn, node, event)
         case ev.NodeFinished():

@@ -77,6 +77,8 @@ class AgentJoined(Event, frozen=True, kw_only=True):
     nproc: int = 0
     """How many processes it brings; 0: as many as it came with."""
     elastic: bool = False
+    holds: Round = Round(0)
+    """The newest round whose state one of its processes has."""
 
 
 class AgentElastic(Event, frozen=True, kw_only=True):
@@ -91,6 +93,13 @@ class AgentChanged(Event, frozen=True, kw_only=True):
     node: NodeKey
     round: Round
     nproc: int
+
+
+class AgentStuck(Event, frozen=True, kw_only=True):
+    """A process of this node does not leave `round`, and its agent does not know of another that has its state."""
+
+    node: NodeKey
+    round: Round
 
 
 class WorkerFailed(Event, frozen=True, kw_only=True):
@@ -283,6 +292,7 @@ AnyEvent = (
     | AgentJoined
     | AgentElastic
     | AgentChanged
+    | AgentStuck
     | WorkerFailed
     | NodeFinished
     | Stepped

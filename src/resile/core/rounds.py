@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import msgspec
 
-from resile.api.ids import NodeKey, Rank, Round
+from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
 from resile.api.reports import Meeting, NodeStatus, Place
-from resile.core import changes, endings, progress
+from resile.core import changes, endings, holders, progress
 from resile.core.deadlines import Alarm
 from resile.core.decisions import EndRound, FormRound
 from resile.core.endings import Reason
@@ -30,6 +30,7 @@ from resile.core.state import (
     Past,
     Phase,
     Resting,
+    Stuck,
     Training,
     Underway,
     Waiting,
@@ -59,14 +60,15 @@ def join(turn: Turn, node: Node, event: AgentJoined) -> None:
     state, agent = turn.state, node.agent
     if agent is None or not node.alive:
         return
-    if isinstance(agent.stance, Training | Resting | Done) and event.after < agent.stance.round:
+    if isinstance(agent.stance, Training | Resting | Stuck | Done) and event.after < agent.stance.round:
         return  # it asked before it was told that it is a member; it was told since
     gathering = state.gathering
     if isinstance(gathering, Underway) and node.key in gathering.places:
         stop(turn, f"{node.key} left the round", node.key)
     agent.stance = Waiting(event.port, event.nproc)
-    agent.elastic = event.elastic
+    agent.elastic, agent.holds = event.elastic, event.holds
     turn.touch(node)
+    holders.relieve(turn)
     gathering = state.gathering
     if isinstance(gathering, Underway):
         _grow(turn, gathering, node.key)
@@ -86,6 +88,7 @@ def changed(turn: Turn, node: Node, event: AgentChanged) -> None:
         return
     if not event.nproc:
         node.agent.stance = Idle()  # nobody waits for the process that it lacks
+        node.agent.holds = NO_ROUND
         turn.touch(node)
     stop(turn, f"{node.key} has {event.nproc} processes ready, not {place.nproc}", None)
     form(turn)
@@ -228,6 +231,8 @@ def finished(turn: Turn, node: Node, event: NodeFinished) -> bool:
     gathering, past = turn.state.gathering, turn.state.past
     if node.agent is None:
         return False
+    node.agent.holds = NO_ROUND  # its processes are gone
+    turn.touch(node)
     if isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places:
         node.agent.stance = Done(event.round)
         gathering.done.add(node.key)

@@ -60,13 +60,19 @@ class Resting(msgspec.Struct, frozen=True, tag=True):
     round: Round
 
 
+class Stuck(msgspec.Struct, frozen=True, tag=True):
+    """One of its elastic processes does not leave this round, and may be the last that has its state."""
+
+    round: Round
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """Its processes of this round ended well."""
 
     round: Round
 
 
-Stance = Idle | Waiting | Training | Resting | Done
+Stance = Idle | Waiting | Training | Resting | Stuck | Done
 
 
 class Agent(msgspec.Struct, kw_only=True):
@@ -81,6 +87,8 @@ class Agent(msgspec.Struct, kw_only=True):
     stance: Stance
     elastic: bool = False
     """Its processes meet in a new round without being restarted."""
+    holds: Round = NO_ROUND
+    """The newest round whose state one of its processes had when it joined, and has as long as none of them failed."""
     door: Door | None = None
     """Where it takes in copies of another node's checkpoints."""
 

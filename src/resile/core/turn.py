@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from resile.api.ids import NodeKey, Rank
+from resile.api.ids import NodeKey, Rank, Round
 from resile.api.reports import NodeStatus
 from resile.api.timeouts import Timeouts
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnyDecision, Note
-from resile.core.state import TRAINERS, Idle, JobState, Node, Resting, Waiting
+from resile.core.state import TRAINERS, Idle, JobState, Node, Resting, Stuck, Waiting
 
 
 class Index:
@@ -24,6 +24,11 @@ class Index:
         """Of those, the ones that are connected, rest, and will join in a moment."""
         self.rigid: set[NodeKey] = set()
         """Nodes that wait and whose processes have to be started first."""
+        self.stuck: set[NodeKey] = set()
+        """Nodes with a process that does not leave its round and may be the last that has its state."""
+        self.holders: dict[Round, set[NodeKey]] = {}
+        """Connected nodes that have the state of a round, by the newest."""
+        self._holds: dict[NodeKey, Round] = {}
         self.places: dict[tuple[str, Rank], NodeKey] = {}
         """The node that fills each place."""
         self.trainers: set[NodeKey] = set()
@@ -44,6 +49,8 @@ class Index:
         self.elastic.discard(key)
         self.near.discard(key)
         self.rigid.discard(key)
+        self.stuck.discard(key)
+        self._note_holder(node)
         if node.agent is not None:
             self.incarnations[node.agent.incarnation] = key
         place = (key.role, node.rank)
@@ -60,12 +67,24 @@ class Index:
             self.elastic.add(key)
             if node.connected and isinstance(node.agent.stance, Resting):
                 self.near.add(key)
+            if node.connected and isinstance(node.agent.stance, Stuck):
+                self.stuck.add(key)
         if node.agent is not None and isinstance(node.agent.stance, Waiting):
             self.waiting.add(key)
             if not node.agent.elastic:
                 self.rigid.add(key)
         elif node.status is not NodeStatus.PENDING:
             self.coming.add(key)
+
+    def _note_holder(self, node: Node) -> None:
+        known = self._holds.pop(node.key, None)
+        if known is not None:
+            self.holders[known].discard(node.key)
+            if not self.holders[known]:
+                del self.holders[known]
+        if node.agent is not None and node.alive and node.connected and node.agent.holds:
+            self._holds[node.key] = node.agent.holds
+            self.holders.setdefault(node.agent.holds, set()).add(node.key)
 
 
 class Turn:

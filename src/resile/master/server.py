@@ -177,12 +177,19 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
     match message:
         case ms.Join():
             return ev.AgentJoined(
-                node=node, after=message.after, port=message.port, nproc=message.nproc, elastic=message.elastic
+                node=node,
+                after=message.after,
+                port=message.port,
+                nproc=message.nproc,
+                elastic=message.elastic,
+                holds=message.holds,
             )
         case ms.Elastic():
             return ev.AgentElastic(node=node)
         case ms.Changed():
             return ev.AgentChanged(node=node, round=message.round, nproc=message.nproc)
+        case ms.Stuck():
+            return ev.AgentStuck(node=node, round=message.round)
         case ms.Failed():
             return ev.WorkerFailed(
                 node=node, round=message.round, failure=message.failure, member=message.member, left=message.left
@@ -244,6 +251,8 @@ class Executor:
             case de.EndRound():
                 over = ms.RoundOver(round=decision.round, because=decision.because, elastic=decision.elastic)
                 board.tell_many(decision.nodes, over)
+            case de.TellHeld():
+                board.tell(decision.node, ms.Held(round=decision.round))
             case de.Admit():
                 board.admit(decision, self._welcome(decision))
             case de.Refuse():

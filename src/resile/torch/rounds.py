@@ -64,7 +64,7 @@ class Rounds:
         self._course = course
         self._backend = backend
         self._timeout = timeout
-        self._agreed_in: int = NO_ROUND
+        self._agreed_in: Round = NO_ROUND
         self._identity = int.from_bytes(os.urandom(7))
         self._members: frozenset[int] = frozenset()
         self._in_vain = 0
@@ -102,7 +102,7 @@ class Rounds:
             if self.group is not None:
                 self.group.destroy()
                 self.group = None
-            placed = line.ready(self._course.completed)
+            placed = line.ready(self._course.completed, agreed=self._agreed_in)
             self.group = group = Group(placed, self._backend, self._timeout, time_to_connect(in_vain))
             try:
                 if line.over(placed.round):
@@ -182,7 +182,7 @@ class Rounds:
         """Without an agent: the group that torchrun's variables describe, or none."""
         if self._agreed_in:
             raise RuntimeError("a peer was lost, and nobody is here to form a new round: run this with `resile run`")
-        self._agreed_in = 1
+        self._agreed_in = Round(1)
         if not dist.is_initialized() and "RANK" in os.environ:
             dist.init_process_group(self._backend)
             atexit.register(_destroy_at_exit)

@@ -13,7 +13,7 @@ import msgspec
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Door, Meeting, Place, WorkerFailure
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -64,6 +64,8 @@ class Join(Message, frozen=True, kw_only=True):
     """How many processes it brings; 0: as many as it said in its Hello."""
     elastic: bool = False
     """Those processes are up and can meet at once."""
+    holds: Round = NO_ROUND
+    """The newest round whose state one of them has."""
 
 
 class Elastic(Message, frozen=True, kw_only=True):
@@ -76,6 +78,12 @@ class Changed(Message, frozen=True, kw_only=True):
     round: Round
     nproc: int
     """How many can meet, those that have a place included; 0: it will join when one can."""
+
+
+class Stuck(Message, frozen=True, kw_only=True):
+    """A process does not leave `round`, which is over, and nobody else here has its state: say if another node has."""
+
+    round: Round
 
 
 class Failed(Message, frozen=True, kw_only=True):
@@ -200,6 +208,12 @@ class RoundOver(Message, frozen=True, kw_only=True):
     """The job's processes meet without restarts: let yours live, even those that are still starting."""
 
 
+class Held(Message, frozen=True, kw_only=True):
+    """Answer to Stuck, now or later: another node has the state of `round`, so who does not leave it may be killed."""
+
+    round: Round
+
+
 class Leave(Message, frozen=True, kw_only=True):
     """This node is no longer part of the job: stop and exit with `exit_code`."""
 
@@ -283,6 +297,8 @@ class Ready(Message, frozen=True, kw_only=True):
     worker: str
     step: int
     """Steps completed."""
+    agreed: Round = NO_ROUND
+    """The newest round in which it came to one state with all members: it has that round's state, but for a step."""
 
 
 class Placed(Message, frozen=True, kw_only=True):
@@ -329,6 +345,7 @@ AgentMessage = (
     | Join
     | Elastic
     | Changed
+    | Stuck
     | Failed
     | Finished
     | Stepped
@@ -339,7 +356,7 @@ AgentMessage = (
 )
 """What a master hears from an agent."""
 
-MasterMessage = Welcome | Refused | RoundFormed | RoundOver | Leave | JobOver | ShardAnswer | Answer
+MasterMessage = Welcome | Refused | RoundFormed | RoundOver | Held | Leave | JobOver | ShardAnswer | Answer
 """What an agent or a command line hears from a master."""
 
 ToMaster = AgentMessage | Ask

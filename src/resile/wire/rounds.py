@@ -74,17 +74,22 @@ class RoundLine:
             self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
             return self.over(round_)
 
-    def ready(self, step: int, timeout: float | None = None) -> Placed:
+    def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> Placed:
         """Say that this process is in no round, and wait for its place in one.
+
+        Args:
+            step: steps completed.
+            timeout: seconds; None: as long as the agent lives.
+            agreed: the newest round in which it came to one state with all members.
 
         Raises:
             LineBroken: the agent is gone.
-            TimeoutError: no place came within `timeout` seconds (None: wait as long as the agent lives).
+            TimeoutError: no place came in time.
         """
         with self._turn:
             self._placed = None
             try:
-                self._socket.sendall(encode(Ready(worker=self._worker, step=step)))
+                self._socket.sendall(encode(Ready(worker=self._worker, step=step, agreed=agreed)))
             except OSError as error:
                 self._broken = self._broken or f"the agent hung up: {error.strerror or error}"
             self._turn.wait_for(lambda: self._placed is not None or bool(self._broken), timeout)
