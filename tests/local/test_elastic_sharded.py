@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from tests.local.runs import PATIENCE, Runs, kill, wait_until
+from tests.local.runs import PATIENCE, Runs, kill, opened, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -61,8 +61,9 @@ def before_step():
     seen.steps.append([sampler.completed, share.total])
 
 
+checkpointer = Checkpointer(os.path.join(HERE, sys.argv[1]), store_every=10)
 elastic = Elastic(build=build, sampler=sampler, state={"seen": seen}, before_step=before_step,
-                  checkpointer=Checkpointer(os.path.join(HERE, sys.argv[1]), store_every=10))
+                  checkpointer=checkpointer)
 last = -1
 for share, batch in elastic.epochs(1, sampler):
     if elastic.round != last:
@@ -70,6 +71,7 @@ for share, batch in elastic.epochs(1, sampler):
         note("round", step=elastic.completed, round=last, now_rank=elastic.rank, now_world=elastic.world)
     with elastic.step():
         if there(f"stop{elastic.completed}"):
+            checkpointer.before_update()  # whoever is killed here has saved what it completed
             note("stopped", step=elastic.completed, now_rank=elastic.rank, now_world=elastic.world, round=elastic.round)
             while there(f"stop{elastic.completed}") and not elastic.lost:
                 time.sleep(0.01)
@@ -93,7 +95,35 @@ def stopped(runs: Runs, step: int, world: int, after: int = 0) -> dict[int, dict
     return wait_until(found, f"{world} ranks in step {step}; heard {runs.notes('round')}", LONG)
 
 
-def test_shards_of_a_lost_rank_come_back_from_memory_and_are_dealt_to_those_that_are_there(runs: Runs) -> None:
+def go_on(runs: Runs, step: int, until: int) -> None:
+    """Let those that are stopped in a step train until another one."""
+    runs.release(f"stop{until}")
+    (runs.directory / f"stop{step}").unlink()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The model of an undisturbed run."""
+    with opened(tmp_path_factory.mktemp("calm")) as runs:
+        words = [sys.executable, runs.script(TRAIN), "storage"]
+        done = subprocess.run(words, cwd=runs.directory, capture_output=True, timeout=LONG, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        (end,) = runs.notes("end")
+        return end["model"]
+
+
+def check_ends(runs: Runs, processes: int, calm: list[float]) -> None:
+    """All that are there in the end have seen every sample once, and have the model of an undisturbed run."""
+    ends = runs.notes("end")
+    assert len(ends) == processes
+    seen = [[start, 12] for start in range(0, 720, 12)]
+    assert all(end["seen"] == seen and end["steps"] == 60 for end in ends), "every sample, once"
+    assert all(end["model"] == pytest.approx(calm, rel=1e-4, abs=1e-5) for end in ends)
+
+
+def test_shards_of_a_lost_rank_come_back_from_memory_and_are_dealt_to_those_that_are_there(
+    runs: Runs, calm: list[float]
+) -> None:
     runs.script(TRAIN)
     runs.release("stop23")
     run = runs.start("--nproc-per-node=3", "--max-restarts=9", CALM, "train.py", "storage")
@@ -110,17 +140,41 @@ def test_shards_of_a_lost_rank_come_back_from_memory_and_are_dealt_to_those_that
     (runs.directory / "stop23").unlink()
     assert {n["step"] for n in runs.notes("round") if n["round"] == last[0]["round"]} == {23}, "nor if all are killed"
     assert run.wait(LONG) == 0, run.err
-    ends = runs.notes("end")
-    assert len(ends) == 3
-    seen = [[start, 12] for start in range(0, 720, 12)]
-    assert all(end["seen"] == seen and end["steps"] == 60 for end in ends), "every sample, once"
+    check_ends(runs, 3, calm)
 
-    done = subprocess.run(
-        [sys.executable, "train.py", "calm"], cwd=runs.directory, capture_output=True, timeout=LONG, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    calm = runs.notes("end")[-1]
-    assert all(end["model"] == pytest.approx(calm["model"], rel=1e-4, abs=1e-5) for end in ends)
+
+LATE = """
+if ATTEMPT > 0:  # whoever replaces another one
+    wait_for(f"go{ATTEMPT}")
+"""
+
+
+def test_a_second_world_of_the_same_size_with_other_ranks_saves_its_own_shards(runs: Runs, calm: list[float]) -> None:
+    runs.script(TRAIN.replace("SIZE = 720", LATE + "SIZE = 720"))
+    runs.release("stop5")
+    run = runs.start("--nproc-per-node=3", "--max-restarts=9", CALM, "train.py", "storage")
+    three = stopped(runs, 5, 3)
+    survivor = three[1]["pid"]
+    kill(three[0]["pid"])
+    two = stopped(runs, 5, 2, after=three[0]["round"])
+    assert two[0]["pid"] == survivor
+    go_on(runs, 5, until=10)
+    stopped(runs, 10, 2)
+    runs.release("go1")
+    three = stopped(runs, 10, 3)
+    kill(three[2]["pid"])
+    two = stopped(runs, 10, 2, after=three[0]["round"])
+    assert two[1]["pid"] == survivor, "it has another rank in the second world of two"
+    go_on(runs, 10, until=15)
+    stopped(runs, 15, 2)
+    kill(two[0]["pid"])
+    alone = stopped(runs, 15, 1)
+    assert alone[0]["pid"] == survivor
+    begun = {n["step"] for n in runs.notes("round") if n["round"] > two[0]["round"]}
+    assert begun == {15}, "what the second world of two has saved is whole"
+    (runs.directory / "stop15").unlink()
+    assert run.wait(LONG) == 0, run.err
+    check_ends(runs, 1, calm)
 
 
 DIES = """
