@@ -13,11 +13,11 @@ from typing import Literal
 
 import msgspec
 
-Path = tuple[tuple[Literal["d", "l"], str | int], ...]
-"""From the top of the state to a leaf: each step is a key of a dictionary (d) or a place in a list (l)."""
+Path = tuple[tuple[Literal["d", "l", "t"], str | int], ...]
+"""From the top of the state to a leaf: each step is a key of a dictionary (d) or a place in a list (l) or tuple (t)."""
 
 
-class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
+class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_defaults=True):
     """One tensor, or the piece of it that this rank has."""
 
     key: str
@@ -37,6 +37,8 @@ class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
     """Of the whole tensor."""
     origin: tuple[int, ...]
     """Where this piece begins in the whole."""
+    array: bool = False
+    """It is saved from an array of numpy, and comes back as one."""
 
 
 class ObjectItem(msgspec.Struct, frozen=True, kw_only=True, tag="object"):

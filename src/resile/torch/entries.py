@@ -2,7 +2,8 @@
 
 The names are those that `torch.distributed.checkpoint` gives (`model.0.weight`, `optimizer.state.0.weight.exp_avg`), so
 that it can load what is stored. A state is a dictionary; its values are modules, optimizers, anything else with
-`state_dict` and `load_state_dict`, tensors, dictionaries of such, and plain values.
+`state_dict` and `load_state_dict`, tensors, numpy arrays, dictionaries of such, and plain values. All comes back as
+what it was, but for numpy's numbers, which come back as Python's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from resile.checkpoint.layout import Path
+from resile.torch.arrays import PLAIN, is_array, is_number, tensor_of
 
 State = MutableMapping[str, Any]
 
@@ -31,6 +33,8 @@ class Entry(NamedTuple):
     """A tensor, or something that can be pickled."""
     late: bool = False
     """A tensor that only the optimizer changes, so it may still be copied during the next forward and backward."""
+    array: bool = False
+    """The tensor is an array of numpy."""
 
     @property
     def key(self) -> str:
@@ -43,25 +47,51 @@ def key_of(path: Path) -> str:
     return ".".join(str(key) for _, key in path)
 
 
+def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """What a state consists of: its values, and those of dictionaries in it that hold modules and the like."""
+    for key, value in state.items():
+        path: Path = (*above, ("d", _sound_key(above, key)))
+        if not _is_stateful(value) and isinstance(value, MutableMapping) and _holds_stateful(value):
+            yield from parts(value, path)
+        else:
+            yield path, value
+
+
 def entries(state: Mapping[str, Any]) -> list[Entry]:
     """All leaves of a state."""
-    names = _names(state)
-    return [entry for name, part in state.items() for entry in _entries(name, part, names)]
+    found = list(parts(state))
+    names = _names(found)
+    return [entry for path, part in found for entry in _entries(path, part, names)]
 
 
-def _entries(name: str, part: Any, names: Mapping[int, str]) -> Iterator[Entry]:
-    root: Path = (("d", name),)
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _holds_stateful(value: Mapping[Any, Any]) -> bool:
+    return any(
+        _is_stateful(inner) or (isinstance(inner, MutableMapping) and _holds_stateful(inner))
+        for inner in value.values()
+    )
+
+
+def _sound_key(path: Path, key: Any) -> str | int:
+    if type(key) not in (str, int):
+        raise TypeError(f"{key_of(path)} has a key of type {type(key).__name__}: only str and int can be saved")
+    sound: str | int = key
+    return sound
+
+
+def _entries(root: Path, part: Any, names: Mapping[int, str]) -> Iterator[Entry]:
     if isinstance(part, torch.nn.Module):
         module = unwrap(part)
         parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
         for key, value in module.state_dict().items():
-            yield Entry((*root, ("d", _clean(key))), value, key in parameters)
+            yield _leaf((*root, ("d", _clean(key))), value, key in parameters)
     elif isinstance(part, torch.optim.Optimizer):
         yield from _optimizer_entries(root, part, names)
-    elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
-        yield from _leaves(root, part.state_dict())
     else:
-        yield from _leaves(root, part)
+        yield from _leaves(root, part.state_dict() if _is_stateful(part) else part)
 
 
 def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, str]) -> Iterator[Entry]:
@@ -70,34 +100,51 @@ def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, str]) -> 
         for parameter, name in zip(group["params"], called, strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
                 late = isinstance(value, torch.Tensor)
-                yield Entry((*root, ("d", "state"), ("d", name), ("d", key)), value, late)
+                yield _leaf((*root, ("d", "state"), ("d", name), ("d", key)), value, late)
         for option, value in group.items():
             path: Path = (*root, ("d", "param_groups"), ("l", number), ("d", option))
-            yield Entry(path, called if option == "params" else value)
+            yield _leaf(path, called if option == "params" else value)
 
 
 def _leaves(path: Path, value: Any) -> Iterator[Entry]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            if type(key) not in (str, int):
-                raise TypeError(f"{key_of(path)} has a key of type {type(key).__name__}: only str and int can be saved")
-            yield from _leaves((*path, ("d", key)), inner)
+            yield from _leaves((*path, ("d", _sound_key(path, key))), inner)
     elif isinstance(value, list) and _has_inside(value):
         for place, inner in enumerate(value):
             yield from _leaves((*path, ("l", place)), inner)
+    elif type(value) is tuple and _has_array(value):
+        for place, inner in enumerate(value):
+            yield from _leaves((*path, ("t", place)), inner)
     else:
-        yield Entry(path, dict(value) if isinstance(value, Mapping) else value)
+        yield _leaf(path, dict(value) if isinstance(value, Mapping) else value)
+
+
+def _leaf(path: Path, value: Any, late: bool = False) -> Entry:
+    if type(value) in PLAIN:
+        return Entry(path, value, late)
+    if is_number(value):
+        return Entry(path, value.item())
+    return Entry(path, tensor_of(value), array=True) if is_array(value) else Entry(path, value, late)
 
 
 def _has_inside(value: list[Any]) -> bool:
     return any(
         isinstance(inner, (torch.Tensor, Mapping)) or (isinstance(inner, list) and _has_inside(inner))
         for inner in value
-    )
+    ) or _has_array(value)
 
 
-def _names(state: Mapping[str, Any]) -> dict[int, str]:
-    modules = [unwrap(part) for part in state.values() if isinstance(part, torch.nn.Module)]
+def _has_array(value: Any) -> bool:
+    if type(value) in PLAIN:
+        return False
+    if isinstance(value, list | tuple):
+        return any(map(_has_array, value))
+    return any(map(_has_array, value.values())) if isinstance(value, dict) else is_array(value)
+
+
+def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, str]:
+    modules = [unwrap(part) for _, part in found if isinstance(part, torch.nn.Module)]
     return {id(p): _clean(name) for module in modules for name, p in module.named_parameters()}
 
 
@@ -120,25 +167,29 @@ class Landing:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._names = _names(state)
+        self._parts = list(parts(state))
+        self._names = _names(self._parts)
         self._live: dict[str, Any] = {}
-        self._parameters: dict[str, dict[str, Any]] = {}
-        for name, part in state.items():
+        self._parameters: dict[Path, dict[str, Any]] = {}
+        for path, part in self._parts:
             if isinstance(part, torch.optim.Optimizer):
-                self._parameters[name] = dict(self._parameters_of(part))
+                self._parameters[path] = dict(self._parameters_of(part))
             if isinstance(part, torch.optim.Optimizer | torch.nn.Module | torch.Tensor | Mapping):
-                for entry in _entries(name, part, self._names):
+                for entry in _entries(path, part, self._names):
                     if isinstance(entry.value, torch.Tensor):
                         self._live[entry.key] = entry.value
         self._landed: dict[Path, Any] = {}
+        self._arrays: set[Path] = set()
         self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
 
     def wants(self, path: Path) -> bool:
         """Whether the state has a place for it."""
         return path[0][1] in self._state
 
-    def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
         """The tensor to fill with what the checkpoint has under this path; `shape` is that of the whole.
+
+        The objects get it as an array of numpy if it was one.
 
         Raises:
             Misfit: the state's own tensor has another shape.
@@ -150,6 +201,8 @@ class Landing:
         if tuple(target.shape) != tuple(shape):
             raise Misfit(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
         self._landed[path] = target
+        if array:
+            self._arrays.add(path)
         return target
 
     def cover(self, path: Path, origin: tuple[int, ...], count: int) -> None:
@@ -175,29 +228,37 @@ class Landing:
             Misfit: it does not.
         """
         found = list(paths)
-        keys, tops = {key_of(path) for path in found}, {path[0][1] for path in found}
-        for name, part in self._state.items():
+        keys = {key_of(path) for path in found}
+        known = {_steps(path[:length]) for path in found for length in range(1, len(path) + 1)}
+        for path, part in self._parts:
             if isinstance(part, torch.nn.Module):
-                for entry in _entries(name, part, self._names):
+                for entry in _entries(path, part, self._names):
                     if entry.key not in keys:
                         raise Misfit(f"the checkpoint has no {entry.key}")
-            elif name not in tops:
-                raise Misfit(f"the checkpoint has no {name!r}")
+            elif _steps(path) not in known:
+                raise Misfit(f"the checkpoint has no {key_of(path)!r}")
 
     def finish(self) -> None:
         """All is filled: hand it to the objects."""
-        for name, part in list(self._state.items()):
-            leaves = {path[1:]: value for path, value in self._landed.items() if path[0][1] == name}
+        for root, part in self._parts:
+            leaves = {
+                path[len(root) :]: value.cpu().numpy() if path in self._arrays else value
+                for path, value in self._landed.items()
+                if _steps(path[: len(root)]) == _steps(root)
+            }
             if isinstance(part, torch.nn.Module):
                 rest = {str(p[0][1]): v for p, v in leaves.items() if not isinstance(v, torch.Tensor)}
                 if rest:
                     unwrap(part).load_state_dict(rest, strict=False)
             elif isinstance(part, torch.optim.Optimizer):
-                self._finish_optimizer(part, nest(leaves), self._parameters[name])
-            elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+                self._finish_optimizer(part, nest(leaves), self._parameters[root])
+            elif _is_stateful(part):
                 part.load_state_dict(nest(leaves))
             elif not isinstance(part, torch.Tensor):
-                self._state[name] = nest(leaves)
+                above: Any = self._state
+                for _, key in root[:-1]:
+                    above = above[key]
+                above[root[-1][1]] = nest(leaves)
 
     def _parameters_of(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
         for number, group in enumerate(optimizer.param_groups):
@@ -205,9 +266,9 @@ class Landing:
                 yield self._names.get(id(parameter), f"param_{number}_{place}"), parameter
 
     def _new(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
-        parameters = self._parameters.get(str(path[0][1]))
-        if parameters is not None and len(path) == 4 and path[1] == ("d", "state"):
-            parameter = parameters.get(str(path[2][1]))
+        parameters = self._parameters.get(path[:-3])
+        if parameters is not None and path[-3] == ("d", "state"):
+            parameter = parameters.get(str(path[-2][1]))
             if parameter is not None and tuple(parameter.shape) == tuple(shape):
                 return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         return torch.empty(shape, dtype=dtype)
@@ -229,6 +290,11 @@ class Landing:
         optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
 
+def _steps(path: Path) -> tuple[str | int, ...]:
+    """A path without what the steps are: DCP does not tell a dictionary's whole number from a place in a list."""
+    return tuple(key for _, key in path)
+
+
 def nest(leaves: Mapping[Path, Any]) -> Any:
     """The nested value whose leaves these are."""
     if () in leaves:
@@ -236,6 +302,8 @@ def nest(leaves: Mapping[Path, Any]) -> Any:
     heads: dict[tuple[str, str | int], dict[Path, Any]] = {}
     for path, value in leaves.items():
         heads.setdefault(path[0], {})[path[1:]] = value
-    if heads and next(iter(heads))[0] == "l":
-        return [nest(heads[head]) for head in sorted(heads, key=lambda head: int(head[1]))]
+    kind = next(iter(heads))[0] if heads else "d"
+    if kind != "d":
+        values = [nest(heads[head]) for head in sorted(heads, key=lambda head: int(head[1]))]
+        return values if kind == "l" else tuple(values)
     return {head[1]: nest(rest) for head, rest in heads.items()}

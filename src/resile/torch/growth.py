@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import PAGE
-from resile.torch.entries import local
+from resile.torch.entries import local, parts
 
 _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
 """Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
@@ -23,7 +23,7 @@ def growth(state: Mapping[str, Any], *, leads: bool) -> int:
         leads: this rank keeps what all ranks of the node have alike.
     """
     total = 0
-    for part in state.values():
+    for _, part in parts(state):
         if isinstance(part, torch.optim.Optimizer):
             times = _EXTRA_STATE.get(type(part).__name__, 2)
             for group in part.param_groups:

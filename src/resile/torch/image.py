@@ -22,6 +22,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from resile.checkpoint.layout import CHUNK, Item, Layout, ObjectItem, TensorItem, chunks
 from resile.torch.entries import Entry, Landing, local
+from resile.torch.pickles import pickled, unpickled
 
 ALIGN = 64
 SMALLEST_SLOT = 512
@@ -97,18 +98,6 @@ def frame(dtype: Any, shape: tuple[int, ...]) -> Frame:
     return Frame(bytes(sink.before), bytes(sink.after))
 
 
-def pickled(value: Any) -> bytes:
-    """A value that is no tensor; bytes that follow it do not matter to `torch.load`."""
-    out = io.BytesIO()
-    torch.save(value, out, _use_new_zipfile_serialization=False)
-    return out.getvalue()
-
-
-def unpickled(data: Any) -> Any:
-    """The value again. Only what tensors and plain values are made of is unpickled."""
-    return torch.load(io.BytesIO(data), weights_only=True)
-
-
 class Piece(NamedTuple):
     """Where a tensor's part on this rank lies in the whole."""
 
@@ -171,7 +160,11 @@ class Place(NamedTuple):
 
 
 def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
-    """Give every leaf that this rank keeps its place; what it writes to storage comes first."""
+    """Give every leaf that this rank keeps its place; what it writes to storage comes first.
+
+    Raises:
+        CannotRestore: a value could be written, but not read again.
+    """
     stored: list[Callable[[int], Item]] = []
     others: list[Callable[[int], Item]] = []
     replicated = True
@@ -207,7 +200,7 @@ def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
 
 
 def _object_item(leaf: Entry, offset: int) -> Item:
-    need = len(pickled(leaf.value))
+    need = len(pickled(leaf.value, leaf.key))
     length = SMALLEST_SLOT
     while length < need + need // 2:
         length *= 2
@@ -229,6 +222,7 @@ def _tensor_item(leaf: Entry, piece: Piece, offset: int) -> Item:
         shape=piece.shape,
         full=piece.full,
         origin=piece.origin,
+        array=leaf.array,
     )
 
 
@@ -248,12 +242,14 @@ def still_fits(layout: Layout, leaves: Iterable[Entry], place: Place) -> bool:
         return False
     by_key = {item.key: item for item in layout.items}
     kept = [leaf for leaf in leaves if _keeps(place, leaf)]
-    return len(kept) == len(by_key) and all(_is_of(by_key.get(leaf.key), leaf.value) for leaf in kept)
+    return len(kept) == len(by_key) and all(_is_of(by_key.get(leaf.key), leaf) for leaf in kept)
 
 
-def _is_of(item: Item | None, value: Any) -> bool:
+def _is_of(item: Item | None, leaf: Entry) -> bool:
+    value = leaf.value
     if isinstance(item, TensorItem) and isinstance(value, torch.Tensor):
-        return tuple(value.shape) == item.full and str(value.dtype) == f"torch.{item.dtype}"
+        alike = tuple(value.shape) == item.full and item.array == leaf.array
+        return alike and str(value.dtype) == f"torch.{item.dtype}"
     return isinstance(item, ObjectItem) and not isinstance(value, torch.Tensor)
 
 
@@ -282,6 +278,7 @@ class Image:
 
         Raises:
             SlotTooSmall: some value needs more room; what was there is gone.
+            CannotRestore: some value has become one that cannot be read again; the same.
         """
         by_key = {item.key: item for item in self.layout.items}
         copies: list[Callable[[], None]] = []
@@ -294,7 +291,7 @@ class Image:
                 elif item.nbytes:
                     self._tensor(item).copy_(source)
             elif item is not None:
-                data = pickled(leaf.value)
+                data = pickled(leaf.value, leaf.key)
                 if len(data) > item.length:
                     raise SlotTooSmall(item.key)
                 self._put(item.offset, data.ljust(item.length, b"\0"))
@@ -339,7 +336,7 @@ class Image:
         copies: list[Callable[[], None]] = []
         for item in self.layout.items:
             if isinstance(item, TensorItem) and landing.wants(item.path):
-                whole = landing.tensor(item.path, getattr(torch, item.dtype), item.full)
+                whole = landing.tensor(item.path, getattr(torch, item.dtype), item.full, array=item.array)
                 target = local(whole).detach()
                 here = _extent(whole)
                 shared = here.overlap(Extent(item.origin, item.shape))

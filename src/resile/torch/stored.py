@@ -25,12 +25,13 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageM
 
 from resile.checkpoint.buffer import NotWhole
 from resile.checkpoint.dcp_metadata import data_file
-from resile.checkpoint.layout import CHUNK, Layout, Part, chunks
+from resile.checkpoint.layout import CHUNK, Layout, Part, TensorItem, chunks
 from resile.checkpoint.layout import Path as Steps
 from resile.checkpoint.objects import ObjectStorage
 from resile.checkpoint.storage import METADATA, Storage, Unreadable
 from resile.torch.entries import Landing
-from resile.torch.image import CHECKED, Damaged, Image, unpickled
+from resile.torch.image import CHECKED, Damaged, Image
+from resile.torch.pickles import unpickled
 
 AnyStorage = Storage | ObjectStorage
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -162,6 +163,7 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
     except NotWhole as error:
         raise Damaged(str(error)) from None
     paths = _paths(parts, contents)
+    arrays = {item.key for part in parts for item in part.items if isinstance(item, TensorItem) and item.array}
     state: dict[str, Any] = {}
     for key, entry in contents.state_dict_metadata.items():
         if not landing.wants(paths[key]):
@@ -171,7 +173,8 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
         elif sum(math.prod(chunk.sizes) for chunk in entry.chunks) < math.prod(entry.size):
             raise Damaged(f"it does not hold all of {key}")  # DCP would leave the rest as it is, and say nothing
         else:
-            state[key] = landing.tensor(paths[key], entry.properties.dtype, tuple(entry.size))
+            shape = tuple(entry.size)
+            state[key] = landing.tensor(paths[key], entry.properties.dtype, shape, array=key in arrays)
     landing.check(paths[key] for key in state)
     planner = _Planner()
     try:
