@@ -42,6 +42,7 @@ from resile.torch.agreement import Agreement
 from resile.torch.direct import store_directly
 from resile.torch.entries import Entry, State, entries
 from resile.torch.growth import growth
+from resile.torch.heard import be_heard
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
 from resile.torch.restoring import Memory, Restoring
 from resile.torch.slots import Copied, Introduction, Standing, to_keep
@@ -75,6 +76,7 @@ class Checkpointer:
         """
         if min(store_every, keep_last, keep_every) < 0:
             raise ValueError("store_every, keep_last and keep_every must be 0 or more")
+        be_heard()
         self.directory = _absolute(directory) if directory is not None else ""
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every

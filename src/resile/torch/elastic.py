@@ -50,6 +50,7 @@ import torch
 from resile.api.ids import Round
 from resile.torch.course import Course
 from resile.torch.group import default_backend
+from resile.torch.heard import be_heard
 from resile.torch.keeping import Keeping
 from resile.torch.loader import ElasticLoader, Step, dealt
 from resile.torch.progress import report_step
@@ -110,6 +111,7 @@ class Elastic:
             raise ValueError("build: a model that is built for each round needs a checkpointer to be loaded from")
         if build is not None and not (model is optimizer is scheduler is None):
             raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
+        be_heard()
         self.stepped = False
         """Whether the last `with elastic.step()` was taken; False: a peer was lost, and its samples will come again."""
         self._before_step = before_step
@@ -177,6 +179,7 @@ class Elastic:
         if sampler is None:
             raise ValueError("epochs() needs a sampler: give one to Elastic, or use steps()")
         self.meet()
+        given = False
         while True:
             while sampler.epoch < count:
                 self._total = self._steps_until(count)
@@ -185,6 +188,7 @@ class Elastic:
                         break
                     self._asked, self._samples = False, samples
                     self._passes = len(batch) if isinstance(batch, Step) else 1
+                    given = True
                     yield batch
                     if not self._taken():
                         break
@@ -193,21 +197,26 @@ class Elastic:
                     continue
                 self._regroup()
             if self._all_done():
+                if not given:
+                    log.info("nothing left to do: %d epochs are done", count)
                 return
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps up to `total`, from where training stands: for data that no sampler deals."""
         self.meet()
         self._total = total
+        given = False
         while True:
             while self.completed < total:
                 if not self.lost:
-                    self._asked = False
+                    self._asked, given = False, True
                     yield self.completed
                     if self._taken():
                         continue
                 self._regroup()
             if self._all_done():
+                if not given:
+                    log.info("nothing left to do: %d steps are done", total)
                 return
 
     @contextlib.contextmanager

@@ -104,7 +104,7 @@ class Restoring:
             if verdict == OK:
                 self._agree(what, landing.finish)
                 self._drop_newer(choice.step)
-                log.info("restored step %d from %s", choice.step, _place(choice))
+                log.info("restored step %d from %s", choice.step, self._where(choice))
                 return choice.step
             if verdict == UNREADABLE:  # older steps there would cost work that is not lost: only memory may help now
                 unread, stored = True, []
@@ -116,6 +116,10 @@ class Restoring:
         if changed:
             raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
         return None
+
+    def _where(self, choice: Choice) -> str:
+        where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
+        return f"storage: {where}" if where else _place(choice)
 
     def _agree(self, what: str, work: Callable[[], None]) -> int:
         """Do a part of it on every rank; the worst verdict of all. What is wrong for good is raised on all of them."""

@@ -32,6 +32,7 @@ from typing import Literal, TypeVar
 
 from resile.api.permutation import ShuffledOrder
 from resile.torch.dealing import Share, passes, spans, steps_in
+from resile.torch.heard import be_heard
 
 __all__ = ["ElasticBatchSampler", "ElasticSampler", "Iteration", "Position", "Share"]
 
@@ -114,6 +115,7 @@ class Position:
         self.epoch = state["epoch"]
         self.completed = state["completed"]
         left = self.left_per_rank(self.completed)
+        be_heard()
         log.info("Load epoch = %d, completed num = %d, num_samples = %s", self.epoch, self.completed, left)
 
     @property
@@ -165,6 +167,7 @@ class Iteration(Iterator[T]):
         self._at = at
         self._rest = self._deal(at)
         left = self._position.left_per_rank(at)
+        be_heard()
         log.info("Load epoch = %d, completed num = %d, num_samples = %s", self._position.epoch, at, left)
 
 
