@@ -407,7 +407,8 @@ class Agent:
     async def _stop_and_exit(self, exit_code: int, number: int, over: ms.JobOver | None) -> None:
         if self._attempt is not None:
             await self._attempt.stop(self._exit_grace, number)
-            self.vault.flush()
+            interrupted = exit_code > SIGNALLED and not self._options.managed
+            self.vault.flush("; the same command goes on from there" if interrupted else "")
             await self.vault.flushed(STORE_PATIENCE)
         if over is not None and over.failure is not None:
             self._output.say(story(over.failure, over.failed_node, self._node, self._attempt))

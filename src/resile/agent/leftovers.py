@@ -30,7 +30,13 @@ def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
     return newest, older
 
 
-def store_last(newest: list[Held], older: list[Held], pauses: Iterable[float], pause: Callable[[float], object]) -> str:
+def store_last(
+    newest: list[Held],
+    older: list[Held],
+    pauses: Iterable[float],
+    pause: Callable[[float], object],
+    what_next: str = "",
+) -> str:
     """Store the newest step of each rank; if that does not make one step whole, the one before it as well.
 
     An empty answer, or why something was not stored. Nobody wants the buffers kept any longer then.
@@ -40,6 +46,7 @@ def store_last(newest: list[Held], older: list[Held], pauses: Iterable[float], p
         older: of the ranks that have two.
         pauses: seconds before each further try, if storage does not take something; for all of it together.
         pause: lets them pass.
+        what_next: to add to the words that tell where it is.
     """
     left = iter(pauses)
     try:
@@ -49,7 +56,7 @@ def store_last(newest: list[Held], older: list[Held], pauses: Iterable[float], p
             stored, errors = stored | more, errors + others
         for directory, step in sorted(stored):
             if _is_there((directory, step)):
-                log.info("the last checkpoint is in storage: %s", open_storage(directory).where(step))
+                log.info("the last checkpoint is in storage: %s%s", open_storage(directory).where(step), what_next)
         return "; ".join(dict.fromkeys(errors))
     except (CannotStore, Unreadable) as error:
         return f"nobody knows whether the last checkpoint is in storage: {error}"

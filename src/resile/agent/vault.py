@@ -217,8 +217,12 @@ class Vault:
                 buffer.close()
         self._buffers.clear()
 
-    def flush(self) -> None:
-        """Begin to store what processes that have ended left in memory. Until it is, they do not overwrite it."""
+    def flush(self, what_next: str = "") -> None:
+        """Begin to store what processes that have ended left in memory. Until it is, they do not overwrite it.
+
+        Args:
+            what_next: to add to the words that tell where it is.
+        """
         held = {rank: [buffer.record() for buffer in buffers] for rank, buffers in self._buffers.items()}
         if held == self._flushed:
             return
@@ -228,7 +232,7 @@ class Vault:
             buffer.want(record.sequence)
         if newest:
             buffers = [buffer for buffer, _ in newest + older]
-            work = functools.partial(store_last, newest, older, PAUSES, self._pause)
+            work = functools.partial(store_last, newest, older, PAUSES, self._pause, what_next)
             self._storing.submit(work, *buffers, answer=self._note_flush)
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
