@@ -1,0 +1,41 @@
+"""The script of the page about checkpoints does what the page says, without a word about logging in it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.local.runs import Runs, wait_until
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "checkpoints.md"
+SLOW = 150.0
+"""Seconds for torch to start, on a machine that has other work."""
+pytestmark = pytest.mark.timeout(500)
+
+
+def test_the_script_goes_on_after_an_interruption_and_says_so_and_then_has_nothing_to_do(runs: Runs) -> None:
+    script = runs.script("\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)))
+    first = runs.start("--standalone", "--nproc-per-node=2", script, "0.1")
+    wait_until(lambda: "step = 5," in first.out, "five steps", SLOW)
+    first.signal(signal.SIGINT)
+    assert first.wait(SLOW) == 128 + signal.SIGINT
+    stored = re.search(r"the last checkpoint is in storage: (\S+/step-(\d+)); the same command goes on", first.err)
+    assert stored, first.err
+    assert int(stored[2]) in range(4, 32, 2), "`every` is 2"
+
+    second = runs.start("--standalone", "--nproc-per-node=2", script)
+    assert second.wait(SLOW) == 0, second.err
+    assert second.err.count(f"[INFO] restored step {stored[2]} from storage: {stored[1]}\n") == 2, "each rank, once"
+    assert len(re.findall(rf"\[INFO\] round \d+: rank \d of 2 at step {stored[2]}, ", second.err)) == 2
+    assert re.findall(r"step = (\d+),", second.out) == [str(step) for step in range(int(stored[2]) + 1, 33)]
+
+    third = subprocess.run(
+        [sys.executable, script], cwd=runs.directory, capture_output=True, text=True, timeout=SLOW, check=True
+    )
+    assert "[INFO] restored step 32 from storage: " in third.stderr
+    assert third.stderr.count("[INFO] nothing left to do: 2 epochs are done\n") == 1
+    assert "step =" not in third.stdout
