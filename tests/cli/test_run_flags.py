@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
+from resile import __version__
 from resile.agent.options import Endpoint, RunOptions, Std
 from resile.cli import run
 from resile.cli.devices import count_devices, usable_cpus
@@ -202,7 +206,7 @@ def test_auto_config_takes_nodes_from_the_platform_and_processes_from_the_gpus(
 def test_the_command_is_python_unbuffered_a_module_or_any_program(options: Callable[..., RunOptions]) -> None:
     assert options("", "train.py --lr 0.1").command == (sys.executable, "-u", "train.py", "--lr", "0.1")
     assert options("", "train.py", PYTHON_EXEC="/opt/py").command == ("/opt/py", "-u", "train.py")
-    assert options("-m", "some.module -x").command == (sys.executable, "-u", "-m", "some.module", "-x")
+    assert options("-m", "email.mime -x").command == (sys.executable, "-u", "-m", "email.mime", "-x")
     assert options("--no-python", "/bin/sh -c true").command == ("/bin/sh", "-c", "true")
     assert options("--run-path --no-python", "train.py").command == (sys.executable, "-u", "train.py")
     assert options("", "train.py ${local_rank}").command_of(3)[-1] == "3"
@@ -332,7 +336,8 @@ BAD = {
     "--nnodes 1:2:3": "--nnodes: '1:2:3' is neither",
     "--nproc-per-node 0": "--nproc-per-node: 0 processes cannot train; the least is 1",
     "--nproc_per_node -1": "--nproc-per-node: -1 processes",
-    "--nproc-per-node many": "--nproc-per-node: 'many' is neither a number of processes nor one of gpu, npu, cpu, auto",
+    "--nproc-per-node many": "--nproc-per-node: 'many' is neither a number of processes nor one of gpu, npu, "
+    "musa, cpu, auto",
     "--nproc-per-node npu": "--nproc-per-node: 'npu', but this machine shows no npu",
     "--nnodes 2 --rdzv-endpoint node0": "--rdzv-endpoint: 'node0' has no port; write HOST:PORT",
     "--nnodes 2 --rdzv-endpoint node0:x": "--rdzv-endpoint: 'node0:x' has no good port: 'x'",
@@ -414,6 +419,53 @@ def test_what_cannot_be_run_is_said_before_anything_starts(options: Callable[...
         options("--standalone", "")
 
 
+def test_a_script_that_is_not_python_is_refused_with_its_line(options: Callable[..., RunOptions]) -> None:
+    Path("bad.py").write_text("import os\n\nfor x in\n")
+    with pytest.raises(FlagError, match=r"^script 'bad\.py' is not Python: line 3: invalid syntax$"):
+        options("", "bad.py")
+    with pytest.raises(FlagError, match=r"^module 'bad' is not Python: line 3: invalid syntax$"):
+        options("-m", "bad")
+    assert options("", "bad.py", PYTHON_EXEC="/opt/py2").command[0] == "/opt/py2", "it may be of that language"
+    Path("bad.py").chmod(0o755)
+    assert options("--no-python", "./bad.py").command == ("./bad.py",)
+
+
+def test_a_directory_is_refused_unless_python_can_run_it(options: Callable[..., RunOptions]) -> None:
+    Path("folder").mkdir()
+    with pytest.raises(FlagError, match=r"^script 'folder' is a directory without a __main__\.py; name a file in it$"):
+        options("", "folder")
+    Path("folder/__main__.py").write_text("def f(:\n")
+    with pytest.raises(FlagError, match=r"^script 'folder/__main__\.py' is not Python: line 1: "):
+        options("", "folder")
+    Path("folder/__main__.py").write_text("print()\n")
+    assert options("", "folder").command[-1] == "folder"
+
+
+def test_a_module_that_nobody_finds_is_refused(options: Callable[..., RunOptions]) -> None:
+    for name, init in (("plain", "print('executed')"), ("moving", "__path__.append('elsewhere')")):
+        Path(name).mkdir()
+        Path(name, "__init__.py").write_text(init)
+        Path(name, "train.py").write_text("")
+    assert options("-m", "plain.train").command[-1] == "plain.train"
+    for name, said in (
+        ("nomodule", "module 'nomodule' does not exist"),
+        ("nomodule.here", "module 'nomodule.here' does not exist: there is no 'nomodule'"),
+        ("plain.there", "module 'plain.there' does not exist"),
+    ):
+        with pytest.raises(FlagError, match=f"^{re.escape(said)}$"):
+            options("-m", name)
+    assert options("-m", "moving.there").command[-1] == "moving.there", "nobody knows before it has run"
+    assert "plain" not in sys.modules
+
+
+def test_what_python_takes_that_is_no_source_is_left_to_it(options: Callable[..., RunOptions]) -> None:
+    with zipfile.ZipFile("app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "print()")
+    os.mkfifo("pipe")
+    assert options("", "app.pyz").command[-1] == "app.pyz"
+    assert options("", "pipe").command[-1] == "pipe", "reading it would wait for ever, or take it away"
+
+
 # the program ----------------------------------------------------------------------------------------------------------
 
 
@@ -446,6 +498,13 @@ def test_help_teaches_every_flag_once_within_100_columns_and_fast() -> None:
     assert {flag.name for flag in FLAGS} == {name for _, texts in GROUPS.values() for name in texts}
     assert shown.stdout.count("resile run --") == 3
     assert took < 2
+
+
+def test_the_version_is_told_under_every_name() -> None:
+    for prog in ("resile run", "dlrover-run"):
+        with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()) as said:
+            parse(["--version"], {}, prog)
+        assert (ended.value.code, said.getvalue()) == (0, f"resile {__version__}\n")
 
 
 def test_the_examples_of_the_help_are_accepted() -> None:

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from resile import __version__
 from resile.cli.run_help import ACCEPTED, DESCRIPTION, EPILOG, GROUPS, HELP_WIDTH
 
 PET = "PET_"
@@ -256,6 +257,7 @@ def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
     )
     script.required = rest.required = False  # absence gets a sentence of ours
     what.add_argument("-h", "--help", action="help", help="show this and end")
+    what.add_argument("--version", action="version", version=f"resile {__version__}", help="show it and end")
     return parser
 
 

@@ -43,7 +43,8 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "--nnodes": "machines: a number, or the fewest and the most; training goes on with any number between (1)",
             "--nproc-per-node": "processes on this machine; `gpu`: one per GPU (CUDA_VISIBLE_DEVICES, else "
-            "/dev/nvidia*), `cpu`: one per usable CPU, `auto`: as gpu where there are any, else as cpu (1)",
+            "/dev/nvidia*), `npu` and `musa`: one per device of Ascend or Moore Threads, `cpu`: one per usable CPU, "
+            "`auto`: one per device where there are any, else as cpu (1)",
             "--node-unit": "only take part in multiples of N machines, as models split across N need (1)",
             "--auto-config": "take --nnodes from NODE_NUM and --nproc-per-node from the GPUs, where they are not given",
             "--accelerator": "what --auto-config counts: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or "
@@ -124,7 +125,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "--comm-perf-test": "measuring the network: not yet",
             "--exclude-straggler": "leaving slow nodes out: not yet",
             "--auto-tunning": "tuning of the batch size: not yet",
-            "--save-at-breakpoint": "saving memory checkpoints after a crash: not yet",
+            "--save-at-breakpoint": "the last checkpoint in memory goes to storage after every crash",
             "--training-port": "each round takes a free port",
             "--ucp-device-type": "universal checkpoints: not yet",
         },
@@ -149,7 +150,7 @@ ACCEPTED: dict[str, str] = {
     "--comm-perf-test": f"the network's speed test {_NOT_YET}",
     "--exclude-straggler": f"the search for slow nodes {_NOT_YET}",
     "--auto-tunning": f"tuning of the batch size {_NOT_YET}",
-    "--save-at-breakpoint": f"saving a memory checkpoint after a crash {_NOT_YET}",
+    "--save-at-breakpoint": "the last checkpoint in memory goes to storage after every crash, without it",
     "--training-port": "each round takes a free port instead",
     "--ucp-device-type": f"universal checkpointing {_NOT_YET}",
 }

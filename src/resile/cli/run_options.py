@@ -22,6 +22,7 @@ from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, 
 from resile.cli.devices import DEVICE_KINDS, DEVICE_OF_ACCELERATOR, count_devices, usable_cpus
 from resile.cli.rdzv_conf import RdzvConf, read_rdzv_conf
 from resile.cli.run_flags import ACCEPTED, FLAGS, FlagError, Given
+from resile.cli.run_script import mistake_in_module, mistake_in_script
 
 STATIC_PORT = 29500
 C10D_PORT = 29400
@@ -29,6 +30,8 @@ BACKENDS = ("c10d", "static", "dlrover-master")
 LARGEST_PORT = 65535
 MASTER_ADDR = "DLROVER_MASTER_ADDR"
 MAX_STANDBYS = 1024
+COUNTED = (*DEVICE_KINDS, "cpu", "auto")
+"""What `--nproc-per-node` takes in place of a number."""
 
 
 def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
@@ -92,10 +95,13 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
 def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
     values = given.values
     script, arguments = values["training_script"], tuple(values["training_script_args"])
-    python = (environ.get("PYTHON_EXEC") or sys.executable, "-u")
+    elsewhere = environ.get("PYTHON_EXEC")  # what that interpreter can run is not known here
+    python = (elsewhere or sys.executable, "-u")
     if values["no_python"] and values["module"]:
         raise FlagError(f"{given.named('module')}: a module needs Python; leave out {given.named('no_python')}")
     if values["module"] and not values["run_path"]:
+        if not elsewhere and (mistake := mistake_in_module(script)):
+            raise FlagError(mistake)
         return (*python, "-m", script, *arguments)
     if values["no_python"] and not values["run_path"]:
         if shutil.which(script, path=environ.get("PATH")) is None:
@@ -103,6 +109,8 @@ def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
         return (script, *arguments)
     if not os.path.exists(script):
         raise FlagError(f"script {script!r} does not exist")
+    if not elsewhere and (mistake := mistake_in_script(script)):
+        raise FlagError(mistake)
     return (*python, script, *arguments)
 
 
@@ -145,7 +153,7 @@ def _nproc(given: Given, environ: Mapping[str, str]) -> int:
             raise FlagError(f"{name}: {word!r}, but this machine shows no {word}; give a number, cpu or auto")
         return count
     if not re.fullmatch(r"[+-]?\d+", word):
-        raise FlagError(f"{name}: {word!r} is neither a number of processes nor one of gpu, npu, cpu, auto")
+        raise FlagError(f"{name}: {word!r} is neither a number of processes nor one of {', '.join(COUNTED)}")
     if int(word) < 1:
         raise FlagError(f"{name}: {word} processes cannot train; the least is 1")
     return int(word)
