@@ -115,6 +115,7 @@ def main() -> None:
     """Train to the end, and write a few lines."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] [%(levelname)s] %(message)s")
+    say(f"rank = {os.environ.get('RANK', '0')}, pid = {os.getpid()}")
     torch.manual_seed(options.seed)
     device = torch.device("cpu")
     if torch.cuda.is_available():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import os
 import sys
 import time
 from typing import Any
@@ -52,6 +53,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--storage", help="directory for checkpoints; without it they are kept in memory alone")
     options = parser.parse_args()
+    sys.stdout.write(f"rank = {os.environ.get('RANK', '0')}, pid = {os.getpid()}\n")
+    sys.stdout.flush()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("resile").setLevel(logging.INFO)
     torch.set_num_threads(1)

@@ -24,16 +24,6 @@ TEN_STEPS = {"huggingface": "'epoch': '0.5'", "lightning": "step = 10,"}
 """What the examples say after ten steps of forty."""
 
 
-def rank_one(runs: Runs) -> int:
-    """The pid of the training process with rank 1."""
-    for pid, words in runs.left_over().items():
-        if "train.py" in words and "resile run" not in words:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if b"RANK=1" in variables:
-                return pid
-    return 0
-
-
 @pytest.mark.parametrize("library", TEN_STEPS)
 def test_a_killed_rank_costs_no_step_and_the_model_is_that_of_an_undisturbed_run(library: str, runs: Runs) -> None:
     example = f"examples/{library}/train.py"
@@ -41,7 +31,8 @@ def test_a_killed_rank_costs_no_step_and_the_model_is_that_of_an_undisturbed_run
         "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", example, "--pause", "0.1", cwd=ROOT
     )
     wait_until(lambda: TEN_STEPS[library] in run.out, f"ten steps; it says:\n{run.out}{run.err}", SLOW)
-    kill(wait_until(lambda: rank_one(runs), "rank 1"))
+    (pid,) = re.findall(r"^rank = 1, pid = (\d+)$", run.out, re.M)
+    kill(int(pid))
     assert run.wait(SLOW) == 0, run.err
     steps = [int(step) for step in re.findall(r"restored step (\d+) from memory", run.err)]
     assert steps, run.err

@@ -241,7 +241,8 @@ def main() -> None:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    say(f"rank {dist.get_rank()} is initialized local_rank = {local_rank}")
+    rank = dist.get_rank()
+    say(f"rank {rank} is initialized local_rank = {local_rank}\nrank = {rank}, pid = {os.getpid()}")
     folder, temporary = checkpoint_folder(options)
     train(options, folder, local_rank, device)
     if folder and temporary:

@@ -84,7 +84,7 @@ def main() -> None:
     checkpointer = Checkpointer(options.checkpoint_dir, store_every=options.save_every if options.checkpoint_dir else 0)
     elastic = Elastic(model, optimizer, sampler=loader, checkpointer=checkpointer, every=options.save_every)
     elastic.meet()
-    say(f"rank {elastic.rank} is initialized local_rank = {local_rank}")
+    say(f"rank {elastic.rank} is initialized local_rank = {local_rank}\nrank = {elastic.rank}, pid = {os.getpid()}")
     for step in elastic.epochs(options.num_epochs, loader):
         mean = 0.0
         with elastic.step():
