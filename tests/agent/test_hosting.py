@@ -8,10 +8,12 @@ import fcntl
 import os
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+from resile.agent import scratch
 from resile.agent.hosting import (
     CannotHost,
     MasterHost,
@@ -216,3 +218,26 @@ def test_the_agent_of_a_local_node_keeps_its_socket_in_the_nodes_directory(tmp_p
         other = _private_directory({"RESILE_LOCAL_NODE": gone})
         assert other.parent == Path(tempfile.gettempdir())
         other.rmdir()
+
+
+def test_what_a_killed_agent_left_is_removed_an_hour_after_it_was_found(tmp_path: Path) -> None:
+    for name in ("resile-held", "resile-left", "resile-other", "other"):
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "logs" / "out").write_text("words")
+        if name != "resile-other":
+            os.close(scratch.hold(tmp_path / name))
+    (tmp_path / "resile-link").symlink_to(tmp_path / "other")
+    held = scratch.hold(tmp_path / "resile-held")
+    everything = {path.name for path in tmp_path.iterdir()}
+    scratch.sweep(tmp_path)
+    scratch.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == everything, "somebody may want to look at it"
+    long_ago = time.time() - scratch.KEPT_SECONDS
+    for name in ("resile-held", "resile-left", "other"):
+        os.utime(tmp_path / name / scratch.LOCK, (long_ago, long_ago))
+    scratch.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == everything - {"resile-left"}
+    assert (tmp_path / "other" / "logs" / "out").exists(), "a link is not followed"
+    os.close(held)
+    scratch.sweep(tmp_path)
+    assert (tmp_path / "resile-held").exists(), "a long run that has just been killed"

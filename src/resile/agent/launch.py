@@ -11,11 +11,13 @@ import signal
 import socket
 import ssl
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from resile.agent import scratch
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
 from resile.agent.attempt import LogDirectory
 from resile.agent.hosting import (
@@ -60,6 +62,7 @@ def launch(options: RunOptions) -> int:
     directory: Path | None = None
     try:
         directory = _private_directory()
+        _sweep_beside(directory)
         return asyncio.run(_run(options, directory, output))
     except (CannotHost, NotWelcome, DirectoryError, BadTLS, CannotListen, CannotRun, NoFreePort) as error:
         output.say(f"resile run: {error}")
@@ -70,6 +73,13 @@ def launch(options: RunOptions) -> int:
         output.close()
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep_beside(directory: Path) -> None:
+    """Hold this directory, and remove what killed agents left beside it, on the side. Held until this process ends."""
+    with contextlib.suppress(OSError):
+        scratch.hold(directory)
+    threading.Thread(target=scratch.sweep, args=(directory.parent,), name="resile-sweep", daemon=True).start()
 
 
 class CannotRun(Exception):
@@ -87,7 +97,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:
-        return Path(tempfile.mkdtemp(prefix="resile-"))
+        return Path(tempfile.mkdtemp(prefix=scratch.PREFIX))
     except OSError as error:  # without a number when no directory for temporary files can be written at all
         why = os.strerror(error.errno) if error.errno and error.filename else str(error.strerror or error)
         raise CannotRun(f"cannot make a directory for temporary files: {why}") from None
