@@ -144,7 +144,7 @@ def test_bad_usage_costs_one_sentence_and_exit_code_2(steady):
     assert "'worker:3' is not ROLE=NUMBER" in steady.refused("scale", "torch-mnist", "worker:3", code=2)
     for number in ("10001", "9" * 23, "9" * 9999):
         assert "a role has at most 10000 nodes" in steady.refused("scale", "torch-mnist", f"worker={number}", code=2)
-    assert "Commands:" in steady.run("chaos", code=2).stderr
+    assert steady.run("get", code=2).stderr.startswith("resile get: name what to list: jobs, nodes, events or plans\n")
     overview = steady.out("--help")
     assert list(COMMANDS) == ["run", *MODULES]
     for command in MODULES:
@@ -346,6 +346,11 @@ def test_listings_go_on_while_the_master_is_killed_and_comes_back(bench):
 
 
 # explaining ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_without_its_command_lists_its_commands_in_whole_words(bench):
+    assert "kill-master" in bench.out("chaos")
+    assert bench.out("explain").rstrip().endswith("timeouts  Print every interval and time-out.")
 
 
 def test_the_ladder_of_time_outs_is_printed_whole(bench):

@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as error:  # a group without its command
-        _say(error.format_message())
-        sys.exit(BAD_USAGE)
+        click.echo(error.format_message())
+        sys.exit(0)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "resile"
         _say(f"{path}: {' '.join(error.format_message().split())}")

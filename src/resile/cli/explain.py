@@ -44,10 +44,10 @@ def explain() -> None:
     """Print what the engine derived from your settings."""
 
 
-@explain.command("timeouts")
+@explain.command("timeouts", short_help="Print every interval and time-out.")
 @click.argument("job", required=False)
 @place_options
-@click.option("--recovery-budget", type=float, metavar="SECONDS", help="the ladder for this budget")
+@click.option("--recovery-budget", type=float, metavar="SECONDS", help="those that follow from this budget")
 @output_option("table", "json")
 def timeouts(job: str | None, place: Place, recovery_budget: float | None, output: str) -> None:
     """Print every interval and time-out: the defaults, those of a budget, or those of JOB."""

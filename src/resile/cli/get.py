@@ -26,7 +26,7 @@ WATCH_SECONDS = 0.25
 
 
 @click.command()
-@click.argument("kind")
+@click.argument("kind", metavar="KIND", required=False, default="")
 @click.argument("name", required=False)
 @place_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="jobs of every namespace")
@@ -48,6 +48,8 @@ def get(
     resile get events torch-mnist      its story
     resile get jobs -o json            as data, for programs
     """  # noqa: D301
+    if not kind:
+        raise click.UsageError("name what to list: jobs, nodes, events or plans", click.get_current_context())
     listing = Listing(kind_of(kind), output, spaces=all_namespaces)
     if not place.here(name or "", everywhere=all_namespaces):
         from resile.cli.cluster.get import get_there

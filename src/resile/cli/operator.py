@@ -15,23 +15,35 @@ ALL = "all"
 
 
 @click.command()
-@click.option("--namespace", "-n", default=ALL, show_default=True, help="The namespace whose jobs to run, or all.")
+@click.option(
+    "-n", "--namespace", default=ALL, show_default=True, metavar="NAMESPACE", help="whose jobs to run, or all"
+)
 @click.option(
     "--leader-elect/--no-leader-elect",
     default=True,
     show_default=True,
-    help="Act only while holding the Lease resile-operator, so that several operators can run side by side.",
+    help="act only while holding the Lease resile-operator, so that several operators can run side by side",
 )
-@click.option("--lease-namespace", help="Where the Lease is; unless given, the operator's own namespace.")
+@click.option("--lease-namespace", metavar="NAMESPACE", help="where the Lease is (default: the operator's own)")
 @click.option(
     "--master-image",
     envvar="RESILE_MASTER_IMAGE",
     default="",
-    help="The image of masters; unless given, the operator's own.",
+    metavar="IMG",
+    help="the image of masters (default: the operator's own)",
 )
-@click.option("--health-port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0 for none.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="For /metrics alone, beside the above.")
-@click.option("--host", default="0.0.0.0", show_default=True, help="The address of these ports.")
+@click.option(
+    "--health-port",
+    type=click.IntRange(0, 65535),
+    default=8081,
+    show_default=True,
+    metavar="PORT",
+    help="for /healthz, /readyz and /metrics; 0 for none",
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="for /metrics alone, beside it"
+)
+@click.option("--host", default="0.0.0.0", show_default=True, metavar="HOST", help="the address of these ports")
 def operator(
     namespace: str,
     leader_elect: bool,
