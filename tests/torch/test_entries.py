@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import pathlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,32 @@ def test_an_object_in_a_dictionary_that_the_checkpoint_lacks_is_named() -> None:
     landing = Landing({"rest": {"a": Noted({}), "b": Noted({})}})
     with pytest.raises(Misfit, match=r"the checkpoint has no 'rest\.b'"):
         landing.check(item.path for item in image.layout.items)
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ({"m": {"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}}, "m.a.b"),
+        ({"m": {1: "one", "1": "uno"}}, "m.1"),
+        ({"a.b": 1, "a": Noted({"b": 2})}, "a.b"),
+    ],
+)
+def test_two_values_of_one_name_are_refused_and_named(state: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"two values of the state have the name {re.escape(name)} "):
+        saved(state)
+
+
+def test_one_optimizer_of_two_modules_whose_parameters_have_the_same_names_is_restored() -> None:
+    def both(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        models = {name: torch.nn.Linear(3, 2) for name in ("generator", "critic")}
+        optimizer = torch.optim.Adam([p for model in models.values() for p in model.parameters()])
+        sum(model(torch.randn(4, 3)).sum() for model in models.values()).backward()
+        optimizer.step()
+        return {**models, "optimizer": optimizer}
+
+    ours, theirs = both(1), both(2)
+    restored(ours, theirs)
+    left, right = (each["optimizer"].state_dict()["state"] for each in (ours, theirs))
+    assert len(left) == 4
+    assert all(torch.equal(left[number]["exp_avg"], right[number]["exp_avg"]) for number in left)

@@ -8,6 +8,7 @@ what it was, but for numpy's numbers, which come back as Python's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -42,6 +43,15 @@ class Entry(NamedTuple):
         return key_of(self.path)
 
 
+class Name(NamedTuple):
+    """Of a parameter."""
+
+    short: str
+    """In its module."""
+    full: str
+    """In the state."""
+
+
 def key_of(path: Path) -> str:
     """The name of a leaf."""
     return ".".join(str(key) for _, key in path)
@@ -55,6 +65,24 @@ def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
             yield from parts(value, path)
         else:
             yield path, value
+
+
+def refuse_twins(leaves: Iterable[Entry]) -> None:
+    """See that every leaf has a name of its own.
+
+    Raises:
+        ValueError: two share one, so that a checkpoint could hold only one of them.
+    """
+    known: dict[str, Path] = {}
+    for leaf in leaves:
+        key = leaf.key
+        if key in known:
+            here, there = (" and then ".join(repr(step) for _, step in path) for path in (known[key], leaf.path))
+            raise ValueError(
+                f"two values of the state have the name {key} (by the keys {here}, and by {there}), and a checkpoint "
+                "holds one of a name: rename a key"
+            )
+        known[key] = leaf.path
 
 
 def entries(state: Mapping[str, Any]) -> list[Entry]:
@@ -82,7 +110,7 @@ def _sound_key(path: Path, key: Any) -> str | int:
     return sound
 
 
-def _entries(root: Path, part: Any, names: Mapping[int, str]) -> Iterator[Entry]:
+def _entries(root: Path, part: Any, names: Mapping[int, Name]) -> Iterator[Entry]:
     if isinstance(part, torch.nn.Module):
         module = unwrap(part)
         parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
@@ -94,9 +122,8 @@ def _entries(root: Path, part: Any, names: Mapping[int, str]) -> Iterator[Entry]
         yield from _leaves(root, part.state_dict() if _is_stateful(part) else part)
 
 
-def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, str]) -> Iterator[Entry]:
-    for number, group in enumerate(optimizer.param_groups):
-        called = [names.get(id(p), f"param_{number}_{place}") for place, p in enumerate(group["params"])]
+def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, Name]) -> Iterator[Entry]:
+    for number, (group, called) in enumerate(zip(optimizer.param_groups, _called(optimizer, names), strict=True)):
         for parameter, name in zip(group["params"], called, strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
                 late = isinstance(value, torch.Tensor)
@@ -104,6 +131,16 @@ def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, str]) -> 
         for option, value in group.items():
             path: Path = (*root, ("d", "param_groups"), ("l", number), ("d", option))
             yield _leaf(path, called if option == "params" else value)
+
+
+def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
+    """The names of an optimizer's parameters, by group. What two modules have in common begins with the module's."""
+    groups = [
+        [names.get(id(p)) or Name(*[f"param_{number}_{place}"] * 2) for place, p in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+    often = Counter(name.short for group in groups for name in group)
+    return [[name.short if often[name.short] == 1 else name.full for name in group] for group in groups]
 
 
 def _leaves(path: Path, value: Any) -> Iterator[Entry]:
@@ -143,9 +180,13 @@ def _has_array(value: Any) -> bool:
     return any(map(_has_array, value.values())) if isinstance(value, dict) else is_array(value)
 
 
-def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, str]:
-    modules = [unwrap(part) for _, part in found if isinstance(part, torch.nn.Module)]
-    return {id(p): _clean(name) for module in modules for name, p in module.named_parameters()}
+def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, Name]:
+    return {
+        id(parameter): Name(_clean(name), f"{key_of(path)}.{_clean(name)}")
+        for path, part in found
+        if isinstance(part, torch.nn.Module)
+        for name, parameter in unwrap(part).named_parameters()
+    }
 
 
 def unwrap(module: Any) -> Any:
@@ -261,9 +302,8 @@ class Landing:
                 above[root[-1][1]] = nest(leaves)
 
     def _parameters_of(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
-        for number, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                yield self._names.get(id(parameter), f"param_{number}_{place}"), parameter
+        for group, called in zip(optimizer.param_groups, _called(optimizer, self._names), strict=True):
+            yield from zip(called, group["params"], strict=True)
 
     def _new(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
         parameters = self._parameters.get(path[:-3])

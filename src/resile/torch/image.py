@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from resile.checkpoint.layout import CHUNK, Item, Layout, ObjectItem, TensorItem, chunks
-from resile.torch.entries import Entry, Landing, local
+from resile.torch.entries import Entry, Landing, local, refuse_twins
 from resile.torch.pickles import pickled, unpickled
 
 ALIGN = 64
@@ -164,7 +164,10 @@ def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
 
     Raises:
         CannotRestore: a value could be written, but not read again.
+        ValueError: two leaves have one name.
     """
+    leaves = list(leaves)
+    refuse_twins(leaves)
     stored: list[Callable[[int], Item]] = []
     others: list[Callable[[int], Item]] = []
     replicated = True
