@@ -1,17 +1,21 @@
 """Training state as a description in msgpack and a list of tensors: what one process gives another over a group.
 
 No pickle: the receiver makes numbers, strings, lists, dicts and tensors, and runs nothing that the sender wrote. The
-tensors themselves are not copied into the description; they travel one by one, straight from where they are.
+tensors themselves are not copied into the description; they travel one by one, straight from where they are. What
+arrives can be used as what was sent: numpy's numbers arrive as Python's, a named tuple as one with the same fields.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import torch
+
+from resile.torch.arrays import is_array, is_number, tensor_of
 
 MAX_DESCRIPTION = 256 * 1024 * 1024
 """Bytes. A description holds no tensors, so a bigger one is not a state."""
@@ -52,7 +56,7 @@ def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
     """The description of a state, and its tensors in the order of the description.
 
     Raises:
-        BadState: it holds something other than numbers, strings, bytes, None, lists, tuples, dicts and tensors.
+        BadState: it holds something other than numbers, strings, bytes, None, lists, tuples, dicts, tensors and arrays.
     """
     tensors: list[torch.Tensor] = []
     tree = _take_apart(state, tensors, "state", 0)
@@ -93,21 +97,34 @@ def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int)
     if depth > MAX_DEPTH:
         raise BadState(f"{where} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise BadState(f"{where} is a sparse tensor, which cannot be sent; make it dense")
         tensors.append(value.detach())
         return ["tensor", len(tensors) - 1]
+    if is_number(value):
+        value = value.item()
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        return ["integer", hex(value)]
     if value is None or type(value) in (bool, int, float, str, bytes):
         return ["value", value]
+    if is_array(value):
+        tensors.append(tensor_of(value))
+        return ["array", len(tensors) - 1]
     if isinstance(value, Mapping):
         for key in value:
             if type(key) not in (int, str, bool):
                 raise BadState(f"{where} has the key {key!r}; a state's keys are strings and whole numbers")
-        return ["dict", [[k, _take_apart(v, tensors, f"{where}[{k!r}]", depth + 1)] for k, v in value.items()]]
-    if type(value) in (list, tuple):
+        kind = {Counter: "counter", OrderedDict: "ordered"}.get(type(value), "dict")
+        return [kind, [[k, _take_apart(v, tensors, f"{where}[{k!r}]", depth + 1)] for k, v in value.items()]]
+    fields = getattr(value, "_fields", None) if isinstance(value, tuple) else None
+    if type(value) in (list, tuple, torch.Size) or fields is not None:
         parts = [_take_apart(v, tensors, f"{where}[{n}]", depth + 1) for n, v in enumerate(value)]
-        return ["list" if type(value) is list else "tuple", parts]
+        if fields is not None:
+            return ["named", [type(value).__name__, list(fields), parts]]
+        return [{list: "list", tuple: "tuple", torch.Size: "size"}[type(value)], parts]
     raise BadState(
         f"{where} is a {type(value).__name__}; a state is made of numbers, strings, bytes, None, lists, tuples, "
-        "dicts and tensors"
+        "dicts, tensors and numpy arrays"
     )
 
 
@@ -115,12 +132,25 @@ def _put_together(node: Any, tensors: list[torch.Tensor], depth: int) -> Any:
     if depth > MAX_DEPTH or type(node) is not list or len(node) != 2:
         raise BadState("the description of a state is broken")
     kind, content = node
+
+    def inside(nodes: Any) -> list[Any]:
+        return [_put_together(each, tensors, depth + 1) for each in nodes]
+
+    def pairs() -> dict[Any, Any]:
+        return {key: _put_together(value, tensors, depth + 1) for key, value in content}
+
     make: dict[str, Callable[[], Any]] = {
         "value": lambda: content,
+        "integer": lambda: int(content, 16),
         "tensor": lambda: tensors[content],
-        "dict": lambda: {key: _put_together(value, tensors, depth + 1) for key, value in content},
-        "list": lambda: [_put_together(value, tensors, depth + 1) for value in content],
-        "tuple": lambda: tuple(_put_together(value, tensors, depth + 1) for value in content),
+        "array": lambda: tensors[content].cpu().numpy(),
+        "dict": pairs,
+        "ordered": lambda: OrderedDict(pairs()),
+        "counter": lambda: Counter(pairs()),
+        "list": lambda: inside(content),
+        "tuple": lambda: tuple(inside(content)),
+        "size": lambda: torch.Size(inside(content)),
+        "named": lambda: namedtuple(content[0], content[1])(*inside(content[2])),
     }
     try:
         return make[kind]()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from resile.torch import states
 from resile.torch.averaging import Averager
 from resile.torch.buffers import Buffers
 from resile.torch.group import Group
@@ -57,6 +58,7 @@ class Training:
         self._buffers = Buffers(self.model)
         self._world = 1
         self._group: Group | None = None
+        self._can_be_given = False
 
     @property
     def under_way(self) -> bool:
@@ -81,11 +83,18 @@ class Training:
         self._buffers.wait(self._group)
 
     def update(self) -> None:
-        """Take the step. Nobody is waited for, so a loss cannot divide it."""
+        """Take the step. Nobody is waited for, so a loss cannot divide it.
+
+        Raises:
+            BadState: the state could not be given to a newcomer; found out in the first step, and not at a loss.
+        """
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         self._buffers.keep()
+        if not self._can_be_given and not self._sharded:
+            states.describe(self.state())
+            self._can_be_given = True
 
     def abandon(self) -> None:
         """The step is broken off, and so is its group: nothing of it touches the training when this returns."""
