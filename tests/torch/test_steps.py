@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from resile.torch import Elastic, ElasticBatchSampler
 from resile.torch.averaging import Averager, TooManyPasses
+from resile.torch.training import EarlyStep
 
 WORLD = 2
 STEPS = 4
@@ -206,3 +207,58 @@ def test_alone_it_is_the_same():
                 ours(batch(0, 0), (0,)).sum().backward()
     assert elastic.completed == 8
     assert ours.heads[1].weight.grad is None
+
+
+def simplest() -> tuple[torch.nn.Linear, torch.optim.SGD, Elastic]:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, optimizer, Elastic(model, optimizer)
+
+
+def test_a_step_that_the_script_takes_inside_the_block_is_refused_and_not_taken_twice():
+    model, optimizer, elastic = simplest()
+
+    def loss_and_step() -> None:
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(EarlyStep, match=r"^optimizer\.step\(\) was called inside"), elastic.step():
+        loss_and_step()
+    assert model.weight.item() == 0
+    assert elastic.completed == 0
+
+
+def test_outside_of_a_block_and_after_one_that_failed_the_optimizer_is_the_scripts_own():
+    model, optimizer, elastic = simplest()
+    with pytest.raises(ZeroDivisionError), elastic.step():
+        raise ZeroDivisionError
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert model.weight.item() == -1
+    with elastic.step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+    assert model.weight.item() == -2
+    optimizer.step()
+    assert model.weight.item() == -3
+
+
+def test_a_scaler_before_the_step_leaves_out_what_is_not_finite_and_moves_its_scale():
+    model, optimizer, _ = simplest()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def unscale() -> None:
+        scaler.unscale_(optimizer)
+        if not torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).isfinite():
+            optimizer.zero_grad()
+        scaler.update()
+
+    elastic = Elastic(model, optimizer, state={"scaler": scaler}, before_step=unscale)
+    weights = []
+    for factor in (1.0, float("inf"), 1.0):
+        with elastic.step():
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 1)).sum() * factor).backward()
+        weights.append((model.weight.item(), scaler.get_scale()))
+    assert weights == [(pytest.approx(-0.5, abs=1e-5), 8), (weights[0][0], 4), (pytest.approx(-1, abs=1e-5), 4)]

@@ -351,6 +351,7 @@ class Elastic:
 
     def _break_off(self, lost: bool) -> None:
         """Nothing of this step is under way any more. Peers that wait for the rest of it are not left waiting."""
+        self._course.training.leave()
         if self._rounds.group is not None and (lost or self._course.training.under_way):
             self._rounds.group.abort()
             self._course.training.abandon()

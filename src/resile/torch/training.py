@@ -21,8 +21,12 @@ DIGEST = 64
 """Values of each parameter that go into a digest."""
 
 
+class EarlyStep(Exception):
+    """The script took a step that would be taken twice; the text is one sentence. No RuntimeError: nobody was lost."""
+
+
 class Stateful(Protocol):
-    """What a state may hold: schedulers, samplers, scalers, anything with these two."""
+    """What a state may hold: samplers, averages, the factor of a scaler, anything with these two."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """All there is to know."""
@@ -59,6 +63,9 @@ class Training:
         self._world = 1
         self._group: Group | None = None
         self._can_be_given = False
+        self._open = False
+        """A step has begun, and nothing but its end may change the parameters."""
+        self._hook = self.optimizer.register_step_pre_hook(self._refuse_early_step)
 
     @property
     def under_way(self) -> bool:
@@ -67,7 +74,7 @@ class Training:
 
     def begin(self, world: int, backwards: int, group: Group | None) -> None:
         """A step begins, in the group of a round if there are rounds; nothing is left of one that was broken off."""
-        self._world, self._group = world, group
+        self._world, self._group, self._open = world, group, True
         self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
             parameter.grad = None
@@ -88,6 +95,7 @@ class Training:
         Raises:
             BadState: the state could not be given to a newcomer; found out in the first step, and not at a loss.
         """
+        self._open = False
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -95,6 +103,10 @@ class Training:
         if not self._can_be_given and not self._sharded:
             states.describe(self.state())
             self._can_be_given = True
+
+    def leave(self) -> None:
+        """The step ended with an error: the script may do with the optimizer what it likes."""
+        self._open = False
 
     def abandon(self) -> None:
         """The step is broken off, and so is its group: nothing of it touches the training when this returns."""
@@ -143,6 +155,14 @@ class Training:
     def close(self) -> None:
         """Let go of the model."""
         self._averager.close()
+        self._hook.remove()
+
+    def _refuse_early_step(self, *_: Any) -> None:
+        if self._open:
+            raise EarlyStep(
+                "optimizer.step() was called inside `with elastic.step()`, whose end takes the step: leave the call "
+                "out, and a scheduler's and a scaler's as well"
+            )
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
