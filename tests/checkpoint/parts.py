@@ -12,7 +12,10 @@ from resile.checkpoint.layout import CHUNK, Layout, TensorItem
 FRAME = 64
 
 
-def layout_of(directory: Path | str = "", *, rank: int = 0, world: int = 1, attempt: str = "a", **more: int) -> Layout:
+def layout_of(
+    directory: Path | str = "", *, rank: int = 0, world: int = 1, attempt: str = "a", whole: bool = False, **more: int
+) -> Layout:
+    """Of a rank that stores its own part, or of one that has all of a step as others do."""
     nbytes = 2 * CHUNK
     item = TensorItem(
         key=f"t{rank}",
@@ -30,9 +33,10 @@ def layout_of(directory: Path | str = "", *, rank: int = 0, world: int = 1, atte
         rank=rank,
         world=world,
         attempt=attempt,
-        replicated=True,
+        replicated=whole,
+        whole=whole,
         length=nbytes,
-        stored=nbytes,
+        stored=0 if whole and rank else nbytes,
         items=(item,),
         directory=str(directory),
         **more,

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from resile.checkpoint.layout import Part
-from resile.checkpoint.storage import CannotStore, Storage, new_file, open_storage, store_committed
+from resile.checkpoint.storage import CannotStore, Storage, new_file, open_storage, store_all, store_committed
+from resile.checkpoint.sums import sums_of
 from tests.checkpoint.parts import filled, layout_of
 
 
@@ -47,6 +48,52 @@ def test_parts_of_different_attempts_never_make_a_step(tmp_path: Path) -> None:
     assert storage.steps() == []
     assert storage.store(*filled(layout_of(tmp_path, rank=0, world=2, attempt="second"), step=5))
     assert storage.steps() == [5]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_two_that_write_a_step_which_both_have_all_of_do_not_mix_their_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    storage = open_storage(f"{scheme}{tmp_path}")
+    first, second = (filled(layout_of(tmp_path, rank=rank, world=3, whole=True), step=5) for rank in (0, 2))
+    buffer, record = second
+    buffer.map()[record.data_at] = 77  # a value that is not the same on all ranks
+    encode, others = Part.encode, iter([second])
+
+    def meanwhile(part: Part) -> bytes:
+        for other in others:  # once: all of it between the data of the first and its description
+            storage.store(*other)
+        return encode(part)
+
+    monkeypatch.setattr(Part, "encode", meanwhile)
+    storage.store(*first)
+    (part,) = storage.parts(5)
+    with storage.data(5, part) as file:
+        data = file.read()
+    assert (part.rank, part.world) == (0, 1)
+    assert part.sums[0] == sums_of(data, 0, layout_of(whole=True))[0]
+    assert sorted(os.listdir(tmp_path)) == ["step-5"]
+
+
+def test_what_all_ranks_have_is_stored_by_rank_0_and_by_another_only_if_nobody_is_seen_to(tmp_path: Path) -> None:
+    storage, slept = Storage(tmp_path), []
+    data = storage.draft(5, "a-0") / "data"
+
+    def pause(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) < 30:  # somebody is writing it, and is lost then
+            data.write_bytes(bytes(len(slept)))
+
+    buffer, record = filled(layout_of(tmp_path, rank=1, world=2, whole=True), step=5)
+    assert store_committed(buffer, record.sequence) == ""
+    assert (storage.steps(), slept, buffer.stored) == ([], [], 0), "rank 0 does"
+    assert store_all([(buffer, record.sequence)], (), pause, last=True) == [""]
+    assert storage.steps() == [5]
+    assert 30 <= sum(slept) <= 33
+    slept.clear()
+    buffer, record = filled(layout_of(tmp_path, rank=1, world=2, whole=True), step=5)
+    assert store_all([(buffer, record.sequence)], (), pause, last=True) == [""]
+    assert (slept, buffer.stored) == ([], record.sequence), "it is there already"
 
 
 def test_a_step_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_survivors_meet_again_without_waiting_for_the_process_that_died():
     job = elastic(3)
     dies(job, 1)
     (over,) = job.said(de.EndRound)
+    assert over.lost
     assert {each.id for each in over.nodes} == {0, 1, 2}
     assert isinstance(job.node(1).agent.stance, Idle)
     rejoins(job, 0)
@@ -76,7 +77,8 @@ def test_the_replacement_comes_in_with_a_new_round_and_gets_its_old_place():
     rejoins(job, 0)
     rejoins(job, 2)
     rejoins(job, 1, after=1)
-    assert [d.because for d in job.said(de.EndRound)] == ["worker-1 is ready to join"]
+    (over,) = job.said(de.EndRound)
+    assert (over.because, over.lost) == ("worker-1 is ready to join", False)
     rejoins(job, 2)
     rejoins(job, 0)
     assert job.members == [0, 1, 2]

@@ -137,6 +137,8 @@ def test_training_goes_on_from_the_living_from_memory_and_from_storage_as_if_not
     round_ = newest_round(runs)
     kill(ranks[0]["pid"])
     assert begun(runs, round_) == {13}, "of the one that lives, although step 10 is in memory"
+    storage = Storage(runs.directory / "storage")
+    wait_until(lambda: {10, 13} & set(storage.steps()), "what was in memory to be in storage, too", LONG)
     go_on(runs, 13)
 
     ranks = stopped(runs, 27)
@@ -147,7 +149,7 @@ def test_training_goes_on_from_the_living_from_memory_and_from_storage_as_if_not
     go_on(runs, 27)
 
     stopped(runs, 47)
-    wait_until(lambda: 40 in Storage(runs.directory / "storage").steps(), "step 40 in storage", LONG)
+    wait_until(lambda: 40 in storage.steps(), "step 40 in storage", LONG)
     for pid in (runs.supervisor(), runs.master(), *(node.pid for node in first)):
         kill(pid)  # and the memory is gone
     for node in first:
@@ -168,7 +170,7 @@ def test_training_goes_on_from_the_living_from_memory_and_from_storage_as_if_not
     done = subprocess.run(calm, cwd=runs.directory, capture_output=True, timeout=LONG, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert {end["model"] for end in runs.notes("end")} == {ends[0]["model"]}, "bit by bit that of an undisturbed run"
-    assert Storage(runs.directory / "storage").steps()[-1] == STEPS
+    assert storage.steps()[-1] == STEPS
     assert Storage(runs.directory / "calm").steps()[-1] == STEPS, "the last step, under plain torchrun"
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.checkpoint.parts import filled, layout_of
 from tests.local.runs import wait_until
-from tests.torch.vaults import PATIENCE, VaultThread, vault_thread
+from tests.torch.vaults import PATIENCE, VaultThread, in_ranks, is_uniform, uniform, vault_thread
 
 from resile.agent.partner import Partner
 from resile.agent.vault import PAUSES
@@ -22,6 +22,7 @@ from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.line import Line
 from resile.checkpoint.room import short_of
 from resile.checkpoint.storage import Storage
+from resile.torch.checkpointer import Checkpointer
 from resile.wire.directory import DirectoryError
 from resile.wire.variables import AGENT_SOCKET, WORKER
 
@@ -200,6 +201,43 @@ def test_what_a_process_asked_storage_for_is_not_waited_for_twice_at_the_end_of_
         vault.flush()
         assert time.monotonic() - begun < sum(PAUSES), "each of the requests would take so long"
         assert Storage(storage).steps() == [5]
+
+
+def saves_what_all_have(rank: int, directory: str) -> bool:
+    checkpointer = Checkpointer(directory)
+    kept = checkpointer.save(7, uniform(7, 100))
+    checkpointer.wait(PATIENCE)
+    return kept
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_is_left_brings_what_all_ranks_have_to_storage_whichever_is_lost(tmp_path: Path, lost: int) -> None:
+    with vault_thread() as first, vault_thread() as second:
+        assert in_ranks(saves_what_all_have, 2, str(tmp_path), vault=[first, second]) == [True, True]
+        (second, first)[lost].flush()
+    state = uniform(0, 100)
+    assert Checkpointer(tmp_path).restore(state) == 7
+    assert is_uniform(state, 7)
+
+
+def test_when_a_peer_is_lost_the_last_step_goes_to_storage_while_its_process_goes_on(tmp_path: Path) -> None:
+    sleeping, go_on = threading.Event(), threading.Event()
+    with vault_thread(pause=lambda seconds: (sleeping.set(), go_on.wait(PATIENCE))) as vault:
+        opened = line(vault)
+        layout = layout_of(tmp_path, rank=1, world=2, whole=True)
+        assert opened.make_room(places(msgspec.json.encode(layout), layout.length)[2]) == ""
+        for step, buffer in ((4, opened.buffers[1]), (5, opened.buffers[0])):
+            filled(layout, step, buffer=buffer)
+        vault.do(vault.vault.rescue)
+        assert sleeping.wait(PATIENCE)
+        assert [buffer.wanted for buffer in opened.buffers] == [True, False], "the next save has a place"
+        filled(layout, 6, buffer=opened.buffers[1])
+        go_on.set()
+        wait_until(lambda: not opened.buffers[0].wanted, "the buffer to be free")
+        assert Storage(tmp_path).steps() == [5]
+        vault.do(vault.vault.rescue)
+        wait_until(lambda: Storage(tmp_path).steps() == [5, 6], "what was saved since")
+        opened.close()
 
 
 def test_a_node_that_is_left_alone_gives_the_memory_of_copies_back_when_its_processes_have_saved(

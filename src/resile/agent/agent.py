@@ -178,6 +178,8 @@ class Agent:
                     self.seats.elastic |= message.elastic
                     if self.seats.active:
                         self.seats.over(message.round, message.because)
+                        if message.lost:
+                            self.vault.rescue()
                     else:
                         self._go_on()
             case ms.Held():

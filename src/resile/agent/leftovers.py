@@ -1,4 +1,4 @@
-"""What processes leave in memory when they end, and its way to storage.
+"""What processes leave in memory when they end, or have in it when a peer is lost, and its way to storage.
 
 Storage that refuses is tried again, for all ranks of the node together: a node that ends has a grace period before it
 is killed (30 s as a rule, which its processes may have used a part of), and one that is taken away for another should
@@ -7,10 +7,12 @@ not be held up for as many pauses as it has processes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.layout import Layout
 from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_all
 
 log = logging.getLogger("resile.agent")
@@ -28,6 +30,23 @@ def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
         newest += found[:1]
         older += found[1:]
     return newest, older
+
+
+def whole_in(ranks: Iterable[list[Buffer]]) -> Held | None:
+    """The newest whole step that living processes have saved, if it is not in storage.
+
+    The other buffer is left to its process, to save into: so nothing is taken while that is on its way to storage.
+    """
+    found = []
+    for buffers in ranks:
+        held = [(buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
+        if held and not any(buffer.wanted for buffer in buffers):
+            buffer, record = max(held, key=lambda each: each[1].sequence)
+            with contextlib.suppress(NotWhole):
+                layout = buffer.layout(record)
+                if layout.whole and layout.directory and record.sequence > max(each.stored for each in buffers):
+                    found.append((buffer, record))
+    return max(found, key=lambda each: each[1].step, default=None)
 
 
 def store_last(
@@ -70,12 +89,16 @@ def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
     record = buffer.record()
     try:
         stored = max(each.stored for each in siblings)
-        if record is not None and record.sequence > stored and buffer.layout(record).directory:
+        if record is not None and record.sequence > stored and _is_storable(buffer.layout(record)):
             return record
     except NotWhole as error:
         log.warning("step %d is not stored: %s", record.step if record is not None else 0, error)
     buffer.release()
     return None
+
+
+def _is_storable(layout: Layout) -> bool:
+    return bool(layout.directory) and (layout.whole or not layout.replicated)
 
 
 def _store_each(
@@ -89,7 +112,7 @@ def _store_each(
             held.append((buffer, record.sequence))
         except NotWhole as damage:
             errors.append(f"step {record.step} was not stored: {damage}")
-    answers = store_all(held, pauses, pause)
+    answers = store_all(held, pauses, pause, last=True)
     stored = {place for place, error in zip(places, answers, strict=True) if not error}
     return stored, errors + [error for error in answers if error]
 

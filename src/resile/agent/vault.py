@@ -2,8 +2,8 @@
 
 Buffers are the agent's, so they outlive the processes that fill them; they are anonymous, so nothing of them outlives
 the agent and its processes. What is in them is not the agent's business: it gives room, counts it, and copies bytes to
-storage in a thread of its own, when a process asks for it and when the processes of the node have ended. Another thread
-copies them to another node, for state that no other node has.
+storage in a thread of its own, when a process asks for it, when the processes of the node have ended, and when a peer
+on another node is lost. Another thread copies them to another node, for state that no other node has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 
 from resile import unix_sockets
 from resile.agent.copies import Copies
-from resile.agent.leftovers import left_in, store_last
+from resile.agent.leftovers import left_in, store_last, whole_in
 from resile.agent.partner import Partner
 from resile.api.ids import Round
 from resile.api.reports import Door
@@ -154,6 +154,9 @@ class Vault:
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """What the buffers held when they were last flushed."""
+        self._rescuing = False
+        """It was asked for, and has not begun yet."""
+        self._rescued: Buffer | None = None
         self.yield_memory: Callable[[], bool] = lambda: False
         """Asks others of this node to give memory back; whether they had any."""
 
@@ -234,6 +237,29 @@ class Vault:
             buffers = [buffer for buffer, _ in newest + older]
             work = functools.partial(store_last, newest, older, PAUSES, self._pause, what_next)
             self._storing.submit(work, *buffers, answer=self._note_flush)
+
+    def rescue(self) -> None:
+        """Begin to store the newest step that this node has all of; its processes live, and go on meanwhile."""
+        if not self._rescuing:
+            self._rescuing = True
+            self._storing.submit(self._rescue)
+
+    def _rescue(self) -> str:
+        """In the thread that stores, when it is its turn: what is the newest by then."""
+        self._rescuing = False
+        held = whole_in(list(self._buffers.values()))
+        if held is None:
+            return ""
+        buffer, record = held
+        self._rescued = buffer
+        try:
+            buffer.want(record.sequence)
+            if buffer.record() != record:  # its process was quicker
+                buffer.release(record.sequence)
+                return ""
+            return store_last([held], [], PAUSES, self._pause)
+        finally:
+            self._rescued = None
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
         """What a process has asked for; at the node's end without pauses, as all that is left is tried again then."""
@@ -333,7 +359,7 @@ class Vault:
     def _take_over(self, buffers: list[Buffer]) -> None:
         """Another process fills these from now on: what the last one wanted stored, and did not live to say, is."""
         for buffer in buffers:
-            if buffer.wanted and buffer not in self._storing.claimed:
+            if buffer.wanted and buffer not in self._storing.claimed and buffer is not self._rescued:
                 record = buffer.record()
                 if record is None:
                     buffer.release()

@@ -84,6 +84,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of one step belong together only if they were made in the same attempt of the same world."""
     replicated: bool
     """Nothing in it belongs to this rank alone: any rank of any world can use it."""
+    whole: bool = False
+    """It has all of such a step, so that it can be the only part of one in storage."""
     length: int
     """Bytes of data."""
     stored: int
@@ -113,6 +115,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def sums(self) -> int:
         """How many checksums it has: what goes to storage has its own."""
         return chunks(self.stored) + chunks(self.length - self.stored)
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another rank brings all of the step to storage as long as nobody is lost: one of all of them does."""
+        return self.replicated and self.rank > 0
+
+    def alone(self) -> Layout:
+        """How it is stored as the only part of a step; whoever else does the same is in an attempt of its own."""
+        attempt = f"{self.attempt}-{self.rank}"
+        return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 
     def stored_items(self) -> tuple[Item, ...]:
         """What this rank writes to storage."""

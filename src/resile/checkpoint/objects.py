@@ -6,7 +6,7 @@
 
 Parts of different attempts lie side by side under different names. Whoever finds all parts of an attempt there writes
 `.metadata`, which names exactly those; a store writes one object as a whole or not at all. If two writers find them
-complete, both write the same bytes.
+complete, both write the same bytes. What all ranks have alike is one part, and each writer of it an attempt.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class ObjectStorage:
         """
         try:
             layout = buffer.layout(record)
-            if self.has(record.step):
+            if self.has(record.step) or (layout.replicated and not layout.whole):
                 return False
+            layout = layout.alone() if layout.whole else layout
             sums = sealed(buffer, record)[: chunks(layout.stored)]
             blocks = _blocks_of(buffer, record, layout.stored)
             return self.put(record.step, layout, blocks, sums)
@@ -118,6 +119,11 @@ class ObjectStorage:
             raise CannotStore(f"step {step} was not stored in {self.directory}: {error}") from error
         self.sweep()
         return True
+
+    def progress(self, step: int) -> int:
+        """A number that changes while somebody is writing a step, as far as a store shows that."""
+        with self._answering(self.where(step)):
+            return len(self._names(step))
 
     def parts(self, step: int) -> list[Part]:
         """The parts that the step consists of, by rank; none in one that plain DCP wrote.

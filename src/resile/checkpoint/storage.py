@@ -7,11 +7,15 @@
 Every writer puts its own part into the hidden directory and then looks whether all are there. Whoever finds them
 complete commits: the last one always does, and if two do, one renames first and the other finds it done. Nobody waits
 for anybody, so parts can be written after a crash, by agents whose processes are gone.
+
+What all ranks have alike is one part, and whoever has it can make the step of it alone, in a directory of its own. Rank
+0 does; when processes end or a peer is lost, any node that sees nobody else bring the step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -37,6 +41,9 @@ _PART = re.compile(r"__\d{1,9}\.resile\.json")
 _DOOMED = ".gone-"
 _BLOCK = 16 << 20
 """Bytes that the kernel copies at a time: between two of them the writer can see that it has been overtaken."""
+OTHERS_FIRST = 1.0
+"""Seconds that others have to begin with a step that is theirs to store, before who has it too does it."""
+LOOK = 0.25
 
 
 class CannotStore(Exception):
@@ -94,6 +101,9 @@ class Storage:
             layout = buffer.layout(record)
             if self.path(record.step).exists():
                 return False
+            if layout.replicated and not layout.whole:
+                return False
+            layout = layout.alone() if layout.whole else layout
             draft = self.draft(record.step, layout.attempt)
             if layout.stored:
                 with new_file(draft / data_file(layout.rank)) as target:
@@ -113,6 +123,15 @@ class Storage:
         """
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
+
+    def progress(self, step: int) -> int:
+        """A number that changes while somebody is writing a step."""
+        size = 0
+        with contextlib.suppress(OSError, Unreadable):  # a draft that has just been committed
+            for name in self._names():
+                if (draft := _DRAFT.fullmatch(name)) and int(draft[1]) == step:
+                    size += sum(1 + file.stat().st_size for file in os.scandir(self.directory / name))
+        return size
 
     def where(self, step: int) -> str:
         """The same, in words."""
@@ -272,7 +291,11 @@ def store_committed(
 
 
 def store_all(
-    held: Sequence[tuple[Buffer, int]], pauses: Iterable[float], pause: Callable[[float], object]
+    held: Sequence[tuple[Buffer, int]],
+    pauses: Iterable[float],
+    pause: Callable[[float], object] = time.sleep,
+    *,
+    last: bool = False,
 ) -> list[str]:
     """Write what several buffers hold; an answer for each, as of `store_committed`.
 
@@ -280,6 +303,7 @@ def store_all(
         held: buffers and what they hold; nobody wants them kept any longer when this returns.
         pauses: seconds before each further try of all that storage does not take.
         pause: lets them pass.
+        last: who else should bring such a step there may be gone: if nobody is seen to, it is written from here.
     """
     answers = [""] * len(held)
     left, to_do = iter(pauses), list(range(len(held)))
@@ -288,7 +312,7 @@ def store_all(
             refused = []
             for number in to_do:
                 try:
-                    answers[number] = _store(*held[number])
+                    answers[number] = _store(*held[number], pause if last else None)
                 except CannotStore as error:
                     answers[number] = str(error)
                     refused.append(number)
@@ -301,8 +325,13 @@ def store_all(
             buffer.release(sequence)
 
 
-def _store(buffer: Buffer, sequence: int) -> str:
+def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
     """Try it once: an empty answer, or why there is no use in trying.
+
+    Args:
+        buffer: what holds it.
+        sequence: what it holds.
+        pause: lets time pass in which others may bring a step that is theirs to store; None: it is left to them.
 
     Raises:
         CannotStore: storage does not take it.
@@ -312,13 +341,35 @@ def _store(buffer: Buffer, sequence: int) -> str:
         return "it was not stored: a newer step took its place in memory"
     try:
         layout = buffer.layout(record)
-        if layout.directory:
+        if layout.directory and (not layout.is_anothers or (layout.whole and pause is not None)):
             keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
-            keep.store(buffer, record)
+            if not layout.is_anothers or pause is None or _nobody_brings(record.step, keep, layout.rank, pause):
+                keep.store(buffer, record)
             buffer.note_stored(record)
     except NotWhole as error:
         return str(error)
     return ""
+
+
+def _nobody_brings(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
+    """Whether a step is not there, and nobody is seen to write it; others are given a moment to begin.
+
+    Ranks that have the same step take their time one after the other, so that seldom two of them write it.
+
+    Raises:
+        CannotStore: nobody can tell.
+    """
+    seen: int | None = None
+    try:
+        while (now := keep.progress(step)) != seen:
+            seen = now
+            for _ in range(round((OTHERS_FIRST + math.log2(rank)) / LOOK)):
+                if keep.has(step):
+                    return False
+                pause(LOOK)
+        return not keep.has(step)
+    except Unreadable as error:
+        raise CannotStore(f"step {step} was not stored: {error}") from None
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:

@@ -64,6 +64,8 @@ class EndRound(Decision, frozen=True, kw_only=True):
     nodes: tuple[NodeKey, ...]
     elastic: bool = False
     """The job's processes meet without restarts."""
+    lost: bool = False
+    """A member was lost, or leaves."""
 
 
 class TellHeld(Decision, frozen=True, kw_only=True):

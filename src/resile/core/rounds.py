@@ -183,7 +183,8 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None, *, failed: bool = Fa
     progress.stopped(state.progress, because, str(culprit) if culprit else "", turn.now)
     turn.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
     elastic = bool(turn.index.elastic)
-    turn.decide(EndRound(round=gathering.round, because=because, nodes=members, elastic=elastic))
+    lost = culprit is not None
+    turn.decide(EndRound(round=gathering.round, because=because, nodes=members, elastic=elastic, lost=lost))
     open_forming(turn)
 
 

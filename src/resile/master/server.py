@@ -249,7 +249,9 @@ class Executor:
                 for node, place in decision.places.items():
                     board.tell(node, ms.RoundFormed(round=decision.round, place=place))
             case de.EndRound():
-                over = ms.RoundOver(round=decision.round, because=decision.because, elastic=decision.elastic)
+                over = ms.RoundOver(
+                    round=decision.round, because=decision.because, elastic=decision.elastic, lost=decision.lost
+                )
                 board.tell_many(decision.nodes, over)
             case de.TellHeld():
                 board.tell(decision.node, ms.Held(round=decision.round))

@@ -27,6 +27,9 @@ def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, 
     Raises:
         OSError, CannotStore, NotWhole: storage does not take it.
     """
+    if layout.is_anothers:
+        return
+    layout = layout.alone() if layout.whole else layout
     only = msgspec.structs.replace(layout, items=layout.stored_items(), length=layout.stored)
     sums: list[int] = []
     if isinstance(storage, ObjectStorage):

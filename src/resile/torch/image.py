@@ -195,6 +195,7 @@ def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
         world=place.world,
         attempt=place.attempt,
         replicated=replicated,
+        whole=replicated and (place.leads or place.rank == 0),
         length=end,
         stored=boundary,
         items=tuple(items),

@@ -206,6 +206,8 @@ class RoundOver(Message, frozen=True, kw_only=True):
     because: str
     elastic: bool = False
     """The job's processes meet without restarts: let yours live, even those that are still starting."""
+    lost: bool = False
+    """A member was lost, or leaves: what is saved in memory is to reach storage."""
 
 
 class Held(Message, frozen=True, kw_only=True):
