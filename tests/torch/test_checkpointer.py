@@ -444,6 +444,61 @@ def test_what_is_on_its_way_to_storage_is_not_overwritten_and_saving_goes_on(
     assert is_uniform(state, 19)
 
 
+@pytest.fixture
+def storage_goes_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Storage hangs until this is set."""
+    goes_on, store = threading.Event(), Storage.store
+
+    def hang(*words: Any) -> bool:
+        goes_on.wait(PATIENCE)
+        return store(*words)
+
+    monkeypatch.setattr(Storage, "store", hang)
+    yield goes_on
+    goes_on.set()
+
+
+def test_a_storage_that_hangs_does_not_keep_steps_from_memory(
+    opened: Open,
+    vault: VaultThread,
+    tmp_path: Path,
+    storage_goes_on: threading.Event,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpointer = opened(tmp_path, store_every=10)
+    assert all(checkpointer.save(step, uniform(step, 100)) for step in (8, 9, 10, 11, 12, 19, 20, 21, 30))
+    assert caplog.text.count("storage still writes an earlier step") == 1
+    checkpointer.close()
+    vault.do(vault.vault.flush)
+    successor = opened(tmp_path)
+    state = uniform(0, 100)
+    assert successor.restore(state) == 30
+    assert all(successor.save(step, uniform(step, 100)) for step in (31, 32, 33))
+    storage_goes_on.set()
+    vault.flush()
+    assert 10 in Storage(tmp_path).steps()
+
+
+def test_a_step_that_is_due_while_storage_is_busy_follows_at_the_next_save_or_when_it_is_waited_for(
+    opened: Open, vault: VaultThread, tmp_path: Path, storage_goes_on: threading.Event
+) -> None:
+    checkpointer = opened(tmp_path, store_every=10, keep_last=0)
+    for step in (10, 20):
+        assert checkpointer.save(step, uniform(step, 100))
+    storage_goes_on.set()
+    assert checkpointer._vault is not None
+    assert checkpointer._vault.wait(1, PATIENCE) == ""
+    assert checkpointer.save(21, uniform(21, 100))
+    checkpointer.wait(PATIENCE)
+    assert Storage(tmp_path).steps() == [10, 20]
+    storage_goes_on.clear()
+    for step in (30, 40):
+        assert checkpointer.save(step, uniform(step, 100))
+    storage_goes_on.set()
+    checkpointer.wait(PATIENCE)
+    assert Storage(tmp_path).steps() == [10, 20, 30, 40]
+
+
 def test_a_process_killed_at_any_moment_of_a_save_costs_at_most_that_save(
     opened: Open, vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

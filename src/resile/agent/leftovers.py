@@ -71,7 +71,8 @@ def store_last(
     try:
         stored, errors = _store_each(newest, left, pause)
         if older and not (len(stored) == 1 and all(_is_there(place) for place in stored)):
-            more, others = _store_each(older, left, pause)
+            still = [(buffer, record) for buffer, record in older if buffer.record() == record]
+            more, others = _store_each(still, left, pause)
             stored, errors = stored | more, errors + others
         for directory, step in sorted(stored):
             if _is_there((directory, step)):
@@ -107,6 +108,8 @@ def _store_each(
     """Directory and step of each part that was stored (the step is there once every rank's is), and what went wrong."""
     places, held, errors = [], [], []
     for buffer, record in found:
+        if buffer.record() == record and not buffer.wanted:
+            buffer.want(record.sequence)
         try:
             places.append((buffer.layout(record).directory, record.step))
             held.append((buffer, record.sequence))

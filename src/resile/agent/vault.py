@@ -221,7 +221,10 @@ class Vault:
         self._buffers.clear()
 
     def flush(self, what_next: str = "") -> None:
-        """Begin to store what processes that have ended left in memory. Until it is, they do not overwrite it.
+        """Begin to store what processes that have ended left in memory. Until it is, others do not overwrite it.
+
+        That holds for the newest of each rank, unless the one before it is on its way still: their successors are to
+        have a buffer to save into, however long storage takes.
 
         Args:
             what_next: to add to the words that tell where it is.
@@ -231,8 +234,10 @@ class Vault:
             return
         self._flushed = held
         newest, older = left_in(self._buffers.values())
-        for buffer, record in newest + older:
-            buffer.want(record.sequence)
+        for buffer, record in newest:
+            pair = next(pair for pair in self._buffers.values() if buffer in pair)
+            if not any(each.wanted for each in pair):
+                buffer.want(record.sequence)
         if newest:
             buffers = [buffer for buffer, _ in newest + older]
             work = functools.partial(store_last, newest, older, PAUSES, self._pause, what_next)

@@ -45,16 +45,19 @@ from resile.torch.growth import growth
 from resile.torch.heard import be_heard
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
 from resile.torch.restoring import Memory, Restoring
-from resile.torch.slots import Copied, Introduction, Standing, to_keep
+from resile.torch.slots import Copied, Introduction, Slot, Standing, to_keep
 from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
 
 log = logging.getLogger(__name__)
 
 STORE_PATIENCE = 600.0
 """Seconds that `wait` gives storage by default."""
+HOLD = 600.0
+"""Seconds that saves of a sharded state are left out for a storage that has not taken an earlier one."""
 COPY_PATIENCE = 30.0
 """Seconds that a save which is due for storage waits for the copies of the one before it."""
 BEHIND = "storage is two saves behind: saves are left out until it has caught up"
+BUSY = "storage still writes an earlier step: steps that are due meanwhile may stay in memory alone"
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _BLOCK = 64 << 20
 
@@ -107,6 +110,10 @@ class Checkpointer:
         """Every rank's saves survive its end."""
         self._asked = 0
         """The last sequence that storage was asked for."""
+        self._owed: tuple[int, int] | None = None
+        """Buffer and sequence of a save that was due while storage was busy with the one before."""
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """By buffer: what it holds for storage, and since when."""
         self._partnered = False
         """Every rank's node has another one that keeps copies."""
         self._sent = 0
@@ -133,9 +140,12 @@ class Checkpointer:
         step of which each has its part. If it is sharded over several nodes it is also copied to another node, in the
         background, and the next save is kept when all nodes have done so: then that step outlives the loss of any node.
 
+        Storage gets one step at a time. One that is due while another is on its way is kept in memory, and follows if
+        it is still there at the next save, or at `wait()`.
+
         False means that there was nothing to do (no agent, and the step is not due for storage), that there is no room,
-        that storage is two saves behind, or that some node's copy is under way (of what is sharded: anywhere); the last
-        kept step is whole in any case.
+        that storage is two saves behind (without an agent), or that of what is sharded some node's copy is under way,
+        or storage has the step that no copy may replace; the last kept step is whole in any case.
 
         Args:
             step: steps completed; the number to go on with.
@@ -150,17 +160,17 @@ class Checkpointer:
         self._meet()
         if not due and not self.in_memory:
             return False
-        leaves, number = entries(state), None
+        leaves, slot = entries(state), None
         if any(isinstance(leaf.value, DTensor) for leaf in leaves):
-            number = self._agreed(leaves, due) if due or self._everywhere else None
-            if number is None:
+            slot = self._agreed(leaves, due) if due or self._everywhere else None
+            if slot is None:
                 return False
         self._sequence += 1
         try:
-            return self._save(step, leaves, number, due, overlap)
+            return self._save(step, leaves, slot, due, overlap)
         except SlotTooSmall:
             self._layout = None
-            return self._save(step, leaves, number, due, overlap)
+            return self._save(step, leaves, slot, due, overlap)
 
     def before_update(self) -> None:
         """Wait until an overlapped save has copied everything: call it before the optimizer steps."""
@@ -182,6 +192,11 @@ class Checkpointer:
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
             working.result(timeout)
+        self._await_stored(timeout)
+        self._follow_up(None)
+        self._await_stored(timeout)
+
+    def _await_stored(self, timeout: float) -> None:
         if self._asked and self._vault is not None:
             sequence, self._asked = self._asked, 0
             answer = self._vault.wait(sequence, timeout)
@@ -239,6 +254,7 @@ class Checkpointer:
         """The process group is another one now: what is saved from here on belongs to it. For all ranks together."""
         self._nonce = None
         self._layout = None
+        self._owed = None
 
     def reserve(self, state: State) -> None:
         """Take the memory that saves of this state will need, in the background, so that the first is no slower.
@@ -324,7 +340,7 @@ class Checkpointer:
                     made = max(made, made_at(buffer.layout(record).attempt))
         return highest, made
 
-    def _agreed(self, leaves: list[Entry], due: bool) -> int | None:
+    def _agreed(self, leaves: list[Entry], due: bool) -> Slot | None:
         """The buffer that this rank overwrites, so that all keep the same steps; None: all leave this one out.
 
         A collective. One that is due for storage waits a little for copies of the one before it.
@@ -335,7 +351,7 @@ class Checkpointer:
         has_room = self._room(places(text, layout.length)[2])
         saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._vault.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
-        wanted = [int(buffer.wanted) for buffer in self._vault.buffers]
+        wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
         older = saved.index(min(saved))
         mine = Standing(self._sequence, copied, int(has_room), first, wanted[0], second, wanted[1], wanted[older])
         standings = [Standing(*row) for row in self._agreement.gather(mine)]
@@ -350,7 +366,20 @@ class Checkpointer:
         if kept is None:
             self._warn(BEHIND)
             return None
-        return older if not kept else int(first == kept)
+        busy = self._everywhere and any(each.first_wanted or each.second_wanted for each in standings)
+        return Slot(older if not kept else int(first == kept), busy)
+
+    def _waits_for_storage(self, number: int, sequence: int) -> bool:
+        """Whether a buffer must stay as it is, since storage is to get what it holds; not for ever."""
+        assert self._vault is not None
+        if not sequence or not self._vault.buffers[number].wanted:
+            self._waiting.pop(number, None)
+            return False
+        now = time.monotonic()
+        known, since = self._waiting.setdefault(number, (sequence, now))
+        if known != sequence:
+            self._waiting[number] = (sequence, now)
+        return known != sequence or now - since < HOLD
 
     def _copied(self, patience: float) -> tuple[Copied, str]:
         """Whether this rank's last save is on another node by now, so that the one before it may be given up."""
@@ -377,28 +406,36 @@ class Checkpointer:
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout
 
-    def _save(self, step: int, leaves: list[Entry], number: int | None, due: bool, overlap: bool) -> bool:
+    def _save(self, step: int, leaves: list[Entry], slot: Slot | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
         copied = self._partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
         assert self._vault is not None
-        if number is None:
-            number = self._free()
-        if number is None:
+        slot = slot or self._free()
+        if slot is None:
             self._warn(BEHIND)
             return False
+        number, stores = slot.number, due and not slot.busy
+        if due:
+            self._owed = None
+        elif not slot.busy:
+            self._follow_up(number)
         buffer = self._vault.buffers[number]
         image = self._begin(number, layout, text)
         sequence = self._sequence
+        if due and slot.busy:
+            self._warn(BUSY)
 
         def commit() -> None:
             record = buffer.commit(sequence, step, text, layout.length)
-            if due:
+            if stores:
                 buffer.want(sequence)
-            self._sealing[number] = self._sealer.submit(self._seal, number, image, record, due, copied)
+            elif due:
+                self._owed = (number, sequence)
+            self._sealing[number] = self._sealer.submit(self._seal, number, image, record, stores, copied)
 
-        if due:
+        if stores:
             self._asked = sequence
         if copied:
             self._sent = sequence
@@ -422,6 +459,7 @@ class Checkpointer:
         buffer = self._vault.buffers[number]
         if (sealing := self._sealing.pop(number, None)) is not None:
             sealing.result()
+        buffer.release()
         _, data_at = buffer.begin(text, layout.length)
         known = self._images.get(number)
         if known is not None and known[0] is text and known[1] == buffer.size:
@@ -431,16 +469,35 @@ class Checkpointer:
         self._images[number] = (text, buffer.size, image)
         return image
 
-    def _seal(self, number: int, image: Image, record: Record, due: bool, copied: bool) -> None:
+    def _follow_up(self, overwritten: int | None) -> None:
+        """Storage has time again: give it the step that was due while it had none, unless that is gone, or goes now."""
+        owed, self._owed = self._owed, None
+        if owed is None or owed[0] == overwritten or self._vault is None:
+            return
+        number, sequence = owed
+        buffer = self._vault.buffers[number]
+        record = buffer.record()
+        if record is not None and record.sequence == sequence:
+            if not any(each.wanted for each in self._vault.buffers):
+                buffer.want(sequence)
+            self._asked = sequence
+            self._sealer.submit(self._store, number, sequence)
+
+    def _seal(self, number: int, image: Image, record: Record, stores: bool, copied: bool) -> None:
         assert self._vault is not None
         self._vault.buffers[number].seal(record, image.sums())
         if copied and isinstance(self._vault, Line):
             self._vault.copy_out(number, record.sequence)
-        if due and not self._vault.store(number, record.sequence):
+        if stores:
+            self._store(number, record.sequence)
+
+    def _store(self, number: int, sequence: int) -> None:
+        assert self._vault is not None
+        if not self._vault.store(number, sequence):
             self._vault.buffers[number].release()
             self._warn("storage gets no more checkpoints: the agent does not answer")
 
-    def _free(self) -> int | None:
+    def _free(self) -> Slot | None:
         """The buffer to overwrite: not the newest, unless the other one is on its way to storage."""
         assert self._vault is not None
         ages = []
@@ -448,7 +505,10 @@ class Checkpointer:
             record = buffer.record()
             if record is None or not buffer.wanted:
                 ages.append((record.sequence if record is not None else 0, number))
-        return min(ages)[1] if ages else None
+        if not ages:
+            return None
+        number = min(ages)[1]
+        return Slot(number, self.in_memory and self._vault.buffers[1 - number].wanted)
 
     def _room(self, size: int) -> bool:
         if self._vault is None:

@@ -51,6 +51,15 @@ class Standing(NamedTuple):
     """1: the one that holds less, or what was saved earlier, is on its way to storage."""
 
 
+class Slot(NamedTuple):
+    """Where a save goes."""
+
+    number: int
+    """The buffer that is overwritten."""
+    busy: bool
+    """The other one is on its way to storage, on some rank: one on the way is enough, or saves would have no place."""
+
+
 def to_keep(standings: Sequence[Standing], *, partnered: bool) -> int | None:
     """The sequence that no rank overwrites; 0: each keeps what it saved last; None: the step is left out.
 
