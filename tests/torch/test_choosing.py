@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.torch.choosing import Choice, Gift, Kind, Offer, Order, choose
+from resile.torch.choosing import Choice, Gap, Gift, Kind, Offer, Order, choose, gaps
 
 A, B = 100, 200
 """Two attempts; the second is the later one."""
@@ -53,6 +53,13 @@ def test_a_shard_that_is_nowhere_makes_a_step_useless() -> None:
     rows = [own(5, 0) + own(4, 0), own(4, 1)]
     assert choose(rows, [3], []) == Choice(4, Order.MEMORY, A, 2, False)
     assert choose([own(5, 0), []], [3], []) == Choice(3, Order.STORAGE)
+
+
+def test_it_is_known_which_ranks_parts_a_step_lacks() -> None:
+    rows = [own(5, 0, world=3) + own(4, 0, world=3), [*own(4, 2, world=3), copy(4, 1, world=3)]]
+    assert gaps(rows) == [Gap(5, 3, (1, 2), first=False)]
+    assert gaps([[offer._replace(first=1) for offer in own(5, 1)]]) == [Gap(5, 2, (0,), first=True)]
+    assert gaps([own(5, 0), own(5, 1), [shared(6)]]) == []
 
 
 def test_a_lost_nodes_shard_comes_from_the_node_that_keeps_a_copy() -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.torch.vaults import VaultThread, in_ranks, vault_thread
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from resile.api.ids import NO_ROUND
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.storage import Storage, Unreadable
 from resile.torch import checkpointer as checkpointer_module
 from resile.torch import restoring
 from resile.torch.checkpointer import Checkpointer
+from resile.torch.elastic import Elastic
 from resile.torch.keeping import Keeping
+from resile.torch.rounds import LostForGood
+from resile.torch.training import Training
+from resile.wire.variables import AGENT_SOCKET
 
 
 @pytest.fixture
@@ -219,3 +226,56 @@ def test_a_storage_that_does_not_answer_is_tried_again_and_then_one_sentence_end
     why = f"training does not begin anew because storage cannot be read: {tmp_path} cannot be read: Stale file handle"
     assert in_ranks(not_readable, 2, str(tmp_path)) == [[7, f"Unreadable: {why}"]] * 2
     assert Storage(tmp_path).steps() == [7], "and nothing was set aside"
+
+
+def goes_on(rank: int, steps: list[int]) -> Any:
+    restoring.PAUSES = ()
+    checkpointer, state = Checkpointer(), sharded(0, dist.get_world_size())
+    try:
+        return [checkpointer.restore(state), *(checkpointer.save(step, {**state, "step": step}) for step in steps)]
+    finally:
+        checkpointer.close()
+
+
+def test_a_step_whose_other_parts_are_not_here_is_waited_for_and_not_overwritten() -> None:
+    with vault_thread() as first, vault_thread() as second:
+        assert in_ranks(goes_on, 2, [100, 101], vault=[first, second]) == [[None, True, True]] * 2
+        (alone,) = in_ranks(goes_on, 1, [1, 2], vault=[first])
+        assert alone == (
+            "PartsMissing: training does not begin anew because step 101 in memory lacks what rank 1 of 2 had, "
+            "and there is no other step"
+        )
+        assert in_ranks(goes_on, 2, [], vault=[first, second]) == [[101], [101]]
+
+
+def test_who_was_killed_in_the_very_first_save_does_not_keep_others_from_beginning() -> None:
+    with vault_thread() as first, vault_thread() as second:
+        assert in_ranks(goes_on, 2, [100], vault=[first, second]) == [[None, True]] * 2
+        second.do(lambda: [buffer.void() for pair in second.vault._buffers.values() for buffer in pair])
+        assert in_ranks(goes_on, 2, [1], vault=[first, second]) == [[None, True]] * 2
+
+
+def test_a_training_that_is_lost_is_not_begun_anew_by_the_processes_that_are_started_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> tuple[Any, Any]:
+        model = torch.nn.Linear(2, 2)
+        return model, torch.optim.SGD(model.parameters())
+
+    def started() -> Elastic:
+        with monkeypatch.context() as patch:  # no agent is there to answer
+            patch.delenv(AGENT_SOCKET, raising=False)
+            return Elastic(build=build, checkpointer=Checkpointer(tmp_path / "storage", store_every=1))
+
+    monkeypatch.setenv(AGENT_SOCKET, str(tmp_path / "agent.sock"))
+    survivor = started()
+    assert survivor._rounds._agree(NO_ROUND, 0, 1).step == 0, "nothing was lost yet"
+    with pytest.raises(LostForGood):
+        survivor._rounds._agree(3, 0, 1)
+    with pytest.raises(LostForGood, match="training does not begin anew"):
+        next(started().steps(5))
+    saved, keeper = started(), Checkpointer(tmp_path / "storage")
+    keeper.save(4, Training(build(), {}).parts, store=True)
+    keeper.close()
+    assert next(saved.steps(5)) == 4, "what has come back is gone on from"
+    assert not (tmp_path / "lost-for-good").exists()

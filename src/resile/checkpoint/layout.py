@@ -180,9 +180,15 @@ CHUNK = 31 * 8192
 """Bytes that share a checksum: below the size from which torch spreads a sum over threads."""
 
 
-def attempt_name(made: int, round_: str, world: int) -> str:
-    """What an attempt is called that was made at this moment."""
-    return f"{made:x}.{round_}.{world}"
+def attempt_name(made: int, round_: str, world: int, floor: int) -> str:
+    """What an attempt is called that was made at this moment, when `floor` was the highest sequence of all ranks."""
+    return f"{made:x}.{round_}.{world}.{floor}"
+
+
+def is_first(attempt: str, sequence: int) -> bool:
+    """Whether a save was the first of its attempt: whoever was killed in it may have been the first to come so far."""
+    words = attempt.split(".")
+    return len(words) == 4 and words[3] == str(sequence - 1)
 
 
 def made_at(attempt: str) -> int:

@@ -228,12 +228,13 @@ class Checkpointer:
 
         Args:
             state: as it was given to `save`.
-            pause: lets so many seconds pass between two looks at a storage that does not answer. What it raises ends
-                the wait.
+            pause: lets so many seconds pass between two looks at a storage that does not answer, or for parts that are
+                missing. What it raises ends the wait.
 
         Raises:
             Misfit: the checkpoint is sound, but it is of another model or another state.
             Unreadable: storage may have a step but does not give it, and memory has none.
+            PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
         self.before_update()
@@ -395,7 +396,10 @@ class Checkpointer:
         self._meet()
         attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return Place(
-            rank, world, self._local_rank == 0 and self.in_memory, attempt_name(self._nonce or 0, attempt, world)
+            rank,
+            world,
+            self._local_rank == 0 and self.in_memory,
+            attempt_name(self._nonce or 0, attempt, world, self._floor),
         )
 
     def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:

@@ -34,6 +34,8 @@ class Offer(NamedTuple):
     shared: int
     """1: nothing in it belongs to one rank alone, so it is all of the step."""
     kind: int
+    first: int = 0
+    """1: it was the first save of its attempt, so that other ranks may never have come so far."""
 
 
 class Order(enum.IntEnum):
@@ -46,6 +48,17 @@ class Order(enum.IntEnum):
     """Memory, and what somebody lacks comes from another rank."""
     MEMORY = 4
     """Everybody has what it needs in its own node's memory."""
+
+
+class Gap(NamedTuple):
+    """A step of which some parts are here and others are not."""
+
+    step: int
+    world: int
+    missing: tuple[int, ...]
+    """The ranks whose parts they are."""
+    first: bool
+    """Maybe it never was whole, and nothing before it."""
 
 
 class Gift(NamedTuple):
@@ -81,6 +94,21 @@ def choose(rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iter
         gifts = _of_anybody(of_step) if shared else _of_everybody(of_step, world)
         found += [Choice(step, order, attempt, world, bool(shared), tuple(given)) for order, given in gifts.items()]
     return max((choice for choice in found if choice not in set(refused)), default=None)
+
+
+def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
+    """The steps in memory that lack parts, newest first."""
+    found: dict[tuple[int, int, int], set[int]] = {}
+    firsts = set()
+    for offer in (offer for row in rows for offer in row if not offer.shared):
+        found.setdefault(offer[:3], set()).add(offer.part)
+        if offer.first:
+            firsts.add(offer[:3])
+    return [
+        Gap(key[0], key[2], missing, key in firsts)
+        for key, parts in sorted(found.items(), reverse=True)
+        if (missing := tuple(sorted(set(range(key[2])) - parts)))
+    ]
 
 
 def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Order, list[Gift]]:

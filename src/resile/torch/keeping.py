@@ -8,11 +8,14 @@ a sharded model, so there it is looked at in every new round.)
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resile.torch.agreement import Agreement
+from resile.wire.variables import AGENT_SOCKET
 
 if TYPE_CHECKING:
     from resile.torch.checkpointer import Checkpointer
@@ -57,7 +60,28 @@ class Keeping:
             Misfit: what was saved is not of this training.
         """
         self._saved = self._checkpointer.restore(parts, pause=pause)
+        if self._saved is not None and (told := _lost()) is not None:
+            told.unlink(missing_ok=True)
         return self._saved
+
+    def gives_up(self, trained: bool) -> bool:
+        """There is nothing to restore: whether that means that training is lost, and not that it is about to begin.
+
+        Agents start other processes for those that give up, and these have taken no step: a file beside the agent's
+        socket tells them. It goes with the agent.
+
+        Args:
+            trained: one of the members has taken steps.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        told = _lost()
+        if not trained and not any(row[0] for row in Agreement().gather([int(told is not None and told.exists())])):
+            return False
+        if told is not None:
+            told.touch()
+        return True
 
     def enter(self, parts: Parts) -> None:
         """The group is a new one, and nothing was restored in it.
@@ -103,3 +127,9 @@ class Keeping:
             self._checkpointer.wait()
         except OSError as error:  # a TimeoutError, too. The training itself is complete.
             log.error("the last checkpoint is not in storage: %s", error)
+
+
+def _lost() -> Path | None:
+    """What says on this node that nobody has the state of the training any more; None: there is no agent."""
+    socket = os.environ.get(AGENT_SOCKET)
+    return Path(socket).with_name("lost-for-good") if socket else None

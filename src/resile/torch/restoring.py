@@ -18,10 +18,10 @@ import msgspec
 import torch
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
-from resile.checkpoint.layout import Layout, made_at
+from resile.checkpoint.layout import Layout, is_first, made_at
 from resile.checkpoint.storage import Unreadable
 from resile.torch.agreement import Agreement
-from resile.torch.choosing import Choice, Gift, Kind, Offer, Order, choose, needed
+from resile.torch.choosing import Choice, Gap, Gift, Kind, Offer, Order, choose, gaps, needed
 from resile.torch.entries import Landing, Misfit, State
 from resile.torch.image import Damaged, Image, copying_threads
 from resile.torch.stored import AnyStorage, check, load
@@ -32,7 +32,13 @@ STORED_STEPS = 8
 """How many steps of storage are considered, newest first."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds between two tries to read a storage that does not answer. Counted, not timed: all ranks try equally often."""
+SHOWN = 8
+"""Ranks whose parts are missing that a message names."""
 OK, DAMAGED, UNREADABLE, MISFIT, BROKEN = range(5)
+
+
+class PartsMissing(Unreadable):
+    """Memory has a part of a step whose other parts are not here, and no step is whole; one sentence."""
 
 
 class Memory(NamedTuple):
@@ -77,6 +83,7 @@ class Restoring:
         Raises:
             Misfit: the checkpoint is sound, but of another model or another state.
             Unreadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
+            PartsMissing: memory has parts of a step for a while, but not all of them, and there is no other step.
             RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
                 one, met an error that nobody foresaw.
         """
@@ -93,6 +100,7 @@ class Restoring:
         unread = stored is None
         refused: list[Choice] = []
         changed = False
+        lacking = gaps(offers)
         while (choice := choose(offers, stored or [], refused)) is not None:
             landing = Landing(state)
             held: dict[int, _Held] = {}
@@ -104,6 +112,7 @@ class Restoring:
             if verdict == OK:
                 self._agree(what, landing.finish)
                 self._drop_newer(choice.step)
+                self._mourn([gap for gap in lacking if gap.step > choice.step])
                 log.info("restored step %d from %s", choice.step, self._where(choice))
                 return choice.step
             if verdict == UNREADABLE:  # older steps there would cost work that is not lost: only memory may help now
@@ -115,11 +124,20 @@ class Restoring:
             raise Unreadable(f"training does not begin anew because storage cannot be read: {self._why}")
         if changed:
             raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
+        for gap in lacking:
+            if not gap.first:
+                raise PartsMissing(f"training does not begin anew because {_words(gap)}, and there is no other step")
+        self._mourn(lacking)
         return None
 
     def _where(self, choice: Choice) -> str:
         where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
         return f"storage: {where}" if where else _place(choice)
+
+    def _mourn(self, lacking: Sequence[Gap]) -> None:
+        """Say what is not gone on from."""
+        if lacking and self._rank == 0:
+            log.warning("%s: it is not gone on from", _words(lacking[0]))
 
     def _agree(self, what: str, work: Callable[[], None]) -> int:
         """Do a part of it on every rank; the worst verdict of all. What is wrong for good is raised on all of them."""
@@ -177,7 +195,13 @@ class Restoring:
                 if not _is_complete(layout, leads=kind is Kind.LEADER):
                     continue
                 yield Offer(
-                    record.step, made_at(layout.attempt), layout.world, layout.rank, int(layout.replicated), int(kind)
+                    record.step,
+                    made_at(layout.attempt),
+                    layout.world,
+                    layout.rank,
+                    int(layout.replicated),
+                    int(kind),
+                    int(is_first(layout.attempt, record.sequence)),
                 )
 
     def _find(self, choice: Choice, part: int, *, copy: bool) -> tuple[Buffer, Record, Layout]:
@@ -331,6 +355,11 @@ def _whole(buffers: Iterable[Buffer]) -> Iterator[tuple[Buffer, Record, Layout]]
                 yield buffer, record, buffer.layout(record)
             except NotWhole as error:
                 log.warning("step %d in memory is not used: %s", record.step, error)
+
+
+def _words(gap: Gap) -> str:
+    ranks = ", ".join(map(str, gap.missing[:SHOWN])) + (" and more" if len(gap.missing) > SHOWN else "")
+    return f"step {gap.step} in memory lacks what rank{'s' if len(gap.missing) > 1 else ''} {ranks} of {gap.world} had"
 
 
 def _tensor(data: bytes) -> Any:

@@ -207,8 +207,10 @@ class Rounds:
                 return repair.Agreement(restored, repair.NOBODY)
         if not course.rebuilt:
             return repair.agree(meeting, course.training.state, rank, course.training.device, self.group)
-        if meeting.trained:
-            raise LostForGood(f"no checkpoint is whole any more, so step {course.completed} cannot be gone on from")
+        if course.keeping is not None and course.keeping.gives_up(meeting.trained):
+            raise LostForGood(
+                "no checkpoint is whole any more, and training does not begin anew unless the job is started again"
+            )
         return repair.Agreement(0, repair.NOBODY)
 
     def _heard(self, agreed_in: int, world: int) -> repair.Meeting:
