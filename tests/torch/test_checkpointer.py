@@ -413,6 +413,18 @@ def test_values_that_outgrow_their_place_are_laid_out_anew(opened: Open, vault: 
     assert float(state["t"].sum()) == 40.0
 
 
+def test_a_save_that_is_laid_out_anew_and_finds_no_room_leaves_nothing_to_wait_for(
+    opened: Open, vault: VaultThread, tmp_path: Path
+) -> None:
+    checkpointer = opened(tmp_path)
+    assert checkpointer.save(1, {"words": "x"})
+    assert checkpointer._vault is not None
+    checkpointer._vault.make_room = lambda size: "" if size <= checkpointer._vault.buffers[0].size else "there is none"  # type: ignore[union-attr,method-assign]
+    assert checkpointer.save(2, {"words": "x" * 50_000}, store=True), "the file itself is filled"
+    checkpointer.wait(0.5)
+    assert Storage(tmp_path).steps() == [2]
+
+
 def test_a_checkpoint_of_another_model_is_one_sentence(opened: Open, vault: VaultThread) -> None:
     opened().save(1, {"model": torch.nn.Linear(4, 3)})
     with pytest.raises(Misfit, match=r"model.weight has the shape \(3, 4\) in the checkpoint and \(5, 4\) here"):

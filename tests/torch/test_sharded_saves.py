@@ -17,9 +17,10 @@ from resile.api.ids import NO_ROUND
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.storage import Storage, Unreadable
 from resile.torch import checkpointer as checkpointer_module
-from resile.torch import restoring
+from resile.torch import restoring, stored
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.elastic import Elastic
+from resile.torch.image import Damaged
 from resile.torch.keeping import Keeping
 from resile.torch.rounds import LostForGood
 from resile.torch.training import Training
@@ -226,6 +227,28 @@ def test_a_storage_that_does_not_answer_is_tried_again_and_then_one_sentence_end
     why = f"training does not begin anew because storage cannot be read: {tmp_path} cannot be read: Stale file handle"
     assert in_ranks(not_readable, 2, str(tmp_path)) == [[7, f"Unreadable: {why}"]] * 2
     assert Storage(tmp_path).steps() == [7], "and nothing was set aside"
+
+
+def with_an_old_view(rank: int, directory: str) -> Any:
+    """Rank 1 sees a step as it was before its files were all there."""
+
+    def stale(storage: Any, step: int, share: int, shares: int) -> None:
+        if rank == 1 and step == 2:
+            raise Damaged("__1_0.distcp is not there")
+        stored.check(storage, step, share, shares)
+
+    restoring.check = stale
+    return Checkpointer(directory).restore({"numbers": torch.zeros(4)})
+
+
+def test_a_step_that_rank_0_finds_sound_is_not_set_aside_because_another_rank_does_not(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, {"numbers": torch.ones(4)}, store=True)
+        checkpointer.wait()
+    checkpointer.close()
+    assert in_ranks(with_an_old_view, 2, str(tmp_path)) == [1, 1]
+    assert Storage(tmp_path).steps() == [1, 2]
 
 
 def goes_on(rank: int, steps: list[int]) -> Any:

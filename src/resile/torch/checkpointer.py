@@ -435,15 +435,14 @@ class Checkpointer:
             record = buffer.commit(sequence, step, text, layout.length)
             if stores:
                 buffer.want(sequence)
+                self._asked = sequence
             elif due:
                 self._owed = (number, sequence)
+            if copied:
+                self._sent = sequence
+                self._answer_by = time.monotonic() + copied_within(layout.length, self._seats)
             self._sealing[number] = self._sealer.submit(self._seal, number, image, record, stores, copied)
 
-        if stores:
-            self._asked = sequence
-        if copied:
-            self._sent = sequence
-            self._answer_by = time.monotonic() + copied_within(layout.length, self._seats)
         if overlap:
             image.fill(leaf for leaf in leaves if not leaf.late)
             late = [leaf for leaf in leaves if leaf.late]

@@ -76,6 +76,8 @@ class Restoring:
         self._rank, self._ranks = agreement.rank, agreement.world
         self._why = ""
         """What was last wrong, in the words of the rank that met it."""
+        self._verdict = OK
+        """What this rank itself last found."""
 
     def run(self, state: State) -> int | None:
         """The step that was loaded; None if there is none, and then nothing was changed.
@@ -117,8 +119,8 @@ class Restoring:
                 return choice.step
             if verdict == UNREADABLE:  # older steps there would cost work that is not lost: only memory may help now
                 unread, stored = True, []
-            elif choice.order is Order.STORAGE and self._storage is not None and self._rank == 0:
-                self._storage.set_aside(choice.step)
+            elif choice.order is Order.STORAGE and self._rank == 0:
+                self._set_aside(choice.step)
             refused.append(choice)
         if unread:
             raise Unreadable(f"training does not begin anew because storage cannot be read: {self._why}")
@@ -133,6 +135,20 @@ class Restoring:
     def _where(self, choice: Choice) -> str:
         where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
         return f"storage: {where}" if where else _place(choice)
+
+    def _set_aside(self, step: int) -> None:
+        """Take a damaged step out of the way, unless this rank finds it sound: another may see it as it once was."""
+        assert self._storage is not None
+        try:
+            if self._verdict == OK:
+                check(self._storage, step, 0, 1)
+                log.warning("step %d in storage is left as it is: this rank finds it sound", step)
+                return
+        except Damaged as error:
+            log.warning("step %d in storage is not used: %s", step, error)
+        except Unreadable:
+            return
+        self._storage.set_aside(step)
 
     def _mourn(self, lacking: Sequence[Gap]) -> None:
         """Say what is not gone on from."""
@@ -153,6 +169,7 @@ class Restoring:
         except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
             verdict, error = BROKEN, unforeseen
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._verdict = verdict
         verdicts = [row[0] for row in self._agreement.gather([verdict])]
         worst = max(verdicts)
         if verdict in (DAMAGED, UNREADABLE):
