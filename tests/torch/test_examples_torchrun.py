@@ -52,6 +52,7 @@ def test_elastic_ranks_end_with_the_same_weights(launcher):
     lines = re.findall(r"elastic rank = (\d) of 2, steps = (\d+), loss = \S+, checksum = (\S+)", done.stdout)
     assert sorted(rank for rank, *_ in lines) == ["0", "1"]
     assert {(steps, checksum) for _, steps, checksum in lines} == {("100", lines[0][2])}
+    assert sorted(re.findall(r"^rank = (\d), pid = \d+$", done.stdout, re.M)) == ["0", "1"], "whom to kill"
 
 
 @each_launcher_at_length
