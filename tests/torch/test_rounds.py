@@ -29,7 +29,7 @@ class Agent:
         self.on_over = on_over
         self.round = Round(0)
 
-    def ready(self, step: int) -> Placed:
+    def ready(self, step: int, agreed: int = 0) -> Placed:
         self.round = Round(self.round + 1)
         return Placed(
             round=self.round,
