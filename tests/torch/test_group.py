@@ -14,13 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.local.runs import wait_until
+from tests.torch.vaults import spawning
 
 from resile.agent.ports import free_port
 from resile.api.ids import Rank, Round
+from resile.torch.agreement import Agreement
 from resile.torch.group import Group, GroupLost
 from resile.wire.messages import Placed
 
@@ -208,6 +212,42 @@ def test_a_member_leaves_whatever_it_sends_to_a_frozen_peer_and_whatever_other_g
         assert out.split("\n")[:3] == ["left mesh", "left send", "alone"]
         assert time.monotonic() - begun < 5.0
         assert sender.returncode == 0
+
+
+def pass_on(rank: int, world: int, port: int, frozen: Any, said: Any) -> None:
+    """Rank 0 gives all others what they have asked for, and do not take: they are frozen."""
+    group = Group(placed(rank, world, port), "gloo", 60.0)
+    group.form()
+    data = torch.zeros(64 << 20, dtype=torch.uint8)  # more than any socket takes
+    if rank:
+        taking = dist.irecv(data, 0) if world == 2 else dist.broadcast(data, 0, async_op=True)
+        time.sleep(0.3)  # until it has asked for it; if it has not, the test passes all the same
+        os.kill(os.getpid(), signal.SIGSTOP)
+        taking.wait()
+    frozen.wait()
+    threading.Timer(0.5, group.abort).start()
+    begun = time.monotonic()
+    with contextlib.suppress(RuntimeError):
+        Agreement(group).hand_over(data, len(data), 0, list(range(1, world)))
+    said.put(time.monotonic() - begun)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_member_leaves_what_it_passes_on_to_one_frozen_peer_or_to_several(world: int):
+    frozen, said, port = spawning.Event(), spawning.Queue(), free_port()
+    words = [(rank, world, port, frozen, said) for rank in range(world)]
+    members = [spawning.Process(target=pass_on, args=each, daemon=True) for each in words]
+    for member in members:
+        member.start()
+    try:
+        for member in members[1:]:
+            wait_until(lambda stat=Path(f"/proc/{member.pid}/stat"): ") T " in stat.read_text(), "it is frozen")
+        frozen.set()
+        assert 0.4 < said.get(timeout=20) < 0.5 + SOON
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
 
 
 def test_a_member_does_not_wait_for_another_one_to_connect():

@@ -1,4 +1,7 @@
-"""The ranks of a training, as far as checkpoints make them agree. They compare notes over their process group."""
+"""The ranks of a training, as far as they have to agree or to pass something on. They do so over their process group.
+
+In a round no wait is gloo's own: a peer that is frozen in the middle of a message would keep this rank, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from resile.torch.group import Group, wait, wait_for_one
+
 _BLOCK = 64 << 20
 LONGEST = 2000
 """Bytes of what ranks tell each other in words."""
@@ -16,6 +21,14 @@ LONGEST = 2000
 
 class Agreement:
     """The ranks of this training; what needs several of them needs a process group."""
+
+    def __init__(self, group: Group | None = None) -> None:
+        """Nothing is said yet.
+
+        Args:
+            group: of the round, if there are rounds.
+        """
+        self.group = group
 
     @property
     def rank(self) -> int:
@@ -53,9 +66,17 @@ class Agreement:
         if not self._grouped:
             raise RuntimeError("restore() is for all ranks together: call it after init_process_group()")
         mine = torch.tensor(list(row), dtype=torch.int64, device=self.device)
+        return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
+
+    def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, all of one shape and where this group's tensors must be; for several ranks.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
         rows = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(rows, mine)
-        return [[int(number) for number in each.tolist()] for each in rows]
+        wait(dist.all_gather(rows, mine, async_op=True), self.group)
+        return rows
 
     def gather_all(self, row: Sequence[int]) -> list[list[int]]:
         """Every rank's row, whatever their lengths."""
@@ -75,6 +96,9 @@ class Agreement:
             length: of the tensor, known to all.
             source: the rank that gives.
             takers: the ranks that get it.
+
+        Raises:
+            RuntimeError: the group broke.
         """
         alone = len(takers) == 1
         if not length or not takers or (alone and self.rank not in (source, *takers)):
@@ -85,10 +109,10 @@ class Agreement:
             block = data[start : start + size] if scratch is None else scratch[:size]
             moved = block.to(self.device)
             if not alone:
-                dist.broadcast(moved, source)
+                wait(dist.broadcast(moved, source, async_op=True), self.group)
             elif self.rank == source:
-                dist.send(moved, takers[0])
+                wait_for_one(dist.isend(moved, takers[0]), self.group)
             else:
-                dist.recv(moved, source)
+                wait_for_one(dist.irecv(moved, source), self.group)
             if moved.data_ptr() != block.data_ptr():
                 block.copy_(moved)

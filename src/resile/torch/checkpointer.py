@@ -88,7 +88,8 @@ class Checkpointer:
         self._local_rank = _local_rank(self._worker)
         self._seats = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         """Processes that this node has when none is lost."""
-        self._agreement = Agreement()
+        self.agreement = Agreement()
+        """The ranks that save and restore together."""
         self._vault: Line | OwnBuffers | None = None
         self._leader: Line | None = None
         self._open()
@@ -247,7 +248,7 @@ class Checkpointer:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
             memory = Memory(own, self._leader.buffers if self._leader else own, others)
-            step = Restoring(self._agreement, memory, self.storage, pause).run(state)
+            step = Restoring(self.agreement, memory, self.storage, pause).run(state)
         self.reserve(state)
         return step
 
@@ -319,7 +320,7 @@ class Checkpointer:
             int(line is not None and line.has_partner()),
             self._sequence,
         )
-        rows = self._agreement.meet(mine)
+        rows = self.agreement.meet(mine)
         if rows is None:  # several ranks, and no process group: they cannot agree
             self._nonce, self._everywhere, self._partnered = 0, False, False
         else:
@@ -355,7 +356,7 @@ class Checkpointer:
         wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
         older = saved.index(min(saved))
         mine = Standing(self._sequence, copied, int(has_room), first, wanted[0], second, wanted[1], wanted[older])
-        standings = [Standing(*row) for row in self._agreement.gather(mine)]
+        standings = [Standing(*row) for row in self.agreement.gather(mine)]
         self._sequence = max(each.highest for each in standings)
         worst = max(each.copied for each in standings)
         if worst == Copied.FAILED:
@@ -392,7 +393,7 @@ class Checkpointer:
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
     def _place(self) -> Place:
-        rank, world = self._agreement.rank, self._agreement.world
+        rank, world = self.agreement.rank, self.agreement.world
         self._meet()
         attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return Place(

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 import torch
-import torch.distributed as dist
 
 from resile.torch.agreement import Agreement
 from resile.torch.checkpointer import Checkpointer
@@ -210,7 +209,4 @@ def _gathered(mine: torch.Tensor) -> torch.Tensor:
     width = max(row[0] for row in ranks.gather([len(mine)]))
     padded = torch.zeros(width, dtype=torch.uint8)
     padded[: len(mine)] = mine
-    padded = padded.to(ranks.device)
-    rows = [torch.empty_like(padded) for _ in range(ranks.world)]
-    dist.all_gather(rows, padded)
-    return torch.stack(rows).cpu()
+    return torch.stack(ranks.gather_alike(padded.to(ranks.device))).cpu()

@@ -96,7 +96,7 @@ class Course:
         """A number that is the same on ranks with the same state; 0 if they are not to be compared."""
         return 0 if self.rebuilt else self.training.digest()
 
-    def take_in(self, found: repair.Agreement) -> None:
+    def take_in(self, found: repair.Found) -> None:
         """Have the state that was agreed on. Nobody is waited for."""
         if found.received is not None:
             if self.keeping is not None:
@@ -106,7 +106,7 @@ class Course:
             self.training.loaded()
         self.completed = found.step
 
-    def keep_from_here(self, found: repair.Agreement) -> None:
+    def keep_from_here(self, found: repair.Found) -> None:
         """Have the state in memory wherever it is not yet: who joined has none, and shards are others in this world.
 
         Raises:

@@ -142,6 +142,18 @@ class Group:
             if time.monotonic() > self._over_since + GRACE:
                 raise GroupLost(f"round {self.round} is over, and a collective of it does not end")
 
+    def wait_for_one(self, work: Any) -> None:
+        """Wait for a message to or from one rank, or for the end of the round.
+
+        Raises:
+            GroupLost: the round is over.
+            RuntimeError: the message failed.
+        """
+        if self._backend != "gloo":
+            work.wait()
+        else:  # gloo hangs up when such a wait takes longer than it was given, so no short one can be repeated
+            self._unless_over(work.wait)
+
     def pause(self, seconds: float) -> None:
         """Do nothing for so long.
 
@@ -299,6 +311,11 @@ def wait(work: Any, group: Group | None) -> None:
         RuntimeError: the collective failed.
     """
     work.wait() if group is None else group.wait(work)
+
+
+def wait_for_one(work: Any, group: Group | None) -> None:
+    """The same for a message to or from one rank."""
+    work.wait() if group is None else group.wait_for_one(work)
 
 
 def time_to_connect(in_vain: int) -> float:

@@ -14,10 +14,10 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resile.torch.agreement import Agreement
 from resile.wire.variables import AGENT_SOCKET
 
 if TYPE_CHECKING:
+    from resile.torch.agreement import Agreement
     from resile.torch.checkpointer import Checkpointer
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,11 @@ class Keeping:
         self._saved: int | None = None
         """The last step that was saved in this group."""
 
+    @property
+    def ranks(self) -> Agreement:
+        """Those that save and restore together."""
+        return self._checkpointer.agreement
+
     def restore(self, parts: Parts, pause: Callable[[float], object] = time.sleep) -> int | None:
         """Bring the newest whole step back, in a new group; None if there is none, and nothing has changed.
 
@@ -77,7 +82,7 @@ class Keeping:
             RuntimeError: the group broke.
         """
         told = _lost()
-        if not trained and not any(row[0] for row in Agreement().gather([int(told is not None and told.exists())])):
+        if not trained and not any(row[0] for row in self.ranks.gather([int(told is not None and told.exists())])):
             return False
         if told is not None:
             told.touch()
@@ -118,7 +123,7 @@ class Keeping:
             RuntimeError: the group broke.
         """
         mine = [int(self._saved == step)]
-        if not all(row[0] for row in Agreement().gather(mine)):
+        if not all(row[0] for row in self.ranks.gather(mine)):
             self.save(step, parts, store=True)
 
     def settle(self) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from resile.torch import states
+from resile.torch.agreement import Agreement
 from resile.torch.group import Group, wait
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Meeting(NamedTuple):
         return any(standing.agreed_in for standing in self.standings)
 
 
-class Agreement(NamedTuple):
+class Found(NamedTuple):
     """The state from which the members of a round go on."""
 
     step: int
@@ -95,19 +96,17 @@ class Agreement(NamedTuple):
     """Bytes that went over the group from `source`; 0 where all had the same state already."""
 
 
-def meet(mine: Word, world: int, device: torch.device, group: Group | None) -> Meeting:
+def meet(mine: Word, ranks: Agreement) -> Meeting:
     """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
 
     Args:
         mine: this process's word.
-        world: members of the group.
-        device: where tensors of the group's backend live.
-        group: of the round, if there are rounds.
+        ranks: the members of the group.
 
     Raises:
         RuntimeError: the group broke.
     """
-    rows = _gathered([*mine.standing, *mine[1:]], world, device, group)
+    rows = ranks.gather([*mine.standing, *mine[1:]])
     meeting = Meeting([Word(Standing(row[0], row[1]), *row[2:]) for row in rows])
     if meeting.strays and mine == meeting.words[0]:  # one of them is enough to say it
         log.error(
@@ -120,9 +119,7 @@ def meet(mine: Word, world: int, device: torch.device, group: Group | None) -> M
     return meeting
 
 
-def agree(
-    meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device, group: Group | None
-) -> Agreement:
+def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device, group: Group | None) -> Found:
     """Find the most advanced state of a group, and give it to everybody else.
 
     What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
@@ -143,22 +140,13 @@ def agree(
     best = standings[source]
     same = best.agreed_in and all(standing == best for standing in standings) and not meeting.strays
     if len(standings) == 1 or same:
-        return Agreement(best.step, source)
+        return Found(best.step, source)
     if rank == source:
         description, tensors = states.describe(state())
         sent = _give(description, tensors, source, device, group)
-        return Agreement(best.step, source, None, sent)
+        return Found(best.step, source, None, sent)
     received, sent = _take(source, device, group)
-    return Agreement(best.step, source, received, sent)
-
-
-def _gathered(row: list[int], world: int, device: torch.device, group: Group | None) -> list[list[int]]:
-    if world == 1:
-        return [row]
-    mine = torch.tensor(row, dtype=torch.int64, device=device)
-    rows = [torch.empty_like(mine) for _ in range(world)]
-    wait(dist.all_gather(rows, mine, async_op=True), group)
-    return [each.tolist() for each in rows]
+    return Found(best.step, source, received, sent)
 
 
 def _give(

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from resile.api.ids import NO_ROUND, Round
 from resile.torch import repair
+from resile.torch.agreement import Agreement
 from resile.torch.course import Course
 from resile.torch.group import Group, GroupLost, time_to_connect
 from resile.torch.progress import enter_round
@@ -62,6 +63,7 @@ class Rounds:
         self.loops = 0
         """Loops of the script that are over for this process."""
         self._course = course
+        self._ranks = Agreement() if course.keeping is None else course.keeping.ranks
         self._backend = backend
         self._timeout = timeout
         self._agreed_in: Round = NO_ROUND
@@ -103,7 +105,8 @@ class Rounds:
                 self.group.destroy()
                 self.group = None
             placed = line.ready(self._course.completed, agreed=self._agreed_in)
-            self.group = group = Group(placed, self._backend, self._timeout, time_to_connect(in_vain))
+            group = Group(placed, self._backend, self._timeout, time_to_connect(in_vain))
+            self.group = self._ranks.group = group
             try:
                 if line.over(placed.round):
                     raise GroupLost(f"round {placed.round} is over")
@@ -124,7 +127,7 @@ class Rounds:
         Raises:
             RuntimeError: the group broke.
         """
-        self._heard(self._agreed_in, self.world)
+        self._heard(self._agreed_in)
 
     def note_step(self) -> None:
         """A step was taken: nobody has met in vain."""
@@ -167,7 +170,7 @@ class Rounds:
             self._line.close()
             self._line = None
         if self.group is not None:
-            group, self.group = self.group, None
+            group, self.group, self._ranks.group = self.group, None, None
             group.destroy(in_peace=in_peace)
             self._course.close()
             gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
@@ -192,11 +195,11 @@ class Rounds:
         self._course.take_in(found)
         self._course.keep_from_here(found)
 
-    def _agree(self, agreed_in: int, rank: int, world: int) -> repair.Agreement:
+    def _agree(self, agreed_in: int, rank: int, world: int) -> repair.Found:
         """Come to one state with all members of the group; a living one comes before a checkpoint."""
         course = self._course
         course.resize(rank, world)
-        meeting = self._heard(agreed_in, world)
+        meeting = self._heard(agreed_in)
         self._furthest = meeting.loops
         self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
         self._members = meeting.members
@@ -204,23 +207,23 @@ class Rounds:
             pause = time.sleep if self.group is None else self.group.pause
             restored = course.keeping.restore(course.training.parts, pause)
             if restored is not None:
-                return repair.Agreement(restored, repair.NOBODY)
+                return repair.Found(restored, repair.NOBODY)
         if not course.rebuilt:
             return repair.agree(meeting, course.training.state, rank, course.training.device, self.group)
         if course.keeping is not None and course.keeping.gives_up(meeting.trained):
             raise LostForGood(
                 "no checkpoint is whole any more, and training does not begin anew unless the job is started again"
             )
-        return repair.Agreement(0, repair.NOBODY)
+        return repair.Found(0, repair.NOBODY)
 
-    def _heard(self, agreed_in: int, world: int) -> repair.Meeting:
+    def _heard(self, agreed_in: int) -> repair.Meeting:
         """What everybody says about itself."""
         course = self._course
         standing = repair.Standing(course.completed, agreed_in)
         word = repair.Word(standing, self._identity, self.loops, course.digest() if agreed_in else 0)
-        return repair.meet(word, world, course.training.device, self.group)
+        return repair.meet(word, self._ranks)
 
-    def _enter(self, placed: Placed, found: repair.Agreement) -> None:
+    def _enter(self, placed: Placed, found: repair.Found) -> None:
         """The members have agreed: this process is one of them now."""
         self.rank, self.world, self.round = placed.rank, placed.world_size, placed.round
         _tell_script(placed)
