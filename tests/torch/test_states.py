@@ -166,3 +166,17 @@ def received(bytes_):
 def test_bytes_that_are_no_state_are_refused(bytes_):
     with pytest.raises(states.BadState):
         received(bytes_)
+
+
+def test_a_state_on_another_device_has_the_same_kinds():
+    pair = namedtuple("Pair", "left right")
+    state = {
+        "pair": pair(torch.ones(1), 2),
+        "seen": Counter("aab"),
+        "sizes": torch.Size([3]),
+        "deep": [(torch.ones(2),)],
+    }
+    moved = states.moved(state, torch.device("meta"))
+    assert (moved["pair"].left.device.type, moved["pair"].right) == ("meta", 2)
+    assert moved["deep"][0][0].device.type == "meta"
+    assert (moved["seen"], type(moved["seen"]), moved["sizes"]) == (Counter("aab"), Counter, torch.Size([3]))

@@ -103,16 +103,18 @@ class Agreement:
         alone = len(takers) == 1
         if not length or not takers or (alone and self.rank not in (source, *takers)):
             return
-        scratch = torch.empty(min(length, _BLOCK), dtype=torch.uint8) if data is None else None
+        gives, device = self.rank == source, self.device
+        here = data is not None and data.device == device
+        scratch = None if here or gives else torch.empty(min(length, _BLOCK), dtype=torch.uint8, device=device)
         for start in range(0, length, _BLOCK):
             size = min(_BLOCK, length - start)
-            block = data[start : start + size] if scratch is None else scratch[:size]
-            moved = block.to(self.device)
+            block: Any = None if data is None else data[start : start + size]
+            moved = block.to(device) if scratch is None else scratch[:size]
             if not alone:
                 wait(dist.broadcast(moved, source, async_op=True), self.group)
-            elif self.rank == source:
+            elif gives:
                 wait_for_one(dist.isend(moved, takers[0]), self.group)
             else:
                 wait_for_one(dist.irecv(moved, source), self.group)
-            if moved.data_ptr() != block.data_ptr():
+            if block is not None and scratch is not None:
                 block.copy_(moved)

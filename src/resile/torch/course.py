@@ -116,7 +116,7 @@ class Course:
             return
         if found.source != repair.NOBODY:
             self.keeping.enter(self.training.parts)
-        if self.rebuilt or (found.sent and found.step):
+        if self.rebuilt or (found.takers and found.step):
             self.keeping.save(found.step, self.training.parts, store=False)
 
     def close(self) -> None:

@@ -9,19 +9,20 @@ of their parameters shows whether that is so: a script can make ranks differ in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from resile.torch import states
 from resile.torch.agreement import Agreement
-from resile.torch.group import Group, wait
 
 log = logging.getLogger(__name__)
 
 NOBODY = -1
+PARCEL = 4 << 20
+"""Bytes up to which tensors are sent as one."""
+_SIZE = 8
 
 
 class Standing(NamedTuple):
@@ -79,6 +80,14 @@ class Meeting(NamedTuple):
         return [rank for rank in alike if self.words[rank].digest != best.digest]
 
     @property
+    def takers(self) -> list[int]:
+        """Ranks that need the state of the most advanced; all others have it, bit by bit, and load nothing."""
+        best, source = self.words[self.source].standing, self.source
+        have = best.agreed_in and {rank for rank, word in enumerate(self.words) if word.standing == best}
+        alike = (have or {source}).difference(self.strays)
+        return [rank for rank in range(len(self.words)) if rank not in alike]
+
+    @property
     def trained(self) -> bool:
         """Whether some state is the outcome of training, and not a beginning."""
         return any(standing.agreed_in for standing in self.standings)
@@ -92,8 +101,10 @@ class Found(NamedTuple):
     """The rank whose state counts; NOBODY: it is a checkpoint's."""
     received: Any = None
     """That state, for a process that had another one; None for those that have it."""
+    takers: Sequence[int] = ()
+    """The ranks that had another one, as far as any state was sent."""
     sent: int = 0
-    """Bytes that went over the group from `source`; 0 where all had the same state already."""
+    """Bytes that this process sent or took."""
 
 
 def meet(mine: Word, ranks: Agreement) -> Meeting:
@@ -119,65 +130,96 @@ def meet(mine: Word, ranks: Agreement) -> Meeting:
     return meeting
 
 
-def agree(meeting: Meeting, state: Callable[[], Any], rank: int, device: torch.device, group: Group | None) -> Found:
-    """Find the most advanced state of a group, and give it to everybody else.
+def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found:
+    """Find the most advanced state of a group, and give it to those that have another one.
 
-    What was received is complete when this returns; a group that breaks in the middle leaves everybody as it was.
+    What was received is in the host's memory, and complete when this returns: a group that breaks in the middle leaves
+    everybody as it was. Who neither gives nor takes is spared: one block at most goes through its memory.
 
     Args:
         meeting: what everybody said.
         state: gives this process's state, if it is the one that counts.
-        rank: in the group.
-        device: where tensors of the group's backend live.
-        group: of the round, if there are rounds.
+        ranks: the members of the group.
 
     Raises:
         RuntimeError: the group broke.
         BadState: the state cannot be sent.
     """
-    standings = meeting.standings
-    source = meeting.source
-    best = standings[source]
-    same = best.agreed_in and all(standing == best for standing in standings) and not meeting.strays
-    if len(standings) == 1 or same:
-        return Found(best.step, source)
-    if rank == source:
-        description, tensors = states.describe(state())
-        sent = _give(description, tensors, source, device, group)
-        return Found(best.step, source, None, sent)
-    received, sent = _take(source, device, group)
-    return Found(best.step, source, received, sent)
+    source, takers = meeting.source, meeting.takers
+    step = meeting.standings[source].step
+    if not takers:
+        return Found(step, source)
+    if ranks.rank == source:
+        return Found(step, source, None, takers, _give(state(), ranks, source, takers))
+    if ranks.rank not in takers and len(takers) == 1:
+        return Found(step, source, None, takers)
+    description, length = _hear_of(ranks, source, takers)
+    if ranks.rank not in takers:
+        for parcel in _parcels(description.shapes):
+            ranks.hand_over(None, _length(description.shapes, parcel), source, takers)
+        return Found(step, source, None, takers)
+    received = _take(description, ranks, source, takers)
+    return Found(step, source, received, takers, length + sum(shape.nbytes for shape in description.shapes))
 
 
-def _give(
-    description: bytes, tensors: list[torch.Tensor], source: int, device: torch.device, group: Group | None
-) -> int:
-    def send(tensor: torch.Tensor) -> None:
-        wait(dist.broadcast(tensor, source, async_op=True), group)
-
-    send(torch.tensor([len(description)], dtype=torch.int64, device=device))
-    send(torch.frombuffer(bytearray(description), dtype=torch.uint8).to(device))
-    for tensor in tensors:
-        if tensor.numel():
-            send(_bytes_of(tensor.to(device).contiguous()))
-    return len(description) + states.nbytes(tensors)
+def _give(state: Any, ranks: Agreement, source: int, takers: Sequence[int]) -> int:
+    text, tensors = states.describe(state)
+    shapes = states.shapes_of(text).shapes
+    ranks.hand_over(_bytes_of(torch.tensor([len(text)])), _SIZE, source, takers)
+    ranks.hand_over(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text), source, takers)
+    for parcel in _parcels(shapes):
+        parts = [_bytes_of(tensors[number]) for number in parcel]
+        data = parts[0] if len(parts) == 1 else torch.cat([part.to(ranks.device) for part in parts])
+        ranks.hand_over(data, _length(shapes, parcel), source, takers)
+    return len(text) + states.nbytes(tensors)
 
 
-def _take(source: int, device: torch.device, group: Group | None) -> tuple[Any, int]:
-    size = torch.zeros(1, dtype=torch.int64, device=device)
-    wait(dist.broadcast(size, source, async_op=True), group)
-    if not 0 < int(size) <= states.MAX_DESCRIPTION:
-        raise states.BadState(f"rank {source} announced a description of {int(size)} bytes")
-    buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
-    wait(dist.broadcast(buffer, source, async_op=True), group)
-    description = states.shapes_of(bytes(buffer.cpu().numpy()))
-    tensors = [shape.empty(device) for shape in description.shapes]
-    for tensor in tensors:
-        if tensor.numel():
-            wait(dist.broadcast(_bytes_of(tensor), source, async_op=True), group)
-    return states.rebuild(description, tensors), int(size) + states.nbytes(tensors)
+def _hear_of(ranks: Agreement, source: int, takers: Sequence[int]) -> tuple[states.Description, int]:
+    size = torch.zeros(1, dtype=torch.int64)
+    ranks.hand_over(_bytes_of(size), _SIZE, source, takers)
+    length = int(size)
+    if not 0 < length <= states.MAX_DESCRIPTION:
+        raise states.BadState(f"rank {source} announced a description of {length} bytes")
+    text = torch.empty(length, dtype=torch.uint8)
+    ranks.hand_over(text, length, source, takers)
+    return states.shapes_of(text.numpy().tobytes()), length
+
+
+def _take(description: states.Description, ranks: Agreement, source: int, takers: Sequence[int]) -> Any:
+    """On the host: next to its model and optimizer a device may have no room for a second state."""
+    shapes = description.shapes
+    tensors = [shape.empty(torch.device("cpu")) for shape in shapes]
+    for parcel in _parcels(shapes):
+        length = _length(shapes, parcel)
+        parts = [_bytes_of(tensors[number]) for number in parcel]
+        data = parts[0] if len(parts) == 1 else torch.empty(length, dtype=torch.uint8)
+        ranks.hand_over(data, length, source, takers)
+        if len(parts) > 1:
+            for part, values in zip(parts, data.split([len(part) for part in parts]), strict=True):
+                part.copy_(values)
+    return states.rebuild(description, tensors)
+
+
+def _parcels(shapes: Sequence[states.Shape]) -> Iterator[list[int]]:
+    """Which tensors travel together, by their numbers: small ones, as every message costs a moment of its own."""
+    parcel: list[int] = []
+    length = 0
+    for number, shape in enumerate(shapes):
+        if not shape.nbytes:
+            continue
+        if parcel and length + shape.nbytes > PARCEL:
+            yield parcel
+            parcel, length = [], 0
+        parcel.append(number)
+        length += shape.nbytes
+    if parcel:
+        yield parcel
+
+
+def _length(shapes: Sequence[states.Shape], parcel: Sequence[int]) -> int:
+    return sum(shapes[number].nbytes for number in parcel)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes, which every backend can send, whatever the tensor's type."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -209,7 +209,7 @@ class Rounds:
             if restored is not None:
                 return repair.Found(restored, repair.NOBODY)
         if not course.rebuilt:
-            return repair.agree(meeting, course.training.state, rank, course.training.device, self.group)
+            return repair.agree(meeting, course.training.state, self._ranks)
         if course.keeping is not None and course.keeping.gives_up(meeting.trained):
             raise LostForGood(
                 "no checkpoint is whole any more, and training does not begin anew unless the job is started again"

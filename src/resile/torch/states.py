@@ -37,12 +37,21 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     sizes: list[int]
 
+    @property
+    def nbytes(self) -> int:
+        """How much of it there is to send."""
+        return math.prod(self.sizes) * int(self._type.itemsize)
+
     def empty(self, device: torch.device) -> torch.Tensor:
         """A tensor of this shape with nothing in it yet."""
+        return torch.empty(self.sizes, dtype=self._type, device=device)
+
+    @property
+    def _type(self) -> torch.dtype:
         dtype = _DTYPES.get(self.dtype)
         if dtype is None or any(size < 0 for size in self.sizes):
             raise BadState(f"there is no tensor of type {self.dtype} and sizes {self.sizes}")
-        return torch.empty(self.sizes, dtype=dtype, device=device)
+        return dtype
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +94,17 @@ def rebuild(description: Description, tensors: list[torch.Tensor]) -> Any:
     if len(tensors) != len(description.shapes):
         raise BadState(f"a state of {len(description.shapes)} tensors cannot be made of {len(tensors)}")
     return _put_together(description.tree, tensors, 0)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same state, with its tensors on another device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return type(value)({key: moved(each, device) for key, each in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(each, device) for each in value))
+    return type(value)(moved(each, device) for each in value) if type(value) in (list, tuple) else value
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:

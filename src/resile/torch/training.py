@@ -141,10 +141,12 @@ class Training:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Be what another rank is."""
+        """Be what another rank is. What is given is on the host, and where it has to be afterwards."""
         for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
-        self._buffers.load(state["buffers"])
+            theirs = state["parts"][name]
+            copies = part is self.model or part is self.optimizer  # whatever else may just hold what it is given
+            part.load_state_dict(theirs if copies else states.moved(theirs, self.device))
+        self._buffers.load(states.moved(state["buffers"], self.device))
         self._averager.train(state["trained"])
         self.loaded()
 

@@ -1,0 +1,86 @@
+"""Who takes the state when members of a round differ, and what it costs those that have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.torch.vaults import in_ranks
+
+from resile.torch import agreement, repair, states
+from resile.torch.agreement import Agreement
+from resile.torch.repair import Meeting, Standing, Word
+
+AHEAD, BEHIND, NEW = Standing(10, 5), Standing(9, 5), Standing(0, 0)
+
+
+def meeting(*standings: Standing, digests: dict[int, int] | None = None) -> Meeting:
+    return Meeting([Word(each, rank + 1, 0, (digests or {}).get(rank, 1)) for rank, each in enumerate(standings)])
+
+
+@pytest.mark.parametrize(
+    ("met", "takers"),
+    [
+        (meeting(AHEAD, AHEAD, NEW), [2]),
+        (meeting(NEW, BEHIND, AHEAD, AHEAD), [0, 1]),
+        (meeting(AHEAD, AHEAD, AHEAD, digests={1: 7}), [1]),
+        (meeting(AHEAD, AHEAD), []),
+        (meeting(NEW, NEW, NEW), [1, 2]),
+        (meeting(NEW), []),
+    ],
+    ids=["newcomer", "behind", "stray", "alike", "beginning", "alone"],
+)
+def test_who_has_the_state_of_the_most_advanced_takes_nothing(met: Meeting, takers: list[int]) -> None:
+    assert met.takers == takers
+
+
+def state_of(seed: int) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(seed)
+    large, small = torch.randn(5000, generator=made), [torch.randn(n, generator=made) for n in (3, 7, 700, 11, 900)]
+    return {
+        "large": large,
+        "small": small,
+        "none": torch.empty(0, 2),
+        "step": torch.tensor(seed),
+        "turned": large.view(50, 100).t(),
+    }
+
+
+def go_on(rank: int, standings: list[Standing]) -> tuple[bool, list[int], int, int]:
+    """Agree, with blocks and parcels so small that there are many; how much memory that took beside the state."""
+    agreement._BLOCK, repair.PARCEL = 4096, 2048
+    made = 0
+    empty = torch.empty
+
+    def counted(*args: Any, **more: Any) -> torch.Tensor:
+        nonlocal made
+        tensor = empty(*args, **more)
+        made = max(made, tensor.nbytes)
+        return tensor
+
+    torch.empty = counted
+    found = repair.agree(meeting(*standings), lambda: state_of(rank), Agreement())
+    torch.empty = empty
+    if found.received is None:
+        return False, list(found.takers), found.sent, made
+    _, ours = states.describe(found.received)
+    _, theirs = states.describe(state_of(found.source))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return True, list(found.takers), found.sent, made
+
+
+def test_a_survivor_is_not_bothered_with_the_state_that_a_newcomer_gets() -> None:
+    giver, survivor, newcomer = in_ranks(go_on, 3, [AHEAD, AHEAD, NEW])
+    assert survivor == (False, [2], 0, 0)
+    assert newcomer[:2] == (True, [2])
+    assert giver[:2] == (False, [2])
+    assert giver[2] == newcomer[2] > 40000
+
+
+def test_a_survivor_among_several_newcomers_has_one_block_of_the_state_at_a_time() -> None:
+    giver, survivor, *newcomers = in_ranks(go_on, 4, [AHEAD, AHEAD, NEW, NEW])
+    assert [each[:2] for each in newcomers] == [(True, [2, 3])] * 2
+    assert survivor[:3] == (False, [2, 3], 0)
+    assert 0 < survivor[3] <= 4096
+    assert not giver[0]
