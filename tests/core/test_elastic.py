@@ -24,10 +24,17 @@ def interrupted(nodes: int) -> Job:
     job = running_bare(nodes, 1, nodes + 1)
     for number in range(nodes):
         job.does(ev.AgentElastic(node=key(number)))
+    steps(job)
     job.comes(name=f"agent{nodes}")
     rejoins(job, nodes, after=0)
     assert [d.because for d in job.said(de.EndRound)] == [f"worker-{nodes} is ready to join"]
     return job
+
+
+def steps(job: Job) -> None:
+    """A step is taken, and noted."""
+    job.steps(job.state.progress.step + 1, number=job.members[0])
+    job.wait(0.0)
 
 
 def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None, holds: int = 0) -> list[de.AnyDecision]:
@@ -76,6 +83,7 @@ def test_the_replacement_comes_in_with_a_new_round_and_gets_its_old_place():
     dies(job, 1)
     rejoins(job, 0)
     rejoins(job, 2)
+    steps(job)
     rejoins(job, 1, after=1)
     (over,) = job.said(de.EndRound)
     assert (over.because, over.lost) == ("worker-1 is ready to join", False)
@@ -83,6 +91,71 @@ def test_the_replacement_comes_in_with_a_new_round_and_gets_its_old_place():
     rejoins(job, 0)
     assert job.members == [0, 1, 2]
     assert job.said(de.FormRound)[0].places[key(1)].first_rank == 1
+
+
+def test_a_round_takes_a_step_before_it_takes_a_newcomer_in():
+    job = elastic(3)
+    dies(job, 1)
+    rejoins(job, 0)
+    rejoins(job, 2)
+    rejoins(job, 1, after=1)
+    assert job.members == [0, 2]
+    job.steps(1)
+    assert "RoundOver" in [note.reason for note in job.said(de.Note, job.wait(0.0))]
+    assert not job.members
+    again = job.replayed().state
+    assert (again.gathering, again.nodes) == (job.state.gathering, job.state.nodes)
+    for number in (0, 2):
+        rejoins(job, number)
+    assert job.members == [0, 1, 2]
+
+
+def test_however_many_come_one_after_the_other_steps_are_taken_in_between():
+    job = running_bare(2, 1, 40)
+    for number in range(2):
+        job.does(ev.AgentElastic(node=key(number)))
+    for new in range(2, 32):
+        job.comes(name=f"agent{new}")
+        rejoins(job, new, after=0)
+        assert len(job.members) == 2
+    steps(job)
+    for number in range(2):
+        rejoins(job, number)
+    assert len(job.members) == 32
+    assert job.state.last_round == 2
+
+
+def test_a_round_that_tells_of_no_step_takes_a_newcomer_in_after_a_while():
+    job = elastic(3)
+    dies(job, 1)
+    rejoins(job, 0)
+    rejoins(job, 2)
+    job.now += 1.0
+    rejoins(job, 1, after=1)
+    job.engine.amnesty(job.now + job.timeouts.settle)
+    job.wait(job.timeouts.settle - 1.1)
+    assert job.members == [0, 2]
+    job.wait(0.2)
+    assert not job.members
+    assert job.node(0).agent.stance == Resting(Round(2))
+    assert job.replayed().state == job.state
+
+
+def test_the_wait_for_a_first_step_ends_with_the_round():
+    job = elastic(4)
+    dies(job, 1)
+    for number in (0, 2, 3):
+        rejoins(job, number)
+    rejoins(job, 1, after=1)
+    job.engine.amnesty(job.now + job.timeouts.settle)
+    job.wait(job.timeouts.settle - 0.5)
+    assert job.members == [0, 2, 3]
+    dies(job, 3)
+    rejoins(job, 0)
+    job.wait(1.0)
+    assert not job.members, "worker-2 has as long to come as ever"
+    rejoins(job, 2)
+    assert job.members == [0, 1, 2]
 
 
 def test_survivors_wait_for_the_replacement_when_they_are_too_few():
@@ -407,6 +480,7 @@ def test_the_state_of_an_older_round_is_not_the_state_of_the_one_in_which_a_proc
     rejoins(job, 0, holds=1)
     settles(job)
     assert job.members == [0]  # the second node was in a long step, and comes late
+    steps(job)
     rejoins(job, 1, holds=1)
     assert job.said(de.EndRound)
     assert stuck(job, 0, round_=2) == []

@@ -15,6 +15,7 @@ from resile.api.ids import Rank, Round
 from resile.torch import restoring, rounds
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.course import Course
+from resile.torch.group import Group, GroupLost
 from resile.torch.keeping import Keeping
 from resile.wire.messages import Placed
 
@@ -28,6 +29,8 @@ class Agent:
     def __init__(self, on_over: Callable[[Round], None]) -> None:
         self.on_over = on_over
         self.round = Round(0)
+        self.ended = Round(0)
+        """The last round that ends before its members have met."""
 
     def ready(self, step: int, agreed: int = 0) -> Placed:
         self.round = Round(self.round + 1)
@@ -44,7 +47,10 @@ class Agent:
         )
 
     def over(self, round_: Round) -> bool:
-        return round_ < self.round
+        return round_ < self.round or round_ <= self.ended
+
+    def await_over(self, round_: Round, timeout: float) -> bool:
+        return self.over(round_)
 
     def close(self) -> None:
         pass
@@ -92,3 +98,30 @@ def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
         restoring.log.removeHandler(watching)
         member.close(in_peace=True)
         checkpointer.close()
+
+
+def member() -> rounds.Rounds:
+    model = torch.nn.Linear(2, 1)
+    return rounds.Rounds(Course((model, torch.optim.SGD(model.parameters())), {}), "gloo", 60.0)
+
+
+def test_a_process_does_not_give_up_however_many_rounds_end_before_it_has_met_its_peers(agent: list[Agent]) -> None:
+    one = member()
+    agent[0].ended = Round(3 * rounds.MOST_MEETINGS)
+    one.form()
+    assert one.round == agent[0].ended + 1
+    one.close(in_peace=True)
+
+
+def test_a_process_gives_up_when_rounds_that_nobody_ends_do_not_come_together(
+    agent: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def form(group: Group) -> None:
+        raise GroupLost("somebody cannot be reached")
+
+    monkeypatch.setattr(Group, "form", form)
+    one = member()
+    with pytest.raises(RuntimeError, match="20 rounds in a row did not come together; the last: somebody cannot be"):
+        one.form()
+    assert agent[0].round == rounds.MOST_MEETINGS == 20
+    one.close(in_peace=True)

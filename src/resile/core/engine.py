@@ -115,6 +115,7 @@ def _handle(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.StepsNoted():
             state.trained = max(state.trained, event.trained)
             progress.noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
+            rounds.stepped(turn, event.round)
         case ev.DatasetOpened():
             error = ledger.open_dataset(
                 state.ledger, event.name, event.size, event.shard_size, event.epochs, event.seed

@@ -5,7 +5,8 @@ that are on their way are waited for only as long as their late arrival would co
 member is lost or enough newcomers wait, and every member is told at once.
 
 Where all that wait are elastic, a late arrival costs next to nothing (a new round, and no process is restarted), so
-only those are waited for that rest and will be there in a moment.
+only those are waited for that rest and will be there in a moment. But no newcomer ends a round of elastic processes
+that is still meeting, or passing the state on: so many could come that no step is ever taken.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def join(turn: Turn, node: Node, event: AgentJoined) -> None:
     agent.elastic, agent.holds = event.elastic, event.holds
     turn.touch(node)
     holders.relieve(turn)
-    gathering = state.gathering
-    if isinstance(gathering, Underway):
-        _grow(turn, gathering, node.key)
+    growing = False
+    if isinstance(state.gathering, Underway):
+        growing = grow(turn)
     else:
         form(turn, newcomer=True)
-    if isinstance(state.gathering, Underway):
+    if isinstance(state.gathering, Underway) and not growing:
         changes.arrived(turn, (node.key,))
 
 
@@ -94,13 +95,32 @@ def changed(turn: Turn, node: Node, event: AgentChanged) -> None:
     form(turn)
 
 
-def _grow(turn: Turn, gathering: Underway, newcomer: NodeKey) -> None:
-    meeting = turn.state.meeting
-    assert meeting is not None
+def stepped(turn: Turn, number: Round) -> None:
+    """A step was taken in a round."""
+    gathering = turn.state.gathering
+    if isinstance(gathering, Underway) and gathering.round == number and not gathering.stepped:
+        gathering.stepped = True
+        grow(turn)
+
+
+def grow(turn: Turn) -> bool:
+    """End the running round if nodes wait that make a larger one, now or in a moment; whether that is so.
+
+    Elastic processes take a step first, or have had `settle` to take one: some scripts tell of none.
+    """
+    gathering, meeting, waiting = turn.state.gathering, turn.state.meeting, turn.index.waiting
+    if not isinstance(gathering, Underway) or meeting is None or not waiting:
+        return False
     if gathering.done:
-        return  # some members have finished: the round is about to end well, and a newcomer would undo that
-    if fit(len(gathering.places) + len(turn.index.waiting), meeting) > len(gathering.places):
-        stop(turn, f"{newcomer} is ready to join", None)
+        return False  # some members have finished: the round is about to end well, and a newcomer would undo that
+    if fit(len(gathering.places) + len(waiting), meeting) <= len(gathering.places):
+        return False
+    soon = gathering.since + turn.timeouts.settle
+    if turn.index.elastic and not gathering.stepped and turn.now < soon:
+        turn.deadlines.set(Alarm.SETTLE, soon)
+    else:
+        stop(turn, f"{min(waiting)} is ready to join", None)
+    return True
 
 
 def form(turn: Turn, *, newcomer: bool = False) -> None:
@@ -127,7 +147,10 @@ def form(turn: Turn, *, newcomer: bool = False) -> None:
 
 
 def settle_over(turn: Turn) -> None:
-    """Nobody else came in time."""
+    """Nobody else came in time; or those that wait while a round runs have waited long enough."""
+    if isinstance(turn.state.gathering, Underway):
+        grow(turn)
+        return
     size = _size(turn)
     if size:
         _close(turn, size)
@@ -172,6 +195,7 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None, *, failed: bool = Fa
     gathering = state.gathering
     if not isinstance(gathering, Underway):
         return
+    turn.deadlines.clear(Alarm.SETTLE)
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
     done = set() if failed else gathering.done & turn.index.elastic
     state.past = Past(round=gathering.round, members=set(gathering.places), done=done, failed=failed)

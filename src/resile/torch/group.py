@@ -320,7 +320,7 @@ def wait_for_one(work: Any, group: Group | None) -> None:
 
 def time_to_connect(in_vain: int) -> float:
     """Seconds for the members to connect to each other, after so many meetings that came to nothing."""
-    return min(LONGEST_CONNECT, FIRST_CONNECT * 2.0**in_vain)
+    return min(LONGEST_CONNECT, FIRST_CONNECT * 2.0 ** min(in_vain, 10))
 
 
 def default_backend() -> str:

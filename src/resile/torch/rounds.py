@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import logging
 import os
 import time
@@ -30,7 +31,10 @@ from resile.wire.rounds import RoundLine
 log = logging.getLogger(__name__)
 
 MOST_MEETINGS = 20
-"""Meetings in a row that come to nothing before this process gives up: something other than a loss is wrong."""
+"""Meetings of one regrouping that come to nothing in rounds that nobody ended before this process gives up: something
+other than a loss is wrong."""
+WORD = 0.2
+"""Seconds for the word that a round is over to come here after a meeting in vain: a peer may have heard it first."""
 MOST_IN_VAIN = 5
 """How often the same processes meet again because a connection broke, without a step in between."""
 VERDICT = 3.0
@@ -99,13 +103,13 @@ class Rounds:
             self._meet_once()
             return
         self._course.undo()
-        why: Exception | None = None
-        for in_vain in range(MOST_MEETINGS):
+        in_vain = 0
+        for tried in itertools.count():
             if self.group is not None:
                 self.group.destroy()
                 self.group = None
             placed = line.ready(self._course.completed, agreed=self._agreed_in)
-            group = Group(placed, self._backend, self._timeout, time_to_connect(in_vain))
+            group = Group(placed, self._backend, self._timeout, time_to_connect(tried))
             self.group = self._ranks.group = group
             try:
                 if line.over(placed.round):
@@ -116,10 +120,15 @@ class Rounds:
                 if not isinstance(error, GroupLost) and not group.broken:
                     raise
                 log.info("met in vain: %s", str(error).partition("\n")[0])
-                why = error
+                if line.await_over(placed.round, WORD):
+                    continue  # somebody was lost, or came: however often that is, it is not this process's fault
+                in_vain += 1
+                if in_vain == MOST_MEETINGS:
+                    raise RuntimeError(
+                        f"{MOST_MEETINGS} rounds in a row did not come together; the last: {error}"
+                    ) from error
                 continue
             return
-        raise RuntimeError(f"{MOST_MEETINGS} rounds in a row did not come together; the last: {why}")
 
     def hear(self) -> None:
         """Wait until every member of this round has come here.
