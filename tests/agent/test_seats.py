@@ -263,6 +263,24 @@ async def test_a_process_that_is_ready_joins_when_the_last_of_its_round_has_ende
     assert (node.last(Join).after, node.last(Join).nproc) == (1, 1)
 
 
+async def test_a_process_that_is_ready_does_not_wait_long_for_one_that_does_something_else_after_its_last_step():
+    node = Node(2, leave_within=0.02)
+    node.ready(0, 1)
+    node.seats.on_close(node.lines[0])
+    node.ready(1)
+    assert node.last(Join) is None, "it may end, or call again, in a moment"
+    await asyncio.sleep(0.1)
+    assert (node.last(Join).after, node.last(Join).nproc) == (1, 1)
+    node.forms(2, 1)
+    assert node.placed(1).round == 2
+    node.seats.on_close(node.lines[1])
+    node.seats.ended(1, [])
+    assert (node.killed, node.last(Finished)) == ([], None)
+    node.attempt.running = False
+    node.seats.ended(0, [])
+    assert node.last(Finished).round == 2
+
+
 async def test_a_process_in_a_long_step_is_not_killed_before_another_one_has_the_state():
     node = Node(3, leave_within=0.2)
     node.ready(0, 1, 2)

@@ -51,6 +51,8 @@ class Phase(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     PLACED = "placed"
+    LEFT = "left"
+    """It took the last step long ago, and its script has something else to do: nobody waits for it."""
     DOWN = "down"
 
 
@@ -233,7 +235,8 @@ class Seats:
         if not failures:
             self._ended_well()
             return
-        member = was is Phase.PLACED or expected or (was is Phase.READY and self._join is not None)
+        met = was in (Phase.PLACED, Phase.LEFT)
+        member = met or expected or (was is Phase.READY and self._join is not None)
         left = len(self._in(Phase.READY)) + len(self._in(Phase.PLACED))
         for failure in failures:
             failed = Failed(round=self._newest, failure=failure, member=member, left=left)
@@ -243,7 +246,7 @@ class Seats:
             self._join = None
         if member:
             self._break_off("a process of this node failed")
-        seat.unplaced = 0 if was is Phase.PLACED else seat.unplaced + 1
+        seat.unplaced = 0 if met else seat.unplaced + 1
         delay = 0.0 if seat.unplaced < 2 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (seat.unplaced - 2))
         if delay:
             log.warning(
@@ -273,7 +276,7 @@ class Seats:
         seat.calm()
         if seat.holds:
             self._spare_no_longer()
-        if was is Phase.PLACED and self._current is not None:
+        if was in (Phase.PLACED, Phase.LEFT) and self._current is not None:
             self._break_off("a process of this node lost touch with its peers")
         elif self._current is not None and seat.due == self._current and self._attempt is not None:
             self._place(seat, self._attempt.place, seat.local_rank)
@@ -286,7 +289,9 @@ class Seats:
             return
         seat.line = None
         seat.calm()
-        seat.done = seat.phase is Phase.PLACED
+        seat.done, seat.spared = seat.phase is Phase.PLACED, False
+        if seat.done:
+            seat.wait(self._leave_within, self._leave_alone)
         if seat.phase is Phase.READY:
             self._kill(seat)
 
@@ -344,7 +349,7 @@ class Seats:
 
     def _ended_well(self) -> None:
         attempt = self._attempt
-        if attempt is None or self._in(Phase.PLACED):
+        if attempt is None or self._in(Phase.PLACED) or self._in(Phase.LEFT):
             return
         if self._current is None:
             if not attempt.running and not attempt.failures:
@@ -383,6 +388,11 @@ class Seats:
         log.error("local rank %d did not get ready within %g s: killing it", seat.local_rank, self._ready_within)
         self._late = True
         self._kill(seat)
+        self._settle()
+
+    def _leave_alone(self, seat: Seat) -> None:
+        """It has hung up after its last step, and neither ended nor called again: others do not wait any longer."""
+        seat.phase = Phase.LEFT
         self._settle()
 
     def _never_left(self, seat: Seat) -> None:
