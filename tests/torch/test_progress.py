@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 
+from resile.api.ids import Round
 from resile.torch import report_step
+from resile.torch.progress import enter_round
 from resile.wire.local import AgentChannel
 
 
@@ -26,7 +28,7 @@ def test_an_agent_that_is_gone_costs_nothing(monkeypatch, tmp_path):
         report_step(step, 100)
 
 
-def test_the_agent_hears_the_step(monkeypatch, tmp_path):
+def test_the_agent_hears_the_first_step_of_every_round_at_once(monkeypatch, tmp_path):
     with socket.socket(socket.AF_UNIX) as agent:
         agent.settimeout(10)
         agent.bind(str(tmp_path / "agent.sock"))
@@ -35,6 +37,8 @@ def test_the_agent_hears_the_step(monkeypatch, tmp_path):
         monkeypatch.setenv("RESILE_WORKER", "worker-0/1")
         monkeypatch.setenv("RESILE_WORKER_PID", str(os.getpid()))
         report_step(20, 115)
+        enter_round(Round(5))
+        report_step(21, 115)
         line, _ = agent.accept()
         with line:
             heard = line.recv(4096)
@@ -42,3 +46,4 @@ def test_the_agent_hears_the_step(monkeypatch, tmp_path):
         assert channel is not None
         channel.close()
     assert heard.index(b"Attach") < heard.index(b"Stepped")
+    assert heard.count(b"Stepped") == 2

@@ -90,11 +90,13 @@ class AgentChannel:
     def report_step(self, step: int, total: int = 0) -> None:
         """Tell the agent that training reached `step` of `total` (0 = unknown). Never waits, never raises.
 
-        The first step goes out at once and later ones at most every STEP_INTERVAL; a step that is held back goes with
-        the next call after that, with the next request, or at exit. A step that cannot be sent gives way to a newer.
+        The first step of a round goes out at once and later ones at most every STEP_INTERVAL. One that is held back
+        goes with the next call after that, with the next request, or at exit; one that cannot be sent gives way to a
+        newer.
         """
         self._held = Stepped(round=self.round, step=step, total=total, at=time.time())
-        if time.monotonic() < self._next_step or not self._turn.acquire(blocking=False):
+        early = self._told_in == self.round and time.monotonic() < self._next_step
+        if early or not self._turn.acquire(blocking=False):
             return
         try:
             self._tell_step()
@@ -166,6 +168,8 @@ class AgentChannel:
         self._late: dict[ShardMessage, list[int]] = {}
         self._held = None
         self._next_step = 0.0
+        self._told_in: Round | None = None
+        """The round of the last step that was told."""
         self._next_call = 0.0
 
     def _after_fork(self) -> None:
@@ -182,7 +186,7 @@ class AgentChannel:
         if self._socket is None or self._unsent:
             return
         held, self._held = self._held, None
-        self._next_step = time.monotonic() + STEP_INTERVAL
+        self._next_step, self._told_in = time.monotonic() + STEP_INTERVAL, held.round
         self._write(encode(held))
 
     def _submit(self, message: ShardMessage) -> int:
