@@ -38,10 +38,12 @@ class ObjectStorage:
         """
         try:
             from fsspec.core import url_to_fs
-
+        except ImportError:
+            raise CannotStore(f"{url} needs fsspec: pip install 'resile[storage]'") from None
+        try:
             self._fs, root = url_to_fs(url)
-        except ImportError as error:
-            raise CannotStore(f"{url} needs a package that is not installed ({error}): resile[storage]") from None
+        except ImportError as error:  # of the store itself; fsspec names the package
+            raise CannotStore(f"{url} needs a package that is not installed: {error}") from None
         except Exception as error:  # a store's library raises whatever it likes
             raise CannotStore(f"{url} cannot be used: {error}") from None
         self.directory = url.rstrip("/")
