@@ -13,6 +13,8 @@ pytestmark = pytest.mark.timeout(600)
 
 CALM = "--recovery-budget=30"
 """An agent that gets no time from a busy machine for some seconds is not to be taken for dead here."""
+COLD = "--standbys=0"
+"""So that those who are left take steps before the process that replaces a lost one is back."""
 LONG = 4 * PATIENCE
 """Several processes import torch at once, on a machine that may have other things to do."""
 
@@ -134,7 +136,7 @@ def newest(steps: dict[int, dict[str, Any]]) -> int:
 
 
 def test_killed_ranks_are_replaced_while_the_others_go_on_in_their_processes(training: Training):
-    run = training.runs.start("--nproc-per-node=3", "--max-restarts=5", CALM, "train.py")
+    run = training.runs.start("--nproc-per-node=3", "--max-restarts=5", CALM, COLD, "train.py")
     first = training.steps(3)
     kill(first[1]["pid"])
     two = training.steps(2, after=newest(first))
@@ -230,7 +232,7 @@ last = 0
 def test_a_loss_in_what_ranks_do_together_between_steps_ends_none_of_them(training: Training):
     runs = training.runs
     runs.script(TRAIN.replace("last = 0\n", TOGETHER, 1))
-    run = runs.start("--nproc-per-node=3", "--max-restarts=3", CALM, "train.py")
+    run = runs.start("--nproc-per-node=3", "--max-restarts=3", CALM, COLD, "train.py")
     wait_until(lambda: len(runs.notes("together")) == 2 and runs.notes("alone"), "two ranks that wait for one", LONG)
     first = {note["pid"] for note in runs.notes("together")}
     kill(runs.notes("alone")[0]["pid"])
