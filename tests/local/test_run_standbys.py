@@ -15,8 +15,8 @@ sys.exit(ATTEMPT)
 
 
 def small_torch(runs: Runs) -> None:
-    """Something by the name of torch that costs nothing to import."""
-    (runs.directory / "torch.py").write_text("import os\nmade_by = os.getpid()\n")
+    """Something by the name of torch that costs little to import, and yet more than it takes to form a round."""
+    (runs.directory / "torch.py").write_text("import os, time\ntime.sleep(1.0)\nmade_by = os.getpid()\n")
 
 
 def test_a_killed_rank_restarts_with_its_siblings_from_standbys_and_nothing_is_left(runs: Runs) -> None:
