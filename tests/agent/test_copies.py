@@ -21,7 +21,9 @@ from resile.agent.partner import RATE, Partner
 from resile.api.ids import Round
 from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer
+from resile.checkpoint.line import COPY_GRACE
 from resile.checkpoint.sums import sums_of
+from resile.wire import stream
 from resile.wire.handshake import NotWelcome
 from resile.wire.messages import Copy, CopyAnswer
 from resile.wire.stream import Stream, admit, call
@@ -179,6 +181,35 @@ def test_a_new_round_ends_what_goes_out_to_a_frozen_node() -> None:
         going.enter(Round(4), door)
         assert "step 5 was not copied" in said.result(10)
         frozen.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_copy_of_which_nothing_goes_out_any_more_ends_long_before_its_size_would_have_it(
+    tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "STALL", 2.0)
+    monkeypatch.setattr(Copies, "_fill", lambda *_: frozen.wait())
+    frozen = threading.Event()
+    layout = msgspec.structs.replace(layout_of(), length=64 << 20, stored=0, items=())  # more than sockets hold
+    buffer, record = filled(layout, 5)
+    with keeping(tls=tls) as (_, door), ThreadPoolExecutor(1) as pool:
+        said = pool.submit(partner(door).copy, 0, buffer, record.sequence)
+        try:
+            words = said.result(COPY_GRACE)
+        finally:
+            frozen.set()
+    where = f"the agent at {HERE}:{door.port}"
+    assert words == f"step 5 was not copied to another node: {where} took nothing for 2 s"
+
+
+def test_a_copy_of_which_nothing_comes_in_any_more_ends_as_well(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream, "STALL", 2.0)
+    with keeping() as (_, door):
+        half, _ = half_a_copy(door, 7)
+        wait_until(lambda: "gave nothing for 2 s" in caplog.text, "a sentence about it", COPY_GRACE)
+        half.close()
 
 
 def test_silent_strangers_do_not_close_the_door() -> None:

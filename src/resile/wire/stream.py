@@ -3,7 +3,8 @@
 `Connection` is made for small messages on an event loop. A checkpoint is a few of them and a gigabyte between, which
 goes straight from one mapping to the other and must not keep an event loop busy. Who may talk is decided by the same
 handshake. With TLS the called side shows a certificate that it made itself; the caller knows it by the fingerprint that
-came over the master's own TLS. Every wait has a deadline.
+came over the master's own TLS. Every wait has a deadline, and long before that of a large checkpoint a peer is given up
+that takes or gives nothing for a while.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hmac
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from resile.api.reports import Door
@@ -25,6 +27,8 @@ from resile.wire.tls import OLDEST
 
 MAX_WORD = 64 * 1024
 """Bytes of a message here."""
+STALL = 15.0
+"""Seconds without a single byte after which a peer is given up: it is frozen, or the way to it is gone."""
 _PIECE = 1 << 20
 M = TypeVar("M", bound=Message)
 
@@ -78,26 +82,38 @@ class Stream:
         """Send bytes.
 
         Raises:
-            OSError: the connection broke, or the deadline passed.
+            OSError: the connection broke, the deadline passed, or the peer took nothing for a while.
         """
         at = 0
         while at < len(data):
-            self._socket.settimeout(_left(deadline))
-            at += self._socket.send(data[at : at + _PIECE])
+            with self._progress(deadline, "took"):
+                at += self._socket.send(data[at : at + _PIECE])
 
     def read(self, target: memoryview, deadline: float) -> None:
         """Fill `target` with the next bytes.
 
         Raises:
-            OSError: the connection broke, or the deadline passed.
+            OSError: the connection broke, the deadline passed, or the peer gave nothing for a while.
         """
         at = 0
         while at < len(target):
-            self._socket.settimeout(_left(deadline))
-            got = self._socket.recv_into(target[at : at + _PIECE])
+            with self._progress(deadline, "gave"):
+                got = self._socket.recv_into(target[at : at + _PIECE])
             if not got:
                 raise ConnectionError(f"{self.peer} closed the connection")
             at += got
+
+    @contextlib.contextmanager
+    def _progress(self, deadline: float, what: str) -> Iterator[None]:
+        """Around one wait for the peer to take or to give something."""
+        left = _left(deadline)
+        self._socket.settimeout(min(left, STALL))
+        try:
+            yield
+        except TimeoutError:
+            if left <= STALL:
+                raise
+            raise TimeoutError(f"{self.peer} {what} nothing for {STALL:g} s") from None
 
 
 def call(door: Door, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> Stream:
