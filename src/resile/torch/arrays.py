@@ -1,4 +1,4 @@
-"""numpy's numbers and arrays, where a state holds them. torch can do without numpy, so it is not imported here."""
+"""numpy's numbers, arrays and sums, where there is numpy: torch can do without it, so it is not imported here."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def is_array(value: Any) -> bool:
 def tensor_of(array: Any) -> torch.Tensor:
     """An array as a tensor: the same memory, if torch can work in it."""
     return torch.from_numpy(array if array.flags.c_contiguous and array.flags.writeable else array.copy())
+
+
+def sums_of_rows(words: torch.Tensor) -> list[int]:
+    """The sum of each row of 64-bit words, with wrap-around, made by this thread alone.
+
+    torch would spread it over threads of its own, and wait for all of them even if one finds no free core.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None:  # one by one: few enough words for torch not to spread them
+        return [int(row.sum()) for row in words]
+    sums: list[int] = numpy.add.reduce(words.numpy(), axis=1).tolist()
+    return sums

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from resile.checkpoint.line import Line, NoVault, copied_within
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.storage import CannotStore, open_storage
 from resile.torch.agreement import Agreement
+from resile.torch.checking import Checking
 from resile.torch.direct import store_directly
 from resile.torch.entries import Entry, State, entries
 from resile.torch.growth import growth
@@ -101,6 +103,8 @@ class Checkpointer:
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
         self._populating: list[Future[None]] = []
+        self._begun: dict[Buffer, Checking] = {}
+        """What a process before this one has left, while it is compared with its checksums."""
         self._nonce: int | None = None
         """Tells the drafts of this run in storage from those that an earlier one left."""
         self._sequence = 0
@@ -247,8 +251,9 @@ class Checkpointer:
         with contextlib.ExitStack() as stack:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
-            memory = Memory(own, self._leader.buffers if self._leader else own, others)
+            memory = Memory(own, self._leader.buffers if self._leader else own, others, self._begun)
             step = Restoring(self.agreement, memory, self.storage, pause).run(state)
+        self._begun = {}
         self.reserve(state)
         return step
 
@@ -288,11 +293,26 @@ class Checkpointer:
             self._vault = OwnBuffers() if self.storage is not None else None
 
     def _look_ahead(self) -> None:
-        """Map what a process before this one has left, while the script builds its model: `restore` finds it ready."""
-        lines = [line for line in (self._vault, self._leader) if isinstance(line, Line)]
-        for buffer in {buffer for line in lines for buffer in line.buffers if buffer.record() is not None}:
-            buffer.map()
+        """Map and check what a process before this one has left, while the script builds its model.
+
+        The newest step alone, for that is what nearly all restores take; of the others nothing is lost but time.
+        """
+        for line in (self._vault, self._leader):
+            if isinstance(line, Line):
+                whole = [(record.sequence, buffer) for buffer in line.buffers if (record := buffer.record())]
+                if whole:
+                    self._check_ahead(max(whole, key=operator.itemgetter(0))[1])
+
+    def _check_ahead(self, buffer: Buffer) -> None:
+        record = buffer.record()
+        try:
+            checking = Checking(buffer, record) if record is not None else None
+        except NotWhole:  # `restore` says so, if it comes to it
+            return
+        if checking is not None and checking.sums is not None:  # else the agent may be making them
             self._populating.append(self._sealer.submit(_populate, buffer, _POPULATE_READ))
+            checking.begin(self._sealer)
+            self._begun[buffer] = checking
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[Line]:
         """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""

@@ -7,6 +7,7 @@ a tensor that is never touched.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from resile.checkpoint.layout import CHUNK, Item, Layout, ObjectItem, TensorItem, chunks
+from resile.torch.arrays import sums_of_rows
 from resile.torch.entries import Entry, Landing, local, refuse_twins
 from resile.torch.pickles import pickled, unpickled
 
@@ -29,7 +31,9 @@ SMALLEST_SLOT = 512
 PIECE = 16 << 20
 """Bytes that one thread copies at a time."""
 CHECKED = 64 * CHUNK
-"""Bytes that are compared with their checksums at a time."""
+"""Bytes of storage that are read, to be compared with their checksums, at a time."""
+COMPARED = 16 * CHUNK
+"""Bytes that one thread compares with their checksums at a time."""
 THREADS = 4
 """At most, while training stands still for them."""
 _memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
@@ -299,7 +303,7 @@ class Image:
                 if len(data) > item.length:
                     raise SlotTooSmall(item.key)
                 self._put(item.offset, data.ljust(item.length, b"\0"))
-        _share(threads, copies)
+        share(threads, copies)
 
     def sums(self) -> list[int]:
         """The checksums: of every chunk of what goes to storage, then of the rest."""
@@ -312,18 +316,19 @@ class Image:
         Raises:
             Damaged: one does not fit.
         """
+        share(threads, self.checks(sums, base=base))
+
+    def checks(self, sums: Sequence[int], *, base: int = 0) -> list[Callable[[], None]]:
+        """The same, as jobs that threads can share; each raises Damaged if one does not fit."""
         stored, first = self.layout.stored, chunks(self.layout.stored)
         spans = ((0, stored, sums[:first]), (stored, self.layout.length, sums[first:]))
-        _share(
-            threads if torch.get_num_threads() == 1 else 1,  # else torch spreads each addition over threads of its own
-            [
-                functools.partial(
-                    self._check, at, min(at + CHECKED, end), base, wanted[number : number + CHECKED // CHUNK]
-                )
-                for start, end, wanted in spans
-                for number, at in zip(range(0, len(wanted), CHECKED // CHUNK), range(start, end, CHECKED), strict=True)
-            ],
-        )
+        return [
+            functools.partial(
+                self._check, at, min(at + COMPARED, end), base, wanted[number : number + COMPARED // CHUNK]
+            )
+            for start, end, wanted in spans
+            for number, at in zip(range(0, len(wanted), COMPARED // CHUNK), range(start, end, COMPARED), strict=True)
+        ]
 
     def read(self, landing: Landing, threads: int = 1, *, values: bool = True) -> None:
         """Copy what this rank has use for to where it belongs: of a sharded tensor, what lies in this rank's part.
@@ -331,7 +336,7 @@ class Image:
         Raises:
             Misfit: a tensor has another shape in the state; nothing was copied.
         """
-        _share(threads, self._copies(landing))
+        share(threads, self._copies(landing))
         for item in self.layout.items if values else ():
             if isinstance(item, ObjectItem) and landing.wants(item.path):
                 landing.value(item.path, unpickled(self._slice(item.offset, item.length)))
@@ -356,12 +361,7 @@ class Image:
         return copies
 
     def _check(self, start: int, end: int, base: int, expected: Sequence[int]) -> None:
-        """Compare many chunks at once: torch adds them up in one call."""
-        whole = (end - start) // CHUNK * CHUNK
-        found = self.bytes[start : start + whole].view(torch.int64).view(-1, CHUNK // 8).sum(1).tolist()
-        if start + whole < end:
-            found.append(self._sum(start + whole, end))
-        for number, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+        for number, (got, wanted) in enumerate(zip(self._sums(start, end), expected, strict=True)):
             if got != wanted:
                 self._complain(start + number * CHUNK, min(start + (number + 1) * CHUNK, end), base)
 
@@ -371,10 +371,15 @@ class Image:
         raise Damaged(f"the checksum of {where} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
 
     def _sums(self, start: int, end: int) -> list[int]:
-        return [self._sum(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
-
-    def _sum(self, start: int, end: int) -> int:
-        return int(self.bytes[start:end].view(torch.int64).sum())
+        """Of every chunk between the two; many at once, and in this thread alone."""
+        found: list[int] = []
+        for at in range(start, end, COMPARED):
+            stop = min(at + COMPARED, end)
+            whole = at + (stop - at) // CHUNK * CHUNK
+            found += sums_of_rows(self.bytes[at:whole].view(torch.int64).view(-1, CHUNK // 8))
+            if whole < stop:
+                found.append(int(self.bytes[whole:stop].view(torch.int64).sum()))
+        return found
 
     def _tensor(self, item: TensorItem) -> Any:
         return self.bytes[item.data : item.data + item.nbytes].view(getattr(torch, item.dtype)).view(item.shape)
@@ -396,21 +401,42 @@ def _memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]
 def copying_threads(nbytes: int) -> int:
     """How many threads to copy with: memory is faster than one of them, but only cores that are idle help.
 
-    Idle now, that is: the load average of the last minute would count what this process itself did before.
+    Idle now, that is: the load average of the last minute would count what this process itself did before. Its own
+    threads do not count: training waits for the copy, and those that torch added with spin for a while after it.
     """
+    if nbytes <= PIECE:
+        return 1
     cores = len(os.sched_getaffinity(0))
     try:
-        with open("/proc/loadavg") as file:
-            running = int(file.read().split()[3].partition("/")[0])
+        others = _running() - _running_here()
     except (OSError, ValueError, IndexError):
         return 1
-    idle = cores + 1 - running  # this thread runs, too
-    return max(1, min(THREADS, cores, idle)) if nbytes > PIECE else 1
+    return max(1, min(THREADS, cores, cores - others))
 
 
-def _share(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
-    """Do all jobs on a few threads, this one among them; raises what one of them raises."""
-    rest = iter(jobs)  # whoever is free takes the next
+def _running() -> int:
+    """Threads of this machine that run or want to."""
+    with open("/proc/loadavg") as file:
+        return int(file.read().split()[3].partition("/")[0])
+
+
+def _running_here() -> int:
+    """Those of this process, this one among them."""
+    running = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{thread}/stat") as file:
+            running += file.read().rpartition(")")[2].split()[0] == "R"
+    return running
+
+
+def share(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
+    """Do all jobs on a few threads, this one among them; raises what one of them raises.
+
+    Args:
+        threads: how many, with this one.
+        jobs: whoever is free takes the next. An iterator of a list may be shared by several calls.
+    """
+    rest = iter(jobs)
 
     def do() -> None:
         for job in rest:

@@ -11,7 +11,8 @@ import ctypes
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.layout import Layout, is_first, made_at
 from resile.checkpoint.storage import Unreadable
 from resile.torch.agreement import Agreement
+from resile.torch.checking import Checking
 from resile.torch.choosing import Choice, Gap, Gift, Kind, Offer, Order, choose, gaps, needed
 from resile.torch.entries import Landing, Misfit, State
 from resile.torch.image import Damaged, Image, copying_threads
@@ -49,6 +51,8 @@ class Memory(NamedTuple):
     """Of the rank that keeps what all ranks of the node have alike: maybe its own."""
     copies: Sequence[Buffer] = ()
     """Of parts of another node's ranks."""
+    begun: Mapping[Buffer, Checking] = MappingProxyType({})
+    """What is being compared with its checksums already."""
 
 
 class _Held(NamedTuple):
@@ -221,7 +225,7 @@ class Restoring:
                     int(is_first(layout.attempt, record.sequence)),
                 )
 
-    def _find(self, choice: Choice, part: int, *, copy: bool) -> tuple[Buffer, Record, Layout]:
+    def _find(self, choice: Choice, part: int, *, copy: bool) -> tuple[Buffer, Record]:
         memory = self._memory
         kinds = [memory.copies, memory.own, memory.leaders] if copy else [memory.own, memory.leaders, memory.copies]
         wanted = (choice.step, choice.attempt, choice.world, part, choice.shared)
@@ -230,7 +234,7 @@ class Restoring:
                 if not _is_complete(layout, leads=buffers is memory.leaders):
                     continue
                 if (record.step, made_at(layout.attempt), layout.world, layout.rank, layout.replicated) == wanted:
-                    return buffer, record, layout
+                    return buffer, record
         raise Damaged("it is not in memory any more")
 
     # memory ----------------------------------------------------------------------------------------------------------
@@ -264,17 +268,17 @@ class Restoring:
         return needed(self._rank, self._ranks, mine, choice.world)
 
     def _sound(self, choice: Choice, part: int, *, copy: bool) -> _Held:
-        buffer, record, layout = self._find(choice, part, copy=copy)
-        image = Image(buffer.map(), record.data_at, layout)
+        buffer, record = self._find(choice, part, copy=copy)
+        checking = self._memory.begun.get(buffer)
         try:
-            sums = buffer.sums(record)
+            if checking is None or checking.record != record:
+                checking = Checking(buffer, record)
         except NotWhole as error:
             raise Damaged(str(error)) from None
-        if sums is None:
+        if checking.sums is None:
             log.info("step %d in memory has no checksums: its process ended while they were made", choice.step)
-        else:
-            image.check(sums, copying_threads(record.length))
-        return _Held(image, sums)
+        checking.finish(copying_threads(record.length))
+        return _Held(checking.image, checking.sums)
 
     def _load(
         self, choice: Choice, offers: Sequence[Sequence[Offer]], landing: Landing, held: dict[int, _Held]
