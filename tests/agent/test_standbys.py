@@ -25,7 +25,8 @@ from resile.agent import standby as standby_module
 from resile.agent import standbys as standbys_module
 from resile.agent.options import RunOptions
 from resile.agent.output import Outlet, Output
-from resile.agent.standbys import Standbys, cold_because
+from resile.agent.standbys import Standbys
+from resile.agent.warming import cold_because
 from resile.agent.workerenv import worker_environment
 from resile.agent.workers import Ended, Spawn, WorkerGroup
 from resile.api.ids import Rank, Round

@@ -15,38 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import select
-import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resile.agent import kernel
-from resile.agent.interpreter import FORK, MAX_PACKET, NAME, Script, Unfit
-from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
-from resile.agent.standby import COLLECT_WITHIN, Interpreter, Order, template
-from resile.agent.workerenv import CHANGING, shared_environment
+from resile.agent.forks import Forks
+from resile.agent.interpreter import NAME
+from resile.agent.options import RunOptions
+from resile.agent.standby import Interpreter, Order
+from resile.agent.warming import NoRoom, Warming, cold_because
 from resile.api.ids import Bytes, MiB, Seconds
-from resile.checkpoint.room import short_of
 
 log = logging.getLogger("resile.agent")
 
-MEMORY = "RESILE_STANDBY_MEMORY"
-"""How much memory standbys may take on a node, as in `1Gi`; without it, what machine and container have."""
-USUAL = Bytes(384 * MiB)
-"""What torch takes in an interpreter, as long as it was not measured."""
 WARM_WITHIN = Seconds(300.0)
 """For imports; a network disk may be slow."""
-FORK_WITHIN = Seconds(10.0)
 REFILL_AFTER = Seconds(0.5)
 """Between the use of a standby and the fork of another: those that start have the cores first."""
 YIELDED_FOR = Seconds(60.0)
 """Before memory that was given back is asked for again; if it is still short, there is a sentence and no standby."""
-TORCH = ("torch", "torch._dynamo")
-"""What standbys are for: without it there is no use in them."""
 MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
 ASIDE_FOR = Seconds(5.0)
@@ -61,32 +50,6 @@ class Facts(NamedTuple):
     ready: int = 0
     memory: Bytes = Bytes(0)
     """Of all of them and their template."""
-
-
-def cold_because(options: RunOptions) -> str:
-    """Why no process of this run can start from a standby: one sentence; empty if it can."""
-    command = options.command
-    if command[:2] != (sys.executable, "-u") or len(command) < 3:
-        return "it is not run by the interpreter that runs resile"
-    program = command[3] if command[2] == "-m" and len(command) > 3 else command[2]
-    if LOCAL_RANK_MACRO in program:
-        return f"its name depends on the process ({program})"
-    if command[2] != "-m" and not os.path.isfile(program):
-        return f"{program} is not a plain file"
-    if options.virtual_local_rank:
-        return "with --virtual-local-rank every process has an environment of its own"
-    meeting = options.meeting
-    if meeting.max_nodes == 1 and not meeting.max_restarts and not options.managed:
-        return "nothing is ever restarted (--max-restarts is 0)"
-    return ""
-
-
-def _imports_torch(command: list[str]) -> bool:
-    """Whether an import of torch is a start for a process of this command, told from its source."""
-    try:
-        return bool(Script(command).wanted([]))
-    except Unfit:
-        return False
 
 
 Come = Callable[[Interpreter | None], None]
@@ -114,26 +77,19 @@ class Standbys:
         """
         self._wanted = options.standbys
         self._off = cold_because(options) if self._wanted else "--standbys is 0"
-        self._environment = shared_environment(environ, options=options, run_id=options.run_id)
-        self._environ = environ
-        program = options.command[: 4 if "-m" in options.command[2:3] else 3]  # what it is told comes with the order
-        self._request = {"command": program, "preload": options.preload, "changing": sorted(CHANGING)}
-        self._without: list[str] = []
-        """Modules that cannot be imported ahead."""
-        self._stdin = stdin
+        self._warming = Warming(options, environ, stdin)
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._template: Interpreter | None = None
         self._warm = False
         """The template has imported everything and can fork."""
-        self._began = 0.0
         self._ready: list[Interpreter] = []
         self._beginning: set[Interpreter] = set()
         """Those that were told to begin and have not said that they have."""
-        self._coming: dict[socket.socket, asyncio.TimerHandle] = {}
-        """Lines of standbys that were asked for and have not answered."""
-        self._heir: socket.socket | None = None
-        """The one of these lines on which the next template will answer."""
+        self._coming = Forks(self._hangs)
+        """Those that were asked for and have not answered."""
+        self._heir = False
+        """One of these will be the next template."""
         self._hurried: Interpreter | None = None
         """It was the template, imports, and is to leave an heir before it becomes a process."""
         self._awaiting: list[Come] = []
@@ -143,7 +99,6 @@ class Standbys:
         self._failures = 0
         self._failing = False
         """Something went wrong since the last time that standbys were wanted."""
-        self._need = USUAL
         self._said = ""
         self._timer: asyncio.TimerHandle | None = None
         self.facts = Facts()
@@ -155,8 +110,8 @@ class Standbys:
 
         What `--preload` names may turn out to be not importable ahead, which would delay the first start.
         """
-        if not self._off and not self._request["preload"]:
-            self._reading = self._loop.run_in_executor(None, _imports_torch, list(self._request["command"]))
+        if not self._off and not self._warming.preload:
+            self._reading = self._loop.run_in_executor(None, self._warming.imports_torch)
             self._reading.add_done_callback(self._read)
 
     def _read(self, reading: asyncio.Future[bool]) -> None:
@@ -177,7 +132,7 @@ class Standbys:
         if self._off:
             return
         if self._template is None:
-            if len(self._ready) < self._wanted and self._heir is None and self._hurried is None:
+            if len(self._ready) < self._wanted and not self._heir and self._hurried is None:
                 self._warm_up()
         elif self._warm:
             self._fork()
@@ -208,13 +163,13 @@ class Standbys:
         Returns:
             What calls it off.
         """
-        if (self._hurried is None and self._heir is None) or not self._serves(environment):
+        if (self._hurried is None and not self._heir) or not self._serves(environment):
             return None
         self._awaiting.append(come)
         return lambda: self._awaiting.remove(come)
 
     def _serves(self, environment: Mapping[str, str]) -> bool:
-        if {name: value for name, value in environment.items() if name not in CHANGING} == self._environment:
+        if self._warming.serves(environment):
             return True
         self._throw_away("its environment is not the one that standbys were made with")
         return False
@@ -245,8 +200,8 @@ class Standbys:
                     self.later(REFILL_AFTER)
                 begun()
             elif "warm" in words:
-                self._imported(standby, words)
-                if why := self._too_big():
+                self._warming.imported(standby, words)
+                if why := self._warming.too_big(self._ready):
                     self._give_up(why)
                 elif words["left"]:
                     self._disappoint()
@@ -297,17 +252,16 @@ class Standbys:
     # warming up -------------------------------------------------------------------------------------------------------
 
     def _warm_up(self, *, urgent: bool = False) -> None:
-        if why := short_of(self._need, self.facts.memory, what="a standby", limit=MEMORY, environ=self._environ):
-            self._say(f"no standbys for now, lost processes start from scratch: {why}")
-            return
         try:
             self._collect()
-            request = self._request | {"without": self._without, "urgent": urgent}
-            self._template = new = template(self._environment, request, self._stdin)
+            self._template = new = self._warming.start(self.facts.memory, urgent=urgent)
+        except NoRoom as why:
+            self._say(f"no standbys for now, lost processes start from scratch: {why}")
+            return
         except OSError as error:
             self._failed(f"no interpreter can be started: {os.strerror(error.errno or 0)}")
             return
-        self._warm, self._began = False, self._loop.time()
+        self._warm = False
         new.watch(self._heard, self._template_ended)
         new.kill_after(WARM_WITHIN)
 
@@ -318,8 +272,8 @@ class Standbys:
         if "unfit" in words:
             self._unfit(**words)
             return
-        self._imported(new, words)
-        if why := self._too_big():
+        self._warming.imported(new, words)
+        if why := self._warming.too_big(self._ready):
             self._give_up(why)
         elif words["left"]:
             self._template = None
@@ -329,23 +283,10 @@ class Standbys:
             self._warm = True
             self._fork()
 
-    def _imported(self, new: Interpreter, words: Mapping[str, Any]) -> None:
-        self._need = Bytes(max(kernel.memory_of(new.pid), 1))
-        names = [name for name in words["modules"] if not name.startswith("torch.")]
-        took = self._loop.time() - self._began
-        log.info(
-            "%s imported ahead in %.1f s (%d MiB)%s",
-            ", ".join(names),
-            took,
-            self._need // MiB,
-            f"; {words['left']}, so it is good for one start" if words["left"] else "",
-        )
-
     def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
         """No standby comes of this interpreter; perhaps one does of another."""
-        if without and without not in TORCH:
+        if without and self._warming.leave_out(without):
             log.info("%s is not imported ahead: %s", without, unfit)
-            self._without.append(without)
             if self._template is None:  # a process waited for this one, and starts from scratch now
                 self.later(ASIDE_FOR)
             else:
@@ -355,13 +296,6 @@ class Standbys:
             self._failed(unfit)
         else:
             self._give_up(unfit, quiet=quiet)
-
-    def _too_big(self) -> str:
-        """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
-        if not self._environ.get(MEMORY):
-            return ""
-        total = self._need + sum(kernel.memory_of(standby.pid) for standby in self._ready)
-        return short_of(total, what="standbys", limit=MEMORY, environ=self._environ)
 
     def _template_ended(self) -> None:
         old, self._template, self._warm = self._template, None, False
@@ -378,37 +312,28 @@ class Standbys:
         assert self._template is not None
         self._collect()
         for _ in range(self._wanted + len(self._awaiting) - len(self._ready) - len(self._coming)):
-            self._ask(self._template)
+            self._coming.ask(self._template, self._answered)
 
     def _make_heir(self, old: Interpreter) -> None:
         """Have an interpreter that becomes a process leave another one as the template."""
-        if self._template is None and self._heir is None and not self._off:
-            self._heir = self._ask(old)
-        if self._heir is None:
+        if self._template is None and not self._heir and not self._off:
+            self._heir = self._coming.ask(old, self._inherited)
+        if not self._heir:
             self._disappoint()
 
-    def _ask(self, old: Interpreter) -> socket.socket | None:
-        """Ask for one more; orphans are ours until the last of them has come. The line on which it will answer."""
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:
-            return None
-        self._coming[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
-        self._loop.add_reader(ours, self._answered, ours)
-        kernel.adopt_orphans(True)
-        with contextlib.suppress(OSError), theirs:  # it may be ending: then this line ends, too
-            old.send(FORK, [theirs.fileno()])
-        return ours
+    def _inherited(self, heir: Interpreter | None) -> None:
+        """The next template has come, warm."""
+        self._heir = False
+        if heir is None:
+            self._failed("a standby was lost before it was ready")
+            return
+        self._template, self._warm = heir, True
+        heir.watch(self._heard, self._template_ended)
+        self._fork()
 
-    def _answered(self, line: socket.socket) -> None:
-        heir = line is self._heir
-        standby = self._arrived(line)
+    def _answered(self, standby: Interpreter | None) -> None:
         if standby is None:
             self._failed("a standby was lost before it was ready")
-        elif heir:
-            self._template, self._warm = standby, True
-            standby.watch(self._heard, self._template_ended)
-            self._fork()
         else:
             self._came(standby)
 
@@ -416,20 +341,6 @@ class Standbys:
         """The template does not do what it is asked to do; those that are ready came from it."""
         self._drop()
         self._failed("the interpreter that makes standbys hangs")
-
-    def _arrived(self, line: socket.socket) -> Interpreter | None:
-        """The standby that has just answered on this line; None if there is none."""
-        self._loop.remove_reader(line)
-        self._coming.pop(line).cancel()
-        if line is self._heir:
-            self._heir = None
-        if not self._coming:
-            kernel.adopt_orphans(False)
-        try:
-            return Interpreter(json.loads(line.recv(MAX_PACKET, socket.MSG_DONTWAIT))["ready"], line)
-        except (OSError, ValueError):
-            line.close()
-            return None
 
     def _came(self, standby: Interpreter) -> None:
         def gone() -> None:
@@ -491,10 +402,8 @@ class Standbys:
         self._template, self._warm, self._ready = None, False, []
         if template is not None:
             template.kill(alone=True)  # not its group: a standby that is just being forked would never be heard of
-        for line in list(self._coming):
-            select.select([line], [], [], COLLECT_WITHIN)
-            late = self._arrived(line)
-            ended += [late] if late is not None else []
+        ended += self._coming.rest()
+        self._heir = False
         ended += [template] if template is not None else []
         for interpreter in ended:
             interpreter.end()
