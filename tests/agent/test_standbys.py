@@ -424,6 +424,45 @@ async def test_the_first_processes_of_a_node_and_its_standbys_share_one_import(
     assert imports(made) == [pids[0]], "the next one started from a standby, too"
 
 
+@pytest.mark.parametrize("template", ["ready", "frozen", "lost"])
+async def test_more_processes_than_there_are_standbys_share_the_import_as_well(
+    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr(standbys_module, "WAIT_WITHIN", PATIENCE if template != "frozen" else 0.2)
+    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", PATIENCE)
+    made = node("import os; print(os.getpid())", torch=COUNT_IMPORTS.format(here=str(tmp_path)), standbys=1)
+    await made.warm(1)
+    [imported], [ready] = imports(made), made.ready
+    if template != "ready":
+        os.kill(imported, signal.SIGSTOP)
+    made.start_all(3)
+    assert [made.group.pid_of(rank) for rank in range(3)] == [ready, 0, 0]
+    if template == "lost":
+        os.kill(imported, signal.SIGKILL)
+    await until(lambda: made.group.alive == 0, "the end of three processes")
+    assert [ended.returncode for ended in made.ends] == [0, 0, 0]
+    pids = {ended.local_rank: ended.pid for ended in made.ends}
+    assert made.said() == [f"{pids[rank]}\n" for rank in range(3)]
+    from_scratch = set() if template == "ready" else {pids[1], pids[2]}
+    assert set(imports(made)) == {imported} | from_scratch
+    if template != "lost":
+        os.kill(imported, signal.SIGCONT)
+        await until(lambda: made.standbys.facts.ready > 0, "another standby")
+
+
+async def test_an_agent_that_leaves_starts_none_of_those_who_wait(node: Callable[..., Node], tmp_path: Path) -> None:
+    made = node("", torch=IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)))
+    made.standbys.ahead()
+    await until((tmp_path / "importing").exists, "an import")
+    made.start_all(3)
+    importing = made.group.pid_of(0)
+    made.standbys.close()
+    assert [made.group.pid_of(rank) for rank in range(3)] == [importing, 0, 0]
+    await made.group.stop(PATIENCE)
+    assert {(ended.pid, ended.returncode) for ended in made.ends} == {(importing, -15), (0, -15)}
+    assert len(made.ends) == 3
+
+
 @pytest.mark.parametrize("ending", ["killed", "threads", "ranked", "no room"])
 async def test_processes_that_wait_for_an_import_start_from_scratch_when_nothing_comes_of_it(
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str

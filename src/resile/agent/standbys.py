@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resile.agent import kernel
-from resile.agent.forks import Forks
+from resile.agent.forks import Come, Forks, Queue
 from resile.agent.interpreter import NAME
 from resile.agent.options import RunOptions
 from resile.agent.standby import Interpreter, Order
@@ -32,6 +32,8 @@ log = logging.getLogger("resile.agent")
 
 WARM_WITHIN = Seconds(300.0)
 """For imports; a network disk may be slow."""
+WAIT_WITHIN = Seconds(2.0)
+"""For a standby that is forked when it is wanted; a start from scratch takes longer."""
 REFILL_AFTER = Seconds(0.5)
 """Between the use of a standby and the fork of another: those that start have the cores first."""
 YIELDED_FOR = Seconds(60.0)
@@ -50,10 +52,6 @@ class Facts(NamedTuple):
     ready: int = 0
     memory: Bytes = Bytes(0)
     """Of all of them and their template."""
-
-
-Come = Callable[[Interpreter | None], None]
-"""Told of a standby that was waited for; None if there will be none."""
 
 
 class Standbys:
@@ -92,8 +90,8 @@ class Standbys:
         """One of these will be the next template."""
         self._hurried: Interpreter | None = None
         """It was the template, imports, and is to leave an heir before it becomes a process."""
-        self._awaiting: list[Come] = []
-        """Those who wait for a standby that is forked when the import is done."""
+        self._awaiting = Queue()
+        """Those who wait for a standby that is forked for them: now, or when the import is done."""
         self._reading: asyncio.Future[bool] | None = None
         """Whether the script imports torch; nobody has asked for a process yet."""
         self._failures = 0
@@ -158,15 +156,20 @@ class Standbys:
         return taken
 
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
-        """Have a standby that is forked as soon as an import that is under way is done; None: there is no such import.
+        """Have a standby that is forked now, or when an import that is under way is done; None: nothing can be forked.
 
         Returns:
             What calls it off.
         """
-        if (self._hurried is None and not self._heir) or not self._serves(environment):
+        template = self._template if self._warm else None
+        if (template is None and self._hurried is None and not self._heir) or not self._serves(environment):
             return None
-        self._awaiting.append(come)
-        return lambda: self._awaiting.remove(come)
+        if template is None:
+            return self._awaiting.add(come)
+        enough = len(self._coming) > len(self._awaiting)  # those that are on their way anyhow come first
+        if not enough and not self._coming.ask(template, self._answered):
+            return None
+        return self._awaiting.add(come, WAIT_WITHIN)
 
     def _serves(self, environment: Mapping[str, str]) -> bool:
         if self._warming.serves(environment):
@@ -204,7 +207,7 @@ class Standbys:
                 if why := self._warming.too_big(self._ready):
                     self._give_up(why)
                 elif words["left"]:
-                    self._disappoint()
+                    self._awaiting.disappoint()
                     self.later(ASIDE_FOR)
                 else:
                     self._make_heir(standby)
@@ -224,7 +227,7 @@ class Standbys:
             self._beginning.discard(standby)
             if self._hurried is standby:
                 self._hurried = None
-                self._disappoint()
+                self._awaiting.disappoint()
             returncode = standby.wait()
             os.close(standby.pidfd)
             if not told:
@@ -241,10 +244,11 @@ class Standbys:
         standby.end()
         if self._hurried is standby:
             self._hurried = None
-            self._disappoint()
+            self._awaiting.disappoint()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind. Those who wait are for the caller to end: nobody starts them from scratch for that."""
+        self._awaiting.dismiss()
         self._off = self._off or "this node leaves"
         self._calm()
         self._drop()
@@ -319,7 +323,7 @@ class Standbys:
         if self._template is None and not self._heir and not self._off:
             self._heir = self._coming.ask(old, self._inherited)
         if not self._heir:
-            self._disappoint()
+            self._awaiting.disappoint()
 
     def _inherited(self, heir: Interpreter | None) -> None:
         """The next template has come, warm."""
@@ -352,7 +356,7 @@ class Standbys:
 
         standby.watch(lambda _: None, gone)
         if self._awaiting:
-            self._awaiting.pop(0)(standby)
+            self._awaiting.serve(standby)
         else:
             self._ready.append(standby)
         if not self._coming:
@@ -362,7 +366,7 @@ class Standbys:
 
     def _failed(self, why: str) -> None:
         """Try again after a while, but not for ever; what goes wrong at once counts once."""
-        self._disappoint()
+        self._awaiting.disappoint()
         if self._off or self._failing:
             return
         self._failing = True
@@ -397,7 +401,7 @@ class Standbys:
 
     def _drop(self) -> None:
         """End all of them, also those that are on their way; when this returns nothing is left."""
-        self._disappoint()
+        self._awaiting.disappoint()
         template, ended = self._template, self._ready
         self._template, self._warm, self._ready = None, False, []
         if template is not None:
@@ -410,11 +414,6 @@ class Standbys:
         self._collect()
         if ended:
             self._tell()
-
-    def _disappoint(self) -> None:
-        """Nobody need wait for a standby any longer: whoever does starts from scratch."""
-        while self._awaiting:
-            self._awaiting.pop(0)(None)
 
     def _collect(self) -> None:
         """Collect standbys that came too late for anybody to wait for them, and other orphans that came with them."""

@@ -145,7 +145,7 @@ class WorkerGroup:
         return worker.process.pid if worker is not None else 0
 
     def _start(self, local_rank: int, spawn: Spawn) -> None:
-        """Start a process from a standby, if there is one or an import is under way, or else from scratch."""
+        """Start a process from a standby, if there is one or one can be forked in time, or else from scratch."""
         standby = None
         if self._standbys is not None:
             standby = self._standbys.take(spawn.environment)
