@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import inspect
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,8 +37,27 @@ FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
 """The number of the system call in which a thread waits for another."""
 pytestmark = pytest.mark.timeout(120)
 
+
+def total(each: Callable[[int], int], sockets: Iterable[tuple[int, Any]]) -> int:
+    found = 0
+    for descriptor, _ in sockets:
+        with contextlib.suppress(OSError):  # one that listens
+            found += each(descriptor)
+    return found
+
+
+def unsent(descriptor: int) -> int:
+    return struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+def said(descriptor: int) -> int:
+    with socket.socket(fileno=os.dup(descriptor)) as line:
+        return struct.unpack_from("Q", line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)[0]
+
+
 SETTING = """
-import fcntl, os, signal, socket, struct, sys, termios, threading, time
+from __future__ import annotations
+import contextlib, fcntl, os, signal, socket, struct, sys, termios, threading, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -49,32 +71,15 @@ def placed(round_, rank, world, port):
                   group_world_size=1, master_addr="127.0.0.1", master_port=port)
 
 
-def total(each, sockets):
-    found = 0
-    for descriptor, _ in sockets:
-        try:
-            found += each(descriptor)
-        except OSError:
-            pass  # one that listens
-    return found
-
-
-def unsent(descriptor):
-    return struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
-
-
-def said(descriptor):
-    with socket.socket(fileno=os.dup(descriptor)) as line:
-        return struct.unpack_from("Q", line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)[0]
-
-
 def wait_until(it_is, what):
     deadline = time.monotonic() + 20
     while not it_is():
         if time.monotonic() > deadline:
             sys.exit(f"waited in vain for {what}")
         time.sleep(0.005)
-"""
+
+
+""" + "\n\n".join(map(inspect.getsource, (total, unsent, said)))
 
 MEMBER = (
     SETTING
@@ -214,14 +219,15 @@ def test_a_member_leaves_whatever_it_sends_to_a_frozen_peer_and_whatever_other_g
         assert sender.returncode == 0
 
 
-def pass_on(rank: int, world: int, port: int, frozen: Any, said: Any) -> None:
+def pass_on(rank: int, world: int, port: int, frozen: Any, took: Any) -> None:
     """Rank 0 gives all others what they have asked for, and do not take: they are frozen."""
     group = Group(placed(rank, world, port), "gloo", 60.0)
     group.form()
     data = torch.zeros(64 << 20, dtype=torch.uint8)  # more than any socket takes
     if rank:
+        before = total(said, group._own)
         taking = dist.irecv(data, 0) if world == 2 else dist.broadcast(data, 0, async_op=True)
-        time.sleep(0.3)  # until it has asked for it; if it has not, the test passes all the same
+        wait_until(lambda: total(said, group._own) > before, "the message to be asked for")
         os.kill(os.getpid(), signal.SIGSTOP)
         taking.wait()
     frozen.wait()
@@ -229,13 +235,13 @@ def pass_on(rank: int, world: int, port: int, frozen: Any, said: Any) -> None:
     begun = time.monotonic()
     with contextlib.suppress(RuntimeError):
         Agreement(group).hand_over(data, len(data), 0, list(range(1, world)))
-    said.put(time.monotonic() - begun)
+    took.put(time.monotonic() - begun)
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_member_leaves_what_it_passes_on_to_one_frozen_peer_or_to_several(world: int):
-    frozen, said, port = spawning.Event(), spawning.Queue(), free_port()
-    words = [(rank, world, port, frozen, said) for rank in range(world)]
+    frozen, took, port = spawning.Event(), spawning.Queue(), free_port()
+    words = [(rank, world, port, frozen, took) for rank in range(world)]
     members = [spawning.Process(target=pass_on, args=each, daemon=True) for each in words]
     for member in members:
         member.start()
@@ -243,7 +249,7 @@ def test_a_member_leaves_what_it_passes_on_to_one_frozen_peer_or_to_several(worl
         for member in members[1:]:
             wait_until(lambda stat=Path(f"/proc/{member.pid}/stat"): ") T " in stat.read_text(), "it is frozen")
         frozen.set()
-        assert 0.4 < said.get(timeout=20) < 0.5 + SOON
+        assert 0.4 < took.get(timeout=20) < 0.5 + SOON
     finally:
         for member in members:
             member.kill()
