@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
-from tests.local.runs import PATIENCE, Runs, kill, wait_until
+from tests.local.runs import PATIENCE, Run, Runs, alive, kill, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 CALM = "--recovery-budget=30"
+WATCHFUL = "--recovery-budget=20"
+"""Who is frozen is missed after 4 s."""
 LONG = 4 * PATIENCE
 
 TRAIN = """
@@ -70,7 +73,7 @@ def test_a_rank_lost_in_the_second_loop_is_replaced_and_the_other_goes_on_in_its
     assert "other parameters" not in run.err
 
 
-FAILS = """
+THREE_STEPS = """
 from probe import *
 import torch
 torch.set_num_threads(1)
@@ -81,12 +84,18 @@ elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
 for step in elastic.steps(3):
     with elastic.step():
         model(torch.randn(3, 4)).square().sum().backward()
+"""
+
+FAILS = (
+    THREE_STEPS
+    + """
 note("evaluates", steps=elastic.completed)
 if elastic.rank == 1 and not there("failed"):
     open(os.path.join(HERE, "failed"), "w").close()
     sys.exit(3)
 wait_for("release")  # until the master has heard of that
 """
+)
 
 
 def test_a_script_that_fails_after_its_last_step_is_tried_again_on_all_nodes(runs: Runs):
@@ -98,23 +107,63 @@ def test_a_script_that_fails_after_its_last_step_is_tried_again_on_all_nodes(run
     assert [note["steps"] for note in runs.notes("evaluates")] == [3] * 4
 
 
-APART = """
-from probe import *
-import torch
-torch.set_num_threads(1)
-from resile.torch import Elastic
-
-model = torch.nn.Linear(4, 2)
-elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
-for step in elastic.steps(3):
-    with elastic.step():
-        model(torch.randn(3, 4)).square().sum().backward()
+APART = (
+    THREE_STEPS
+    + """
         if step == 2:
             model.weight.grad *= elastic.rank + 1
 """
+)
 
 
 def test_ranks_that_a_script_has_made_differ_are_told(runs: Runs):
     run = runs.start("--nproc-per-node=2", "--max-restarts=1", CALM, runs.script(APART))  # one import of torch
     assert run.wait(LONG) == 0, run.err
     assert run.err.count("at step 3 ranks 1 have other parameters than rank 0") == 1
+
+
+FROZEN_AT_THE_END = (
+    THREE_STEPS
+    + """
+if elastic.rank == 1:
+    os.kill(os.getppid(), 19)  # SIGSTOP: its agent hears of nothing any more, this end included
+note("end", steps=elastic.completed, now_rank=elastic.rank)
+if elastic.rank == 0:
+    wait_for("release")
+"""
+)
+
+
+def frozen_at_the_end(runs: Runs) -> tuple[Run, Run]:
+    """Two nodes that have taken the last step: one whose process has something left to do, and a frozen agent's."""
+    script = runs.script(FROZEN_AT_THE_END)
+    nodes = {node.pid: node for node in [runs.node(WATCHFUL, script, nnodes="1:2") for _ in range(2)]}
+    wait_until(lambda: len(runs.notes("end")) == 2, "the last step of both", LONG)
+    ends = {note["now_rank"]: note for note in runs.notes("end")}
+    assert [ends[rank]["steps"] for rank in (0, 1)] == [3, 3]
+    wait_until(lambda: not alive(ends[1]["pid"]), "the end of the frozen agent's process", LONG)
+    wait_until(lambda: runs.story("NodeFailed"), "the master to miss the frozen agent", LONG)
+    return nodes[ends[0]["agent"]], nodes[ends[1]["agent"]]
+
+
+def test_an_agent_that_is_frozen_when_training_ends_ends_well_if_it_thaws_while_others_are_there(runs: Runs) -> None:
+    other, frozen = frozen_at_the_end(runs)
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: len(runs.story("NodeCame")) == 3, "the thawed agent to come back", LONG)
+    runs.release()
+    assert [node.wait(LONG) for node in (other, frozen)] == [0, 0], other.err + frozen.err
+    assert [note["steps"] for note in runs.notes("end")] == [3, 3], "nothing is trained again"
+    runs.nothing_is_left()
+
+
+def test_a_training_ends_well_although_an_agent_is_frozen_for_good_and_so_does_that_if_it_thaws_after_all(
+    runs: Runs,
+) -> None:
+    other, frozen = frozen_at_the_end(runs)
+    runs.release()
+    assert other.wait(LONG) == 0, other.err
+    assert frozen.running
+    frozen.signal(signal.SIGCONT)
+    assert frozen.wait(LONG) == 0, frozen.err
+    assert [note["steps"] for note in runs.notes("end")] == [3, 3], "nothing is trained again"
+    runs.nothing_is_left()
