@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,8 @@ import msgspec
 import pytest
 
 from resile.checkpoint.layout import Part
-from resile.checkpoint.storage import CannotStore, Storage, new_file, open_storage, store_all, store_committed
+from resile.checkpoint.refusals import CannotStore, Unwritable
+from resile.checkpoint.storage import Storage, new_file, open_storage, store_all, store_committed
 from resile.checkpoint.sums import sums_of
 from tests.checkpoint.parts import filled, layout_of
 
@@ -174,8 +176,64 @@ def test_a_buffer_that_was_overwritten_is_not_stored(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     buffer, record = filled(layout_of(tmp_path / "file" / "here"), step=5)
-    said = store_committed(buffer, record.sequence)
-    assert said == f"step 5 was not stored in {tmp_path}/file/here: Not a directory"
+    pauses: list[float] = []
+    said = store_committed(buffer, record.sequence, (1.0, 2.0), pauses.append)
+    assert said == f"checkpoints cannot be stored in {tmp_path}/file/here: Not a directory"
+    assert pauses == [], "which does not heal by waiting"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("file", "it is no directory"),
+        ("file/here", "Not a directory"),
+        ("/sys/kernel/nobody-writes/here", "Operation not permitted|Permission denied|Read-only file system"),
+    ],
+)
+def test_a_place_that_will_never_be_written_is_found_out_without_a_step(
+    tmp_path: Path, scheme: str, place: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
+    where = f"{scheme}{tmp_path / place}"
+    with pytest.raises(Unwritable, match=f"^checkpoints cannot be stored in {where}: ({why})$"):
+        open_storage(where).prove()
+
+
+def test_a_place_below_what_takes_no_directory_is_found_out_too() -> None:
+    with pytest.raises(Unwritable, match=r"^checkpoints cannot be stored in /proc/resile/here: No such file"):
+        Storage("/proc/resile/here").prove()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_place_that_can_be_read_but_not_written_is_found_out_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    buffer, record = filled(layout_of(tmp_path), step=5)
+    pauses: list[float] = []
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Unwritable, match=os.strerror(number)):
+        Storage(tmp_path).prove()
+    assert os.strerror(number) in store_committed(buffer, record.sequence, (1.0,), pauses.append)
+    assert pauses == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_what_may_pass_is_not_said_to_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    Storage(tmp_path).prove()
+
+
+def test_finding_out_leaves_nothing_behind_but_the_directory(tmp_path: Path) -> None:
+    for scheme in ("", "file://"):
+        open_storage(f"{scheme}{tmp_path / 'new' / 'here'}").prove()
+        assert os.listdir(tmp_path / "new" / "here") == []
 
 
 def test_a_full_disk_costs_the_step_and_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,3 +52,29 @@ def test_an_error_of_the_script_or_of_its_own_collectives_is_raised_and_costs_no
     assert len([n for n in rounds if n["attempt"] == 1]) == 1, "nobody met again because of it"
     assert "invalid tensor size" in run.err, "an error of a collective, but of no peer"
     assert "GroupLost: gradients were not averaged" not in run.err, "the other one lives on, with its state"
+
+
+STORES = """
+from probe import *
+import torch
+torch.set_num_threads(1)
+from resile.torch import Checkpointer, Elastic
+
+model = torch.nn.Linear(4, 2)
+checkpointer = Checkpointer("/proc/resile", store_every=1)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01), checkpointer=checkpointer)
+for step in elastic.steps(2):
+    note("step", step=step)
+    with elastic.step():
+        model(torch.ones(3, 4)).sum().backward()
+"""
+
+
+def test_a_training_whose_steps_can_never_be_stored_ends_before_its_first_with_a_sentence(runs: Runs) -> None:
+    runs.script(STORES)
+    run = runs.start("--nproc-per-node=2", "--max-restarts=0", CALM, "train.py")
+    assert run.wait(LONG) == 1
+    assert runs.notes("step") == []
+    why = "Unwritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
+    assert f"  why   {why}" in run.err, run.err
+    assert "trying again" not in run.err

@@ -34,12 +34,14 @@ from resile.api.ids import Round
 from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.line import copied_within
+from resile.checkpoint.refusals import NeverReadable, Unreadable, Unwritable
 from resile.checkpoint.room import LIMIT
-from resile.checkpoint.storage import Storage, Unreadable
+from resile.checkpoint.storage import Storage
 from resile.torch import Checkpointer, ElasticBatchSampler, restoring
 from resile.torch.agreement import Agreement
 from resile.torch.entries import Misfit, entries
 from resile.torch.image import Image, Place, lay_out
+from resile.torch.keeping import Keeping
 from resile.torch.restoring import Memory, Restoring
 from resile.torch.stored import read_metadata
 
@@ -305,10 +307,59 @@ def test_storage_that_cannot_be_read_does_not_keep_memory_from_bringing_a_step_b
     directory = tmp_path / "storage"
     saved = opened(directory)
     saved.save(7, uniform(7, 1000))
+    directory.rmdir()
     directory.symlink_to(directory)
     state = uniform(0, 1000)
-    assert opened(directory).restore(state) == 7
+    again = opened(directory, store_every=1)
+    assert again.restore(state) == 7
     assert is_uniform(state, 7)
+    assert again.save(8, uniform(8, 1000)), "who goes on from memory goes on in it"
+
+
+NOWHERE = "/proc/resile/checkpoints"
+"""Takes nothing, and is read as empty: as a read-only file system for its first run."""
+
+
+def never(seconds: float) -> None:
+    raise AssertionError(f"{seconds:g} s are waited for what does not heal")
+
+
+def test_a_training_does_not_begin_whose_steps_can_never_be_stored(opened: Open) -> None:
+    why = f"checkpoints cannot be stored in {NOWHERE}: No such file or directory"
+    with pytest.raises(Unwritable, match=f"^{why}$"):
+        opened(NOWHERE, store_every=1).restore(uniform(0, 10), pause=never)
+    with vault_thread(), pytest.raises(Unwritable, match=f"^{why}$"):
+        opened(NOWHERE).save(1, uniform(1, 10))
+    with pytest.raises(Unwritable, match=f"^{why}$"):
+        Keeping(kept := opened(NOWHERE), every=1).restore(uniform(0, 10))
+    kept.close()
+    assert opened(NOWHERE).restore(uniform(0, 10), pause=never) is None, "who only reads need not write"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_storage_that_is_a_file_is_one_sentence_at_once(
+    opened: Open, tmp_path: Path, scheme: str, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    for store_every in (1,) if (scheme, place) == ("file://", "file") else (0, 1):  # fsspec lists a file as one in it
+        with pytest.raises((NeverReadable, Unwritable), match=f"{tmp_path / place}.*: (Not a|it is no) directory$"):
+            opened(f"{scheme}{tmp_path / place}", store_every=store_every).restore(uniform(0, 10), pause=never)
+
+
+def test_who_joins_a_training_that_goes_on_does_not_end_it_for_want_of_storage(opened: Open, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with vault_thread():
+        joined = opened(tmp_path / "file", store_every=1)
+        keeping = Keeping(joined, every=1)
+        keeping.enter(uniform(7, 10))
+        keeping.save(8, uniform(8, 10))
+        keeping.settle()
+        for _ in range(2):
+            with pytest.raises(OSError, match=f"checkpoints cannot be stored in {tmp_path / 'file'}: Not a directory"):
+                joined.wait(PATIENCE)
+        assert opened(tmp_path / "file").restore(state := uniform(0, 10)) == 8
+        assert is_uniform(state, 8)
 
 
 @pytest.mark.parametrize("damage", ["remove", "truncate"])

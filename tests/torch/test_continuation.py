@@ -126,6 +126,7 @@ def test_a_storage_that_fails_is_told_and_is_no_failure_of_the_training(
 ) -> None:
     keeper = Continuation(tmp_path / "storage")
     keeper.restore({"value": 0})
+    (tmp_path / "storage").rmdir()
     (tmp_path / "storage").touch()
     keeper.save(1, {"value": 1}, {}, {}, last=True)
     keeper.close()

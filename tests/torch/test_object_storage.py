@@ -18,7 +18,8 @@ from tests.torch.vaults import PATIENCE, is_uniform, uniform, vault_thread
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from resile.checkpoint.objects import ObjectStorage
-from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_committed
+from resile.checkpoint.refusals import CannotStore, Unreadable
+from resile.checkpoint.storage import open_storage, store_committed
 from resile.torch import Checkpointer, restoring
 
 

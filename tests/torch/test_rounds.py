@@ -12,6 +12,8 @@ import torch
 
 from resile.agent.ports import free_port
 from resile.api.ids import Rank, Round
+from resile.checkpoint.refusals import Unreadable
+from resile.checkpoint.storage import Storage
 from resile.torch import restoring, rounds
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.course import Course
@@ -74,17 +76,24 @@ def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
     agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restoring, "PAUSES", (30.0,))
-    storage = tmp_path / "storage"
-    storage.touch()  # not a directory: as a mount that is not there yet
+    away = [True]
+    steps = Storage.steps
+
+    def listing(storage: Storage) -> list[int]:
+        if away[0]:
+            raise Unreadable(f"{storage.directory} cannot be read: Stale file handle")
+        return steps(storage)
+
+    monkeypatch.setattr(Storage, "steps", listing)
     model = torch.nn.Linear(2, 1)
-    checkpointer = Checkpointer(storage)
+    checkpointer = Checkpointer(tmp_path)
     course = Course((model, torch.optim.SGD(model.parameters())), {}, keeping=Keeping(checkpointer, 1))
     member = rounds.Rounds(course, "gloo", 60.0)
 
     class Watching(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "trying again in 30 s" in record.getMessage():
-                storage.unlink()
+                away[0] = False
                 agent[0].on_over(agent[0].round)  # in truth from another thread
 
     watching = Watching()

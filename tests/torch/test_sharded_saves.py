@@ -15,7 +15,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from resile.api.ids import NO_ROUND
 from resile.checkpoint.buffer import Buffer
-from resile.checkpoint.storage import Storage, Unreadable
+from resile.checkpoint.refusals import Unreadable
+from resile.checkpoint.storage import Storage
 from resile.torch import checkpointer as checkpointer_module
 from resile.torch import restoring, stored
 from resile.torch.checkpointer import Checkpointer
@@ -227,6 +228,16 @@ def test_a_storage_that_does_not_answer_is_tried_again_and_then_one_sentence_end
     why = f"training does not begin anew because storage cannot be read: {tmp_path} cannot be read: Stale file handle"
     assert in_ranks(not_readable, 2, str(tmp_path)) == [[7, f"Unreadable: {why}"]] * 2
     assert Storage(tmp_path).steps() == [7], "and nothing was set aside"
+
+
+def cannot_write_on_one(rank: int, directory: str) -> Any:
+    """A training that only one of its ranks can store."""
+    return Checkpointer("/proc/resile" if rank == 1 else directory, store_every=1).restore({"numbers": torch.zeros(4)})
+
+
+def test_a_storage_that_one_rank_can_never_write_is_the_same_sentence_on_all(tmp_path: Path) -> None:
+    why = "Unwritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
+    assert in_ranks(cannot_write_on_one, 2, str(tmp_path)) == [why, why]
 
 
 def with_an_old_view(rank: int, directory: str) -> Any:

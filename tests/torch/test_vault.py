@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import threading
 import time
@@ -130,10 +132,31 @@ def test_a_request_is_answered_whatever_becomes_of_it(vault: VaultThread, monkey
     opened.close()
 
 
-def test_what_storage_does_not_take_at_first_is_tried_again(tmp_path: Path) -> None:
+class Full:
+    """A disk that takes nothing until somebody tidies up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._takes = os.sendfile
+        self.tidy = False
+        monkeypatch.setattr(os, "sendfile", self._send)
+
+    def _send(self, *words: int) -> int:
+        if not self.tidy:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._takes(*words)
+
+    def tidy_up(self, *_: float) -> None:
+        self.tidy = True
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Full:
+    return Full(monkeypatch)
+
+
+def test_what_storage_does_not_take_at_first_is_tried_again(tmp_path: Path, full: Full) -> None:
     storage = tmp_path / "storage"
-    storage.touch()  # not a directory: as a mount that is not there yet
-    with vault_thread(pause=lambda seconds: storage.unlink()) as vault:
+    with vault_thread(pause=full.tidy_up) as vault:
         dead = line(vault)
         fill(dead, storage, 5)
         dead.close()
@@ -145,11 +168,10 @@ def test_what_storage_does_not_take_at_first_is_tried_again(tmp_path: Path) -> N
 
 
 def test_storage_that_never_takes_it_is_one_sentence_and_the_next_end_of_processes_tries_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, full: Full
 ) -> None:
     pauses: list[float] = []
     storage = tmp_path / "storage"
-    storage.touch()
     with vault_thread(pause=pauses.append) as vault:
         dead = line(vault)
         fill(dead, storage, 5)
@@ -160,20 +182,48 @@ def test_storage_that_never_takes_it_is_one_sentence_and_the_next_end_of_process
         successor = line(vault)
         assert not successor.buffers[0].wanted, "saves go on"
         successor.close()
-        storage.unlink()
+        full.tidy_up()
         vault.flush()
         assert Storage(storage).steps() == [5]
 
 
-def test_a_storage_that_refuses_holds_up_a_node_of_many_processes_no_longer_than_one_of_one(tmp_path: Path) -> None:
+def test_storage_that_will_never_take_a_step_is_said_once_and_held_up_for_by_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pauses: list[float] = []
     storage = tmp_path / "storage"
     storage.touch()
+    why = f"checkpoints cannot be stored in {storage}: Not a directory"
+    with vault_thread(pause=pauses.append) as vault:
+        opened = line(vault)
+        for step in (5, 6, 7):
+            buffer, sequence = fill(opened, storage, step)
+            buffer.want(sequence)
+            begun = time.monotonic()
+            assert opened.store(0, sequence)
+            assert opened.wait(sequence, PATIENCE) == why
+            assert time.monotonic() - begun < sum(PAUSES), "nothing was waited for"
+            assert not buffer.wanted, "saves go on"
+        assert caplog.text.count(why) == 1, caplog.text
+        opened.close()
+        vault.flush()
+        assert f"the last checkpoint is not in storage: {why}" in caplog.text
+        assert pauses == []
+        storage.unlink()
+        vault.flush()
+        assert Storage(storage).steps() == [7], "once somebody has mended it, it is used"
+
+
+def test_a_storage_that_refuses_holds_up_a_node_of_many_processes_no_longer_than_one_of_one(
+    tmp_path: Path, full: Full
+) -> None:
+    pauses: list[float] = []
+    storage = tmp_path / "storage"
 
     def pass_by(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 2 * len(PAUSES):
-            storage.unlink()
+            full.tidy_up()
 
     with vault_thread(pause=pass_by) as vault:
         for rank in range(3):
@@ -187,10 +237,11 @@ def test_a_storage_that_refuses_holds_up_a_node_of_many_processes_no_longer_than
     assert Storage(storage).steps() == [5], "all that is left is tried after each pause"
 
 
-def test_what_a_process_asked_storage_for_is_not_waited_for_twice_at_the_end_of_its_node(tmp_path: Path) -> None:
+def test_what_a_process_asked_storage_for_is_not_waited_for_twice_at_the_end_of_its_node(
+    tmp_path: Path, full: Full
+) -> None:
     storage = tmp_path / "storage"
-    storage.touch()
-    with vault_thread(pause=lambda seconds: storage.unlink(missing_ok=True)) as vault:
+    with vault_thread(pause=full.tidy_up) as vault:
         dead = line(vault)
         _, sequence = fill(dead, storage, 5)
         for _ in range(3):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.layout import Layout
-from resile.checkpoint.storage import CannotStore, Unreadable, open_storage, store_all
+from resile.checkpoint.refusals import CannotStore, Unreadable
+from resile.checkpoint.storage import open_storage, store_all
 
 log = logging.getLogger("resile.agent")
 
@@ -74,10 +75,11 @@ def store_last(
             still = [(buffer, record) for buffer, record in older if buffer.record() == record]
             more, others = _store_each(still, left, pause)
             stored, errors = stored | more, errors + others
-        for directory, step in sorted(stored):
-            if _is_there((directory, step)):
-                log.info("the last checkpoint is in storage: %s%s", open_storage(directory).where(step), what_next)
-        return "; ".join(dict.fromkeys(errors))
+        whole = [place for place in sorted(stored) if _is_there(place)]
+        for directory, step in whole:
+            log.info("the last checkpoint is in storage: %s%s", open_storage(directory).where(step), what_next)
+        told = "; ".join(dict.fromkeys(errors))
+        return f"the last checkpoint is not in storage: {told}" if told and not whole else told
     except (CannotStore, Unreadable) as error:
         return f"nobody knows whether the last checkpoint is in storage: {error}"
     finally:

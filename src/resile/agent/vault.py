@@ -89,6 +89,8 @@ class _Worker:
         self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
         self._work = queue.SimpleQueue()
         self.pending: dict[Future[None], tuple[Buffer, ...]] = {}
+        self._told = ""
+        """What went wrong last: while it is the same, once is enough."""
 
     def start(self) -> None:
         """Begin."""
@@ -118,8 +120,10 @@ class _Worker:
         while True:
             work, answer, future = self._work.get()
             try:
-                if error := work():
+                error = work()
+                if error and error != self._told:
                     log.log(self._level, "%s", error)
+                self._told = error
             except Exception as unforeseen:  # this thread must outlive whatever a disk or a network does
                 log.exception("%s failed", self._name)
                 error = f"{self._name} failed: {unforeseen}"

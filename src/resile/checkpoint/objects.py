@@ -19,7 +19,17 @@ from typing import IO, Any
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
-from resile.checkpoint.storage import METADATA, CannotStore, Unreadable, attempt_word, sealed
+from resile.checkpoint.refusals import (
+    CannotStore,
+    Unreadable,
+    Unwritable,
+    is_lasting,
+    not_read,
+    not_stored,
+    probe_name,
+    unwritable,
+)
+from resile.checkpoint.storage import METADATA, attempt_word, sealed
 
 _STEP = re.compile(r"step-(\d{1,18})")
 _PART = re.compile(r"__\d{1,9}\.(?P<attempt>.+)\.resile\.json")
@@ -34,18 +44,18 @@ class ObjectStorage:
         """Look at it.
 
         Raises:
-            CannotStore: fsspec is not installed, or knows no such store.
+            Unwritable: fsspec is not installed, or knows no such store.
         """
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise CannotStore(f"{url} needs fsspec: pip install 'resile[storage]'") from None
+            raise Unwritable(f"{url} needs fsspec: pip install 'resile[storage]'") from None
         try:
             self._fs, root = url_to_fs(url)
         except ImportError as error:  # of the store itself; fsspec names the package
-            raise CannotStore(f"{url} needs a package that is not installed: {error}") from None
+            raise Unwritable(f"{url} needs a package that is not installed: {error}") from None
         except Exception as error:  # a store's library raises whatever it likes
-            raise CannotStore(f"{url} cannot be used: {error}") from None
+            raise Unwritable(f"{url} cannot be used: {error}") from None
         self.directory = url.rstrip("/")
         self._root = str(root).rstrip("/")
         self._keep_last = keep_last
@@ -75,6 +85,22 @@ class ObjectStorage:
         with self._answering(self.directory):
             directories = self._directories()
         return sorted(step for step in directories if self.has(step))
+
+    def prove(self) -> None:
+        """Find out whether anything can be written: an object is, and is removed again.
+
+        Raises:
+            Unwritable: nothing can, and waiting does not mend that. What may pass is left to `store`.
+        """
+        probe = f"{self._root}/{probe_name()}"
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(probe, b"resile")
+        except Exception as error:  # a store's library raises whatever it likes
+            if is_lasting(error):
+                raise unwritable(error, self.directory) from None
+        with contextlib.suppress(Exception):  # who may write need not have the right to remove
+            self._fs.rm_file(probe)
 
     def store(self, buffer: Buffer, record: Record) -> bool:
         """Write the part that a buffer holds; whether that made the step complete.
@@ -118,7 +144,7 @@ class ObjectStorage:
         except NotWhole:
             raise
         except Exception as error:  # a store's library raises whatever it likes
-            raise CannotStore(f"step {step} was not stored in {self.directory}: {error}") from error
+            raise not_stored(error, step, self.directory) from error
         self.sweep()
         return True
 
@@ -181,7 +207,7 @@ class ObjectStorage:
             with file:
                 yield file
         except OSError as error:
-            raise Unreadable(f"{name} in {self.where(step)} cannot be read: {error}") from None
+            raise not_read(error, f"{name} in {self.where(step)}") from None
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
@@ -204,7 +230,7 @@ class ObjectStorage:
         except (NotWhole, Unreadable):
             raise
         except Exception as error:
-            raise Unreadable(f"{what} cannot be read: {error}") from None
+            raise not_read(error, what) from None
 
     def set_aside(self, step: int) -> None:
         """Make a damaged step no checkpoint any more; a person can look at it, and a sound one take its place."""

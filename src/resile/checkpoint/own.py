@@ -21,6 +21,8 @@ class OwnBuffers:
         self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
         self._writer = ThreadPoolExecutor(1, "resile-store")
         self._stored: dict[int, Future[str]] = {}
+        self._told = ""
+        """What went wrong last: while it is the same, once is enough."""
 
     def make_room(self, size: int) -> str:
         """Make each buffer at least this large; an empty answer, or the sentence that says why not."""
@@ -40,11 +42,11 @@ class OwnBuffers:
         self._stored[sequence] = self._writer.submit(self._store, self.buffers[buffer], sequence)
         return True
 
-    @staticmethod
-    def _store(buffer: Buffer, sequence: int) -> str:
+    def _store(self, buffer: Buffer, sequence: int) -> str:
         error = store_committed(buffer, sequence)
-        if error:
+        if error and error != self._told:
             log.error("%s", error)
+        self._told = error
         return error
 
     def wait(self, sequence: int, timeout: float) -> str | None:

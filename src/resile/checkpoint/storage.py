@@ -28,6 +28,16 @@ from typing import IO, TYPE_CHECKING
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.layout import Layout, Part, chunks
+from resile.checkpoint.refusals import (
+    CannotStore,
+    Unreadable,
+    Unwritable,
+    is_lasting,
+    not_read,
+    not_stored,
+    probe_name,
+    unwritable,
+)
 from resile.checkpoint.sums import sums_of
 from resile.files import draft_of, write_atomically
 
@@ -44,17 +54,6 @@ _BLOCK = 16 << 20
 OTHERS_FIRST = 1.0
 """Seconds that others have to begin with a step that is theirs to store, before who has it too does it."""
 LOOK = 0.25
-
-
-class CannotStore(Exception):
-    """A checkpoint did not come to storage; the text is one sentence."""
-
-
-class Unreadable(Exception):
-    """Storage does not answer as it should (a mount that is away, an I/O error, refused credentials); one sentence.
-
-    What it holds may be sound all the same: unlike what is damaged (`NotWhole`), it is left as it is.
-    """
 
 
 class Storage:
@@ -91,6 +90,21 @@ class Storage:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def prove(self) -> None:
+        """Find out whether anything can be written: the directory is made, and a file in it, which is removed again.
+
+        Raises:
+            Unwritable: nothing can, and waiting does not mend that. What may pass (a full disk) is left to `store`.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            probe = self.directory / probe_name()
+            probe.touch()
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            if is_lasting(error) or isinstance(error, FileNotFoundError):  # of its parents: /proc has no room for any
+                raise unwritable(error, str(self.directory)) from None
+
     def store(self, buffer: Buffer, record: Record) -> bool:
         """Write the part that a buffer holds; whether that made the step complete.
 
@@ -113,7 +127,7 @@ class Storage:
         except NotWhole as error:
             raise CannotStore(f"step {record.step} was not stored: {error}") from None
         except OSError as error:
-            raise CannotStore(f"step {record.step} was not stored in {self.directory}: {_reason(error)}") from error
+            raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
         """The data of this rank is in the draft: add its part, and commit the step if it was the last.
@@ -148,7 +162,7 @@ class Storage:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise Unreadable(f"{self.path(step)} cannot be read: {_reason(error)}") from None
+            raise not_read(error, str(self.path(step))) from None
 
     def parts(self, step: int) -> list[Part]:
         """The parts that the step consists of, by rank; none in one that plain DCP wrote.
@@ -193,7 +207,7 @@ class Storage:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and os.path.isdir(self.path(step)):
                 raise NotWhole(f"{name} is not there") from None
-            raise Unreadable(f"{name} in {self.path(step)} cannot be read: {_reason(error)}") from None
+            raise not_read(error, f"{name} in {self.path(step)}") from None
 
     @staticmethod
     def _parts(path: Path) -> list[Part]:
@@ -264,11 +278,7 @@ class Storage:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise Unreadable(f"{self.directory} cannot be read: {_reason(error)}") from None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+            raise not_read(error, str(self.directory)) from None
 
 
 def attempt_word(attempt: str) -> str:
@@ -301,7 +311,7 @@ def store_all(
 
     Args:
         held: buffers and what they hold; nobody wants them kept any longer when this returns.
-        pauses: seconds before each further try of all that storage does not take.
+        pauses: seconds before each further try of all that storage does not take, unless waiting does not mend that.
         pause: lets them pass.
         last: who else should bring such a step there may be gone: if nobody is seen to, it is written from here.
     """
@@ -315,7 +325,8 @@ def store_all(
                     answers[number] = _store(*held[number], pause if last else None)
                 except CannotStore as error:
                     answers[number] = str(error)
-                    refused.append(number)
+                    if not isinstance(error, Unwritable):
+                        refused.append(number)
             if not refused or (seconds := next(left, None)) is None:
                 return answers
             to_do = refused

@@ -38,7 +38,8 @@ from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record, places
 from resile.checkpoint.layout import Layout, attempt_name, made_at
 from resile.checkpoint.line import Line, NoVault, copied_within
 from resile.checkpoint.own import OwnBuffers
-from resile.checkpoint.storage import CannotStore, open_storage
+from resile.checkpoint.refusals import CannotStore, not_stored
+from resile.checkpoint.storage import open_storage
 from resile.torch.agreement import Agreement
 from resile.torch.checking import Checking
 from resile.torch.direct import store_directly
@@ -46,6 +47,7 @@ from resile.torch.entries import Entry, State, entries
 from resile.torch.growth import growth
 from resile.torch.heard import be_heard
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
+from resile.torch.proof import prove
 from resile.torch.restoring import Memory, Restoring
 from resile.torch.slots import Copied, Introduction, Slot, Standing, to_keep
 from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
@@ -85,6 +87,10 @@ class Checkpointer:
         self.directory = _absolute(directory) if directory is not None else ""
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
+        self.will_store = bool(store_every)
+        """Whether who restores is going to store: then `restore` finds out whether that is possible."""
+        self._proved = self.storage is None
+        """It is known by now, or no matter."""
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
@@ -115,6 +121,8 @@ class Checkpointer:
         """Every rank's saves survive its end."""
         self._asked = 0
         """The last sequence that storage was asked for."""
+        self._refused = ""
+        """Why storage did not take the last one that was waited for; empty: it did."""
         self._owed: tuple[int, int] | None = None
         """Buffer and sequence of a save that was due while storage was busy with the one before."""
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -152,11 +160,16 @@ class Checkpointer:
         that storage is two saves behind (without an agent), or that of what is sharded some node's copy is under way,
         or storage has the step that no copy may replace; the last kept step is whole in any case.
 
+        A storage that refuses for good costs no step in memory: it is told in the log, and by `wait()`.
+
         Args:
             step: steps completed; the number to go on with.
             state: modules, optimizers, anything with `state_dict`, tensors and plain values, by name.
             store: whether it goes to storage; None: as `store_every` says.
             overlap: copy in the background.
+
+        Raises:
+            Unwritable: nothing was restored, and this first save finds that storage will never take a step.
         """
         self.before_update()
         due = self.storage is not None and (
@@ -165,6 +178,9 @@ class Checkpointer:
         self._meet()
         if not due and not self.in_memory:
             return False
+        if not self._proved:
+            prove(self.storage)
+            self._proved = True
         leaves, slot = entries(state), None
         if any(isinstance(leaf.value, DTensor) for leaf in leaves):
             slot = self._agreed(leaves, due) if due or self._everywhere else None
@@ -192,7 +208,7 @@ class Checkpointer:
 
         Raises:
             TimeoutError: it is not yet.
-            OSError: it could not be written; the text says why.
+            OSError: it could not be written; the text says why. A second call says so, too.
         """
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
@@ -208,8 +224,9 @@ class Checkpointer:
             if answer is None:
                 self._asked = sequence
                 raise TimeoutError(f"storage did not take the checkpoint within {timeout:g} s")
-            if answer:
-                raise OSError(answer)
+            self._refused = answer
+        if self._refused:
+            raise OSError(self._refused)
 
     def close(self) -> None:
         """Finish what was begun. The agent keeps what it has. A second time does nothing."""
@@ -239,26 +256,39 @@ class Checkpointer:
         Raises:
             Misfit: the checkpoint is sound, but it is of another model or another state.
             Unreadable: storage may have a step but does not give it, and memory has none.
+            Unwritable: `store_every` steps are to be stored, and storage will never take one (it is a read-only file
+                system, say, or a file): on all ranks, if it is so for one. Not looked at by who goes on from memory.
             PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
         self.before_update()
         for sealing in list(self._sealing.values()):
             sealing.result()
-        self.regroup()
+        self._leave_group()
         self._meet()
         own = self._vault.buffers if isinstance(self._vault, Line) else []
         with contextlib.ExitStack() as stack:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
             memory = Memory(own, self._leader.buffers if self._leader else own, others, self._begun)
-            step = Restoring(self.agreement, memory, self.storage, pause).run(state)
+            restoring = Restoring(self.agreement, memory, self.storage, pause)
+            step = restoring.run(state)
         self._begun = {}
+        if self.will_store and (step is None or restoring.from_storage):  # alike on all ranks
+            prove(None if self._proved else self.storage, self.agreement.tell)
+        self._proved = self._proved or self.will_store
         self.reserve(state)
         return step
 
     def regroup(self) -> None:
-        """The process group is another one now: what is saved from here on belongs to it. For all ranks together."""
+        """The process group is another one now: what is saved from here on belongs to it. For all ranks together.
+
+        Its members have a state to go on from, and do so whatever becomes of storage.
+        """
+        self._leave_group()
+        self._proved = self._proved or self.will_store
+
+    def _leave_group(self) -> None:
         self._nonce = None
         self._layout = None
         self._owed = None
@@ -553,9 +583,16 @@ class Checkpointer:
         try:
             store_directly(self.storage, step, layout, leaves)
             return True
-        except (OSError, CannotStore, NotWhole) as error:
-            log.error("step %d was not stored in %s: %s", step, self.directory, error)
-            return False
+        except OSError as error:
+            why = str(not_stored(error, step, self.directory))
+        except CannotStore as error:
+            why = str(error)
+        except NotWhole as error:
+            why = f"step {step} was not stored in {self.directory}: {error}"
+        if why not in self._warned:
+            self._warned.add(why)
+            log.error("%s", why)
+        return False
 
     def _warn(self, words: str, about: str = "") -> None:
         """Say something once."""

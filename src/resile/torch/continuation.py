@@ -176,6 +176,7 @@ class Continuation:
     def _opened(self) -> Checkpointer:
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(self._directory, keep_last=self._keep_last)
+            self._checkpointer.will_store = True  # the last step, if no other
         return self._checkpointer
 
 

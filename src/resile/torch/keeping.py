@@ -44,6 +44,7 @@ class Keeping:
                 "would never be due for storage; give a divisor of it"
             )
         self._checkpointer = checkpointer
+        checkpointer.will_store = True  # the last step, if no other
         self._every = every
         self._saved: int | None = None
         """The last step that was saved in this group."""
@@ -63,6 +64,7 @@ class Keeping:
         Raises:
             RuntimeError: the group broke.
             Misfit: what was saved is not of this training.
+            Unwritable: storage will never take a step, on some rank; on all of them.
         """
         self._saved = self._checkpointer.restore(parts, pause=pause)
         if self._saved is not None and (told := _lost()) is not None:

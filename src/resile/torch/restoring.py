@@ -20,13 +20,14 @@ import torch
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.checkpoint.layout import Layout, is_first, made_at
-from resile.checkpoint.storage import Unreadable
+from resile.checkpoint.refusals import NeverReadable, Unreadable
 from resile.torch.agreement import Agreement
 from resile.torch.checking import Checking
 from resile.torch.choosing import Choice, Gap, Gift, Kind, Offer, Order, choose, gaps, needed
 from resile.torch.entries import Landing, Misfit, State
 from resile.torch.image import Damaged, Image, copying_threads
 from resile.torch.stored import AnyStorage, check, load
+from resile.torch.words import left_as_words
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds between two tries to read a storage that does not answer. Counted, not timed: all ranks try equally often."""
 SHOWN = 8
 """Ranks whose parts are missing that a message names."""
-OK, DAMAGED, UNREADABLE, MISFIT, BROKEN = range(5)
+OK, DAMAGED, UNREADABLE, NEVER, MISFIT, BROKEN = range(6)
+UNREAD = (UNREADABLE, NEVER)
 
 
 class PartsMissing(Unreadable):
@@ -82,13 +84,19 @@ class Restoring:
         """What was last wrong, in the words of the rank that met it."""
         self._verdict = OK
         """What this rank itself last found."""
+        self._hopeless = False
+        """Some rank cannot read storage, and waiting does not mend that."""
+        self.from_storage = False
+        """The step that was loaded came from there."""
 
+    @left_as_words(NeverReadable)
     def run(self, state: State) -> int | None:
         """The step that was loaded; None if there is none, and then nothing was changed.
 
         Raises:
             Misfit: the checkpoint is sound, but of another model or another state.
             Unreadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
+            NeverReadable: the same, and there is no use in waiting.
             PartsMissing: memory has parts of a step for a while, but not all of them, and there is no other step.
             RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
                 one, met an error that nobody foresaw.
@@ -96,6 +104,8 @@ class Restoring:
         for seconds in PAUSES:
             try:
                 return self._run(state)
+            except NeverReadable:
+                raise
             except Unreadable as error:  # on all ranks together, and so all try again
                 log.warning("%s; trying again in %g s", error, seconds)
                 self._pause(seconds)
@@ -120,14 +130,16 @@ class Restoring:
                 self._drop_newer(choice.step)
                 self._mourn([gap for gap in lacking if gap.step > choice.step])
                 log.info("restored step %d from %s", choice.step, self._where(choice))
+                self.from_storage = choice.order is Order.STORAGE
                 return choice.step
-            if verdict == UNREADABLE:  # older steps there would cost work that is not lost: only memory may help now
+            if verdict in UNREAD:  # older steps there would cost work that is not lost: only memory may help now
                 unread, stored = True, []
             elif choice.order is Order.STORAGE and self._rank == 0:
                 self._set_aside(choice.step)
             refused.append(choice)
         if unread:
-            raise Unreadable(f"training does not begin anew because storage cannot be read: {self._why}")
+            kind = NeverReadable if self._hopeless else Unreadable
+            raise kind(f"training does not begin anew because storage cannot be read: {self._why}")
         if changed:
             raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
         for gap in lacking:
@@ -167,7 +179,7 @@ class Restoring:
         except Damaged as damaged:
             verdict, why = DAMAGED, str(damaged)
         except Unreadable as unreadable:
-            verdict, why = UNREADABLE, str(unreadable)
+            verdict, why = NEVER if isinstance(unreadable, NeverReadable) else UNREADABLE, str(unreadable)
         except Misfit as misfit:
             verdict, why = MISFIT, str(misfit)
         except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
@@ -176,7 +188,8 @@ class Restoring:
         self._verdict = verdict
         verdicts = [row[0] for row in self._agreement.gather([verdict])]
         worst = max(verdicts)
-        if verdict in (DAMAGED, UNREADABLE):
+        self._hopeless = self._hopeless or worst == NEVER
+        if verdict in (DAMAGED, *UNREAD):
             log.warning("%s is not used: %s", what, why)
         if worst > DAMAGED:  # all of them say the same in the end
             rank = verdicts.index(worst)
@@ -199,7 +212,7 @@ class Restoring:
             if self._storage is not None and self._rank == 0:
                 stored.extend(self._storage.steps()[-STORED_STEPS:])
 
-        unread = self._agree("storage", look) == UNREADABLE
+        unread = self._agree("storage", look) in UNREAD
         row = [len(stored), *stored, *(number for offer in offers for number in offer)]
         rows = self._agreement.gather_all(row)
         width = len(Offer._fields)

@@ -28,7 +28,8 @@ from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.layout import CHUNK, Layout, Part, TensorItem, chunks
 from resile.checkpoint.layout import Path as Steps
 from resile.checkpoint.objects import ObjectStorage
-from resile.checkpoint.storage import METADATA, Storage, Unreadable
+from resile.checkpoint.refusals import Unreadable, not_read
+from resile.checkpoint.storage import METADATA, Storage
 from resile.torch.entries import Landing
 from resile.torch.image import CHECKED, Damaged, Image
 from resile.torch.pickles import unpickled
@@ -186,7 +187,7 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
             error = next(iter(error.failures.values()))[0]
         absent = isinstance(error, FileNotFoundError) and storage.has(step)
         if parts or (isinstance(error, OSError) and not absent):  # our own were found to be what was written before
-            raise Unreadable(f"{storage.where(step)} cannot be read: {error}") from error
+            raise not_read(error, storage.where(step)) from error
         raise Damaged(f"DCP cannot read it: {error}") from error
     for key, value in planner.values.items():
         landing.value(paths[key], value)
