@@ -127,6 +127,12 @@ async def test_a_process_started_for_a_round_gets_its_place_the_moment_it_is_rea
     assert node.last(Join) is None
 
 
+async def test_how_long_the_master_may_take_to_end_a_round_follows_the_recovery_budget():
+    node = Node(1, leave_within=60.0)
+    node.ready(0)
+    assert node.placed(0).verdict == 18.0
+
+
 async def test_all_processes_that_left_the_round_join_again_together():
     node = Node(2)
     node.ready(0, 1)

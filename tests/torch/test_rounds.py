@@ -33,6 +33,8 @@ class Agent:
         self.round = Round(0)
         self.ended = Round(0)
         """The last round that ends before its members have met."""
+        self.asked_for = 0.0
+        """Seconds that were waited for the word that a round is over."""
 
     def ready(self, step: int, agreed: int = 0) -> Placed:
         self.round = Round(self.round + 1)
@@ -46,12 +48,14 @@ class Agent:
             group_world_size=1,
             master_addr="127.0.0.1",
             master_port=free_port(),
+            verdict=77.0,
         )
 
     def over(self, round_: Round) -> bool:
         return round_ < self.round or round_ <= self.ended
 
     def await_over(self, round_: Round, timeout: float) -> bool:
+        self.asked_for = timeout
         return self.over(round_)
 
     def close(self) -> None:
@@ -134,3 +138,13 @@ def test_a_process_gives_up_when_rounds_that_nobody_ends_do_not_come_together(
         one.form()
     assert agent[0].round == rounds.MOST_MEETINGS == 20
     one.close(in_peace=True)
+
+
+def test_the_master_has_as_long_to_end_the_round_after_an_error_as_the_agent_says(agent: list[Agent]) -> None:
+    meeting = member()
+    try:
+        meeting.form()
+        assert not meeting.is_loss(RuntimeError("a shape that does not fit"))
+        assert agent[0].asked_for == 77.0
+    finally:
+        meeting.close(in_peace=True)

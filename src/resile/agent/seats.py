@@ -27,6 +27,9 @@ from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Messa
 
 log = logging.getLogger("resile.agent")
 
+VERDICT = 0.3
+"""Share of the recovery budget in which the master ends a round, if it does: it hears of a process's end at once, and
+of a node's silence after a fifth."""
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
 """Seconds before a process is started again that failed before it ever had a place, and did so before."""
@@ -114,6 +117,7 @@ class Seats:
             met: called when processes are about to be given their places in a new round.
             desert: called when all processes are gone and none of them had finished a round.
             leave_within: seconds that a process has to leave a round that is over: it may be in the middle of a step.
+                The recovery budget.
             ready_within: seconds that a process started ahead has to get ready.
         """
         self._send = send
@@ -315,6 +319,7 @@ class Seats:
                 group_world_size=place.group_world_size,
                 master_addr=place.master_addr,
                 master_port=place.master_port,
+                verdict=VERDICT * self._leave_within,
             )
         )
 

@@ -37,9 +37,6 @@ WORD = 0.2
 """Seconds for the word that a round is over to come here after a meeting in vain: a peer may have heard it first."""
 MOST_IN_VAIN = 5
 """How often the same processes meet again because a connection broke, without a step in between."""
-VERDICT = 3.0
-"""Seconds for the master to end the round after an error although nobody hung up. It hears of a process's end at once
-and of a node's silence after a fifth of the recovery budget (2 s by default)."""
 
 
 class LostForGood(Exception):
@@ -152,7 +149,7 @@ class Rounds:
             return False
         if self.group.broken and self._in_vain < MOST_IN_VAIN:
             return True
-        return self._line.await_over(self.round, VERDICT)
+        return self._line.await_over(self.round, self.group.placed.verdict)
 
     def hang_up(self) -> bool:
         """Be in no round any more, as far as the agent is concerned; the group stays. Whether there is an agent."""

@@ -315,6 +315,8 @@ class Placed(Message, frozen=True, kw_only=True):
     group_world_size: int
     master_addr: str
     master_port: int
+    verdict: float = 3.0
+    """Seconds in which the master ends this round, if it does, after an error although nobody hung up."""
 
 
 # agent -> the agent that keeps its copies, and back -----------------------------------------------------------------
