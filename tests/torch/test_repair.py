@@ -84,3 +84,14 @@ def test_a_survivor_among_several_newcomers_has_one_block_of_the_state_at_a_time
     assert survivor[:3] == (False, [2, 3], 0)
     assert 0 < survivor[3] <= 4096
     assert not giver[0]
+
+
+def cannot_give(rank: int, standings: list[Standing]) -> None:
+    """The state of whoever is most advanced has come to hold something that cannot be described."""
+    repair.agree(meeting(*standings), lambda: {"step": 3, "own": object()}, Agreement())
+
+
+def test_a_state_that_cannot_be_given_is_the_same_error_for_all_also_for_those_who_have_it() -> None:
+    giver, survivor, newcomer = in_ranks(cannot_give, 3, [AHEAD, AHEAD, NEW])
+    assert giver == survivor == newcomer
+    assert giver.startswith("BadState: the state of rank 0 cannot be given to others: state['own'] is a object")

@@ -16,6 +16,7 @@ import torch
 
 from resile.torch import states
 from resile.torch.agreement import Agreement
+from resile.torch.words import left_as_words
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ def meet(mine: Word, ranks: Agreement) -> Meeting:
     return meeting
 
 
+@left_as_words(states.BadState)
 def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found:
     """Find the most advanced state of a group, and give it to those that have another one.
 
@@ -143,14 +145,15 @@ def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found
 
     Raises:
         RuntimeError: the group broke.
-        BadState: the state cannot be sent.
+        BadState: the state cannot be sent. All members raise it: another one would have no better state to give.
     """
     source, takers = meeting.source, meeting.takers
     step = meeting.standings[source].step
     if not takers:
         return Found(step, source)
-    if ranks.rank == source:
-        return Found(step, source, None, takers, _give(state(), ranks, source, takers))
+    described = _described(state, ranks, source)
+    if described is not None:
+        return Found(step, source, None, takers, _give(*described, ranks, source, takers))
     if ranks.rank not in takers and len(takers) == 1:
         return Found(step, source, None, takers)
     description, length = _hear_of(ranks, source, takers)
@@ -162,8 +165,20 @@ def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found
     return Found(step, source, received, takers, length + sum(shape.nbytes for shape in description.shapes))
 
 
-def _give(state: Any, ranks: Agreement, source: int, takers: Sequence[int]) -> int:
-    text, tensors = states.describe(state)
+def _described(state: Callable[[], Any], ranks: Agreement, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
+    """What is to be given, for who gives it. All hear whether that is possible, also those that would take nothing."""
+    described, words = None, ""
+    if ranks.rank == source:
+        try:
+            described = states.describe(state())
+        except states.BadState as error:
+            words = str(error)
+    if ranks.gather([len(words)])[source][0]:
+        raise states.BadState(f"the state of rank {source} cannot be given to others: {ranks.tell(words)[source]}")
+    return described
+
+
+def _give(text: bytes, tensors: list[torch.Tensor], ranks: Agreement, source: int, takers: Sequence[int]) -> int:
     shapes = states.shapes_of(text).shapes
     ranks.hand_over(_bytes_of(torch.tensor([len(text)])), _SIZE, source, takers)
     ranks.hand_over(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text), source, takers)
