@@ -38,17 +38,22 @@ START_SECONDS = 180.0
 FROZEN_SECONDS = 180.0
 """In which torchrun did not step on without a frozen node; DLRover did not in 600."""
 COLD_KILLS = 3
+LARGE_KILLS = 6
+LARGE = 256
+"""MiB of a state that is not small."""
 PEERS_KILLS = 3
 STEADY = 20
 """Steps of a round before something is done to it."""
 SCRIPT = """
-import os, time
+import os, sys, time
 import torch
 torch.set_num_threads(1)
 from resile.torch import Elastic
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+for number in range(int(sys.argv[1]) if len(sys.argv) > 1 else 0):  # MiB that do not change, and belong to the state
+    model.register_parameter(f"frozen{number}", torch.nn.Parameter(torch.full((1 << 18,), number / 9), False))
 elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
 with open(f"steps.{os.getpid()}", "a", buffering=1) as steps:
@@ -60,67 +65,88 @@ with open(f"steps.{os.getpid()}", "a", buffering=1) as steps:
             steps.write(f"{time.monotonic()} {elastic.round or attempt} {elastic.world} {elastic.rank} {step}\\n")
 """
 COMPARE = """
-import os, sys, time
+import itertools, os, sys, time
 import torch
 torch.set_num_threads(1)
 from torch.nn.parallel import DistributedDataParallel
-from resile.torch import Elastic
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from resile.torch import Elastic, ElasticLoader
+
+kind, own = sys.argv[2], 256  # samples that each of the two ranks takes in a step
 
 
 def made():
     torch.manual_seed(0)
-    if sys.argv[2] == "large":
+    if kind in ("large", "loader"):
         model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
-        inputs = torch.randn(256, 512)
-    elif sys.argv[2] == "transformer":
+        inputs = torch.randn(own, 512)
+    elif kind == "transformer":
         layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
         model, inputs = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(4, 64, 256)
     else:
-        model, inputs = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(60))), torch.randn(256, 64)
+        model, inputs = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(60))), torch.randn(own, 64)
     return model, torch.optim.SGD(model.parameters(), lr=0.01), inputs
 
 
-ours, optimizer, inputs = made()
-elastic = Elastic(ours, optimizer)
-elastic.meet()
-theirs, their_optimizer, _ = made()
-theirs = DistributedDataParallel(theirs)
+def steps_of_ours():
+    if kind == "loader":
+        for step in elastic.epochs(10**6, loader):
+            with elastic.step():
+                for share, (inputs,) in step:
+                    (ours(inputs).square().mean() * share.weight).backward()
+            yield
+    for step in elastic.steps(10**9):
+        with elastic.step():
+            ours(given).square().mean().backward()
+        yield
 
 
-def step_of_ours():
-    with elastic.step():
-        ours(inputs).square().mean().backward()
+def steps_of_theirs():
+    for epoch in itertools.count():
+        if kind == "loader":
+            their_loader.sampler.set_epoch(epoch)
+        for (inputs,) in their_loader if kind == "loader" else [(given,)]:
+            their_optimizer.zero_grad()
+            theirs(inputs).square().mean().backward()
+            their_optimizer.step()
+            yield
 
 
-def step_of_theirs():
-    their_optimizer.zero_grad()
-    theirs(inputs).square().mean().backward()
-    their_optimizer.step()
-
-
-def block(step):
+def block(steps):
     begun = time.perf_counter()
     for _ in range(2):
-        step()
+        next(steps)
     return time.perf_counter() - begun
 
 
+ours, optimizer, given = made()
+dataset = TensorDataset(torch.randn(100 * own, 512))
+loader = ElasticLoader(dataset, global_batch_size=2 * own, micro_batch_size=own, seed=0) if kind == "loader" else None
+elastic = Elastic(ours, optimizer, sampler=loader)
+mine = steps_of_ours()
+next(mine)  # there is a process group now
+theirs, their_optimizer, _ = made()
+theirs = DistributedDataParallel(theirs)
+their_loader = DataLoader(dataset, batch_size=own, sampler=DistributedSampler(dataset))
+yours = steps_of_theirs()
 for _ in range(10):
-    block(step_of_ours), block(step_of_theirs)
+    block(mine), block(yours)
 ratios = []
 for turn in range(int(sys.argv[1])):
-    pair = (step_of_ours, step_of_theirs)
-    first, second = [block(step) for step in (pair if turn % 2 else pair[::-1])]
+    pair = (mine, yours)
+    first, second = [block(steps) for steps in (pair if turn % 2 else pair[::-1])]
     ratios.append(first / second if turn % 2 else second / first)
 if elastic.rank == 0:
     with open("ratios.new", "w") as file:
         file.write(" ".join(map(str, ratios)))
     os.replace("ratios.new", "ratios")
+os._exit(0)  # out of the midst of both loops
 """
 
 
 MODELS = {
     "large": ("4 large parameters", 1.0),
+    "loader": ("the same, each with its data loader", None),
     "transformer": ("a small transformer", 1.0),
     "tiny": ("120 parameters of 64 x 64, each with a hook in Python", None),
 }
@@ -155,13 +181,19 @@ def run(quick: bool) -> list[Row]:
     return rows
 
 
-def _kill_ranks(kills: int, *, standbys: int) -> tuple[list[float], list[float]]:
-    """From each kill to the survivors' next step, and to all of them stepping together."""
+def _kill_ranks(kills: int, *, standbys: int, frozen: int = 0) -> tuple[list[float], list[float]]:
+    """From each kill to the survivors' next step, and to all of them stepping together.
+
+    Args:
+        kills: how often.
+        standbys: interpreters that are kept ready.
+        frozen: MiB of state that a step does not touch, and a newcomer must get.
+    """
     survivors, whole = [], []
     with Workplace() as place:
         script = place.script("train.py", SCRIPT)
         words: list[str | Path] = ["--standalone", "--nproc-per-node=3", "--max-restarts=1000"]
-        words += [f"--standbys={standbys}", script]
+        words += [f"--standbys={standbys}", script, str(frozen)]
         place.start([BIN / "resile", "run", *words])
         if standbys:
             place.heard(f"{standbys} standbys are ready")
@@ -179,6 +211,7 @@ def _kill_ranks(kills: int, *, standbys: int) -> tuple[list[float], list[float]]
 
 def _killed_ranks(kills: int, peers_kills: int) -> list[Row]:
     survivors, whole = _kill_ranks(kills, standbys=3)
+    _, large = _kill_ranks(min(kills, LARGE_KILLS), standbys=3, frozen=LARGE)
     _, cold = _kill_ranks(min(kills, COLD_KILLS), standbys=0)
     launchers = [launcher for launcher in (TORCHRUN, dlrover()) if launcher is not None]
     found = {launcher.name: _peer(launcher, peers_kills) for launcher in launchers}
@@ -195,7 +228,12 @@ def _killed_ranks(kills: int, peers_kills: int) -> list[Row]:
             others=others,
             note=f"{kills} kills, from {min(survivors):.3f} to {max(survivors):.3f} s; {said}",
         ),
-        Row(measure="… 95th percentile", value=percentile(survivors, 0.95), unit="s", bar=0.5),
+        Row(
+            measure="… to the survivors' next step, 95th percentile",
+            value=percentile(survivors, 0.95),
+            unit="s",
+            bar=0.5,
+        ),
         Row(
             measure="… to the whole world stepping again, median",
             value=statistics.median(whole),
@@ -204,6 +242,14 @@ def _killed_ranks(kills: int, peers_kills: int) -> list[Row]:
             peer=theirs,
             others=others,
             note=f"from {min(whole):.2f} to {max(whole):.2f} s",
+        ),
+        Row(measure="… to the whole world, 95th percentile", value=percentile(whole, 0.95), unit="s", bar=1.5),
+        Row(
+            measure=f"… to the whole world, a state of {LARGE} MiB given by a peer, median",
+            value=statistics.median(large),
+            unit="s",
+            bar=1.5,
+            note=listed(large),
         ),
         Row(
             measure="… without standbys (--standbys 0), median",
@@ -266,8 +312,10 @@ def _torchrun_nodes(times: int) -> Nodes:
 
 
 def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
-    killed_node, frozen_node, grown, shrunk = [], [], [], []
-    for _ in range(times):
+    killed_node: list[float] = []
+    frozen_node: list[float] = []
+    grown, shrunk = [], []
+    for number in range(times):
         with Workplace() as place:
             script = place.script("train.py", SCRIPT)
             words: list[str | Path] = [
@@ -278,7 +326,7 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             ]
             words += ["--rdzv-conf=last_call_timeout=2", "--max-restarts=100", script]
             come = partial(place.start, words, env={"RESILE_STATE_DIR": str(place.path / "state")})
-            nodes = [come(), come()]
+            come(), come()
             two = _steady(place, 2)
             stay = set(two.members)
 
@@ -292,25 +340,21 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             if not stay <= set(three.members) or set(two.members) != stay:
                 raise GaveUp("a process was restarted in a resize")
 
-            come()
-            three = _steady(place, 3, two.round)
-            (rank,) = set(three.members) - stay
-            at = time.monotonic()
-            signal_all([_node_of({rank}), rank], signal.SIGKILL)
-            killed_node.append(_stepped(place, stay, three.round) - at)
-            two = _steady(place, 2, three.round)
-
-            come()
-            three = _steady(place, 3, two.round)
-            (rank,) = set(three.members) - stay
-            at = time.monotonic()
-            signal_all([_node_of({rank}), rank], signal.SIGSTOP)
-            frozen_node.append(_stepped(place, stay, three.round) - at)
+            for blow, took in ((signal.SIGKILL, killed_node), (signal.SIGSTOP, frozen_node)):
+                come()
+                three = _steady(place, 3, two.round)
+                struck = three.pid_of(number % 3)  # rank 0 sends its state and its buffers, so it is struck, too
+                stay = set(three.members) - {struck}
+                at = time.monotonic()
+                signal_all([_node_of({struck}), struck], blow)
+                took.append(_stepped(place, stay, three.round) - at)
+                two = _steady(place, 2, three.round)
+                if set(two.members) != stay:
+                    raise GaveUp("a process was restarted when a node was lost")
             say(
                 f"elastic: node killed {killed_node[-1]:.3f} s, frozen {frozen_node[-1]:.2f} s, "
                 f"pauses of 2 -> 3 -> 2: {grown[-1]:.3f} and {shrunk[-1]:.3f} s"
             )
-            assert all(node.poll() is None for node in nodes)
     return [
         Row(
             measure="elastic: node killed, to the survivors' next step, longest",
@@ -318,7 +362,8 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             unit="s",
             bar=0.5,
             peer=statistics.median(theirs.killed) if theirs is not None else None,
-            note=f"torchrun {listed(theirs.killed)}; {START_SECONDS:g} s: it did not step on" if theirs else "",
+            note=f"{listed(killed_node, 3)}, nodes of all ranks in turn"
+            + (f"; torchrun {listed(theirs.killed)}; {START_SECONDS:g} s: it did not step on" if theirs else ""),
         ),
         Row(
             measure="elastic: node frozen, to the survivors' next step, longest",
@@ -326,7 +371,8 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             unit="s",
             bar=3.0,
             peer=FROZEN_SECONDS,
-            note=f"torchrun: not within {FROZEN_SECONDS:g} s, seen earlier on a machine like this and not in this run",
+            note=f"{listed(frozen_node)}, nodes of all ranks in turn; "
+            f"torchrun: not within {FROZEN_SECONDS:g} s, seen earlier on a machine like this and not in this run",
         ),
         Row(
             measure="elastic: resize 2 -> 3 -> 2, pause of the others, longest",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resile.api.permutation import ShuffledOrder
+from resile.torch.orders import Order
 from resile.torch.sampler import ElasticBatchSampler, ElasticSampler
 
 worlds = st.integers(1, 9)
@@ -253,3 +254,23 @@ def test_the_last_step_is_left_out_if_that_is_asked_for():
     sampler = ElasticBatchSampler(10, world=2, batch_size=2, drop_last=True, shuffle=False)
     assert list(sampler) == [[0, 1], [4, 5]]
     assert len(sampler) == len([*sampler.shares()]) == sampler.steps_per_epoch == 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100, 1000, 4097, 100_000, 2**40 + 1])
+def test_many_places_at_once_are_those_that_python_finds_one_by_one(size: int) -> None:
+    for seed in range(5):
+        for start, stop in [(0, min(size, 300)), (size // 3, min(size, size // 3 + 50)), (max(0, size - 40), size)]:
+            expected = [ShuffledOrder(size, seed, 7).at(place) for place in range(start, stop)]
+            assert Order(size, seed, 7).between(start, stop) == expected
+
+
+def test_an_order_whose_keys_carry_is_the_same_too() -> None:
+    plain, fast = ShuffledOrder(1000, 0, 0), Order(1000, 0, 0)
+    plain.keys = fast.keys = [((1 << 64) - 1, (1 << 64) - 5)] * 4
+    assert fast.between(0, 1000) == plain.between(0, 1000)
+
+
+def test_without_numpy_the_order_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Order(1000, 3, 1).between(0, 1000)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert Order(1000, 3, 1).between(0, 1000) == expected

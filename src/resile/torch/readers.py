@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from resile.api.permutation import ShuffledOrder
 from resile.torch.dealing import Pass, passes, spans
+from resile.torch.orders import Order
 
 Batches = tuple[int, list[Any]]
 """Samples of the whole world in the step, 0 if the stream is over; and one batch for each pass of this rank."""
@@ -97,7 +97,7 @@ class MapReader(Reader):
         self._shuffle = shuffle
 
     def _read(self, ask: Ask) -> Batches:
-        order = ShuffledOrder(self._size, self._seed, ask.epoch) if self._shuffle else None
+        order = Order(self._size, self._seed, ask.epoch) if self._shuffle else None
         batches = []
         for each in self._samples.passes(ask, ask.total):
             first, end = ask.begin + each.first, ask.begin + each.end
@@ -172,6 +172,5 @@ def shuffled_by_blocks(samples: Iterator[Any], block: int, seed: int, epoch: int
         together: Sequence[Any] = list(itertools.islice(samples, block))
         if not together:
             return
-        order = ShuffledOrder(len(together), seed, (epoch << 32) + number)
-        for place in range(len(together)):
-            yield together[order.at(place)]
+        order = Order(len(together), seed, (epoch << 32) + number)
+        yield from (together[place] for place in order.between(0, len(together)))

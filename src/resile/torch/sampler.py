@@ -30,9 +30,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, TypeVar
 
-from resile.api.permutation import ShuffledOrder
 from resile.torch.dealing import Share, passes, spans, steps_in
 from resile.torch.heard import be_heard
+from resile.torch.orders import Order
 
 __all__ = ["ElasticBatchSampler", "ElasticSampler", "Iteration", "Position", "Share"]
 
@@ -183,7 +183,7 @@ class _Sampler(Position):
     def _order(self) -> Callable[[int, int], list[int]]:
         """What stands at the places from one to another, in the order of this epoch."""
         if self._shuffle:
-            return ShuffledOrder(self.size, self._seed, self.epoch).between
+            return Order(self.size, self._seed, self.epoch).between
         return lambda start, stop: list(range(start, stop))
 
 
