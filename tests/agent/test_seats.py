@@ -162,6 +162,22 @@ async def test_a_process_that_dies_is_replaced_and_its_siblings_do_not_wait_for_
     assert node.last(Changed) == Changed(round=Round(2), nproc=3)
 
 
+async def test_a_replacement_that_fails_while_it_waits_for_a_round_is_told_of_again():
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0)
+    node.forms(2, 1)
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    node.said.clear()
+    node.dies(1)
+    assert (node.last(Failed).member, node.last(Failed).left) == (False, 1)
+    assert node.last(Changed) is None
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+
+
 async def test_a_process_that_loses_touch_takes_its_siblings_out_of_the_round():
     node = Node(2)
     node.ready(0, 1)

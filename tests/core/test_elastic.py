@@ -179,16 +179,87 @@ def test_a_node_that_lost_one_of_its_processes_is_near_and_brings_the_others():
     assert [(p.first_rank, p.nproc, p.world_size) for p in places.values()] == [(0, 3, 5), (3, 2, 5)]
 
 
-def test_a_node_with_more_processes_than_places_gets_a_new_round():
-    job = elastic(2)
+def short_of_one(**more) -> Job:
+    """Of two nodes with three processes each the second has lost one, and round 2 runs without it."""
+    job = elastic(2, **more)
     dies(job, 1, left=2)
     rejoins(job, 0, nproc=3)
     rejoins(job, 1, nproc=2)
-    job.does(ev.AgentChanged(node=key(1), round=Round(2), nproc=3))
-    assert job.said(de.EndRound)[0].round == 2
+    assert job.members == [0, 1]
+    return job
+
+
+def replaced(job: Job) -> list[de.EndRound]:
+    """The process that the second node has lost is replaced, and ready; who is told at once to leave the round."""
+    job.does(ev.AgentChanged(node=key(1), round=job.state.last_round, nproc=3))
+    return job.said(de.EndRound)
+
+
+def test_a_node_with_more_processes_than_places_gets_a_new_round():
+    job = short_of_one()
+    steps(job)
+    (over,) = replaced(job)
+    assert (over.round, over.because, over.lost) == (2, "worker-1 has 3 processes ready, not 2", False)
     rejoins(job, 0, nproc=3)
     rejoins(job, 1, nproc=3)
     assert job.said(de.FormRound)[0].places[key(1)].world_size == 6
+
+
+def test_a_round_takes_a_step_before_it_takes_a_replaced_process_in():
+    job = short_of_one()
+    assert replaced(job) == []
+    assert replaced(job) == [], "a master that came back hears it again"
+    assert job.members == [0, 1]
+    job.engine = job.replayed()
+    steps(job)
+    assert not job.members
+    assert job.node(1).agent.stance == Resting(Round(2))
+    again = job.replayed().state
+    assert (again.gathering, again.nodes) == (job.state.gathering, job.state.nodes)
+
+
+def test_however_often_a_node_loses_a_process_and_has_it_back_steps_are_taken_in_between():
+    job = short_of_one(max_restarts=10)
+    for _ in range(5):
+        replaced(job)
+        assert job.members == [0, 1]
+        steps(job)
+        assert not job.members
+        rejoins(job, 0, nproc=3)
+        rejoins(job, 1, nproc=3)
+        dies(job, 1, left=2, pid=job.state.last_round)
+        rejoins(job, 0, nproc=3)
+        rejoins(job, 1, nproc=2)
+    assert job.state.last_round == 12, "two for each loss, and none in vain"
+
+
+def test_a_round_that_tells_of_no_step_takes_a_replaced_process_in_after_a_while():
+    job = short_of_one()
+    job.now += 1.0
+    replaced(job)
+    job.engine.amnesty(job.now + job.timeouts.settle)
+    job.wait(job.timeouts.settle - 1.1)
+    assert job.members == [0, 1]
+    job.wait(0.2)
+    assert not job.members
+    assert job.replayed().state == job.state
+
+
+def test_a_round_is_not_ended_for_a_replaced_process_that_has_failed_again():
+    job = short_of_one()
+    replaced(job)
+    dies(job, 1, left=2, pid=8, member=False)
+    steps(job)
+    assert job.members == [0, 1]
+    assert len(replaced(job)) == 1, "but for the next one"
+
+
+def test_a_round_that_some_have_finished_is_not_ended_for_a_replaced_process():
+    job = short_of_one()
+    replaced(job)
+    job.does(ev.NodeFinished(node=key(0), round=Round(2)))
+    steps(job)
+    assert job.members == [0, 1]
 
 
 def test_word_of_a_change_in_an_older_round_changes_nothing():

@@ -55,8 +55,7 @@ def stepped(runs: Runs, loop: int, world: int, after: int) -> dict[int, dict[str
 
 
 def test_a_rank_lost_in_the_second_loop_is_replaced_and_the_other_goes_on_in_its_process(runs: Runs):
-    cold = "--standbys=0"  # so that the other one takes a step before the replacement is back
-    run = runs.start("--nproc-per-node=2", "--max-restarts=3", CALM, cold, runs.script(TRAIN))
+    run = runs.start("--nproc-per-node=2", "--max-restarts=3", CALM, runs.script(TRAIN))
     first = stepped(runs, loop=0, world=2, after=0)
     second = stepped(runs, loop=1, world=2, after=first[0]["round"])
     assert {note["pid"] for note in second.values()} == {note["pid"] for note in first.values()}

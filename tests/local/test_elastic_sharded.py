@@ -126,8 +126,7 @@ def test_shards_of_a_lost_rank_come_back_from_memory_and_are_dealt_to_those_that
 ) -> None:
     runs.script(TRAIN)
     runs.release("stop23")
-    cold = "--standbys=0"  # so that two of them take part in a round before the third is back
-    run = runs.start("--nproc-per-node=3", "--max-restarts=9", CALM, cold, "train.py", "storage")
+    run = runs.start("--nproc-per-node=3", "--max-restarts=9", CALM, "train.py", "storage")
     three = stopped(runs, 23, 3)
     round_ = three[0]["round"]
     kill(three[1]["pid"])

@@ -247,7 +247,7 @@ class Seats:
             self._unheard.append(failed)
             self._send(failed)
         if was is Phase.READY:
-            self._join = None
+            self._join = self._changed = None
         if member:
             self._break_off("a process of this node failed")
         seat.unplaced = 0 if met else seat.unplaced + 1

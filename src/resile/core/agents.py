@@ -111,6 +111,8 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
         if not event.left:
             node.agent.stance = Idle()  # nobody waits for the process that will replace the last one
             turn.touch(node)
+        if not event.member:
+            rounds.unchanged(turn, node, event.left)
     failure, trained = event.failure, state.trained
     # Running out of memory is never the echo of another failure, so it counts even if its report is not the first.
     grow = failure.oom and state.spec.managed and event.round == state.last_round

@@ -6,7 +6,8 @@ member is lost or enough newcomers wait, and every member is told at once.
 
 Where all that wait are elastic, a late arrival costs next to nothing (a new round, and no process is restarted), so
 only those are waited for that rest and will be there in a moment. But no newcomer ends a round of elastic processes
-that is still meeting, or passing the state on: so many could come that no step is ever taken.
+that is still meeting, or passing the state on, be it a node or a process that a node has replaced: so many could come
+that no step is ever taken.
 """
 
 from __future__ import annotations
@@ -80,19 +81,32 @@ def join(turn: Turn, node: Node, event: AgentJoined) -> None:
 
 
 def changed(turn: Turn, node: Node, event: AgentChanged) -> None:
-    """A member has other processes than places: a new round will fit it."""
+    """A member has other processes than places: a new round will fit it, at once if it has none for its place."""
     gathering = turn.state.gathering
     if not isinstance(gathering, Underway) or event.round != gathering.round or node.agent is None:
         return
     place = gathering.places.get(node.key)
     if place is None or not node.alive or (gathering.done and event.nproc):
         return
-    if not event.nproc:
-        node.agent.stance = Idle()  # nobody waits for the process that it lacks
-        node.agent.holds = NO_ROUND
-        turn.touch(node)
-    stop(turn, f"{node.key} has {event.nproc} processes ready, not {place.nproc}", None)
+    if event.nproc:
+        gathering.changed[node.key] = event.nproc
+        grow(turn)
+        return
+    node.agent.stance = Idle()  # nobody waits for the process that it lacks
+    node.agent.holds = NO_ROUND
+    turn.touch(node)
+    stop(turn, f"{node.key} has 0 processes ready, not {place.nproc}", None)
     form(turn)
+
+
+def unchanged(turn: Turn, node: Node, nproc: int) -> None:
+    """A process of this node failed that had no place, and so many can still meet: maybe no more than have one."""
+    gathering = turn.state.gathering
+    if isinstance(gathering, Underway) and node.key in gathering.changed:
+        if nproc > gathering.places[node.key].nproc:
+            gathering.changed[node.key] = nproc
+        else:
+            del gathering.changed[node.key]
 
 
 def stepped(turn: Turn, number: Round) -> None:
@@ -104,23 +118,35 @@ def stepped(turn: Turn, number: Round) -> None:
 
 
 def grow(turn: Turn) -> bool:
-    """End the running round if nodes wait that make a larger one, now or in a moment; whether that is so.
+    """End the running round if a larger one can be had, now or in a moment; whether that is so.
 
     Elastic processes take a step first, or have had `settle` to take one: some scripts tell of none.
     """
-    gathering, meeting, waiting = turn.state.gathering, turn.state.meeting, turn.index.waiting
-    if not isinstance(gathering, Underway) or meeting is None or not waiting:
+    gathering = turn.state.gathering
+    if not isinstance(gathering, Underway):
         return False
     if gathering.done:
         return False  # some members have finished: the round is about to end well, and a newcomer would undo that
-    if fit(len(gathering.places) + len(waiting), meeting) <= len(gathering.places):
+    because = _larger(turn, gathering)
+    if not because:
         return False
     soon = gathering.since + turn.timeouts.settle
     if turn.index.elastic and not gathering.stepped and turn.now < soon:
         turn.deadlines.set(Alarm.SETTLE, soon)
     else:
-        stop(turn, f"{min(waiting)} is ready to join", None)
+        stop(turn, because, None)
     return True
+
+
+def _larger(turn: Turn, gathering: Underway) -> str:
+    """Who would make the next round larger than this one, as half a sentence; empty if nobody would."""
+    meeting, waiting, size = turn.state.meeting, turn.index.waiting, len(gathering.places)
+    if meeting is not None and waiting and fit(size + len(waiting), meeting) > size:
+        return f"{min(waiting)} is ready to join"
+    if gathering.changed:
+        key = min(gathering.changed)
+        return f"{key} has {gathering.changed[key]} processes ready, not {gathering.places[key].nproc}"
+    return ""
 
 
 def form(turn: Turn, *, newcomer: bool = False) -> None:

@@ -157,6 +157,8 @@ class Underway(msgspec.Struct, kw_only=True, tag=True):
     since: float
     places: dict[NodeKey, Place]
     done: set[NodeKey] = set()
+    changed: dict[NodeKey, int] = {}
+    """Members that have other processes than places, since one was replaced, and how many: the next round fits them."""
     stepped: bool = False
     """A step was taken in it, as far as the journal knows: its members have met and agreed on their state."""
 
