@@ -6,10 +6,13 @@ wants the state does what is left of it.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 
-from resile.checkpoint.buffer import Buffer, Record
+from resile.checkpoint.buffer import Buffer, NotWhole, Record
 from resile.torch.image import Image, share
+from resile.torch.pages import READ, populate
 
 
 class Checking:
@@ -21,6 +24,7 @@ class Checking:
         Raises:
             NotWhole: what describes the data is damaged.
         """
+        self.buffer = buffer
         self.record = record
         self.image = Image(buffer.map(), record.data_at, buffer.layout(record))
         self.sums = buffer.sums(record)
@@ -41,3 +45,23 @@ class Checking:
         share(threads, self._left)
         if self._begun is not None and not self._begun.cancel():
             self._begun.result()
+
+
+def begin(buffers: Iterable[Buffer], background: Executor) -> Checking | None:
+    """Map the newest step of some buffers, and begin to compare it, in another thread; None if there is none.
+
+    The newest alone, for that is what nearly all restores take; of the others nothing is lost but time.
+    """
+    whole = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
+    if not whole:
+        return None
+    _, buffer, record = max(whole, key=operator.itemgetter(0))
+    try:
+        checking = Checking(buffer, record)
+    except NotWhole:  # who restores says so, if it comes to it
+        return None
+    if checking.sums is None:  # the agent may be making them at this moment
+        return None
+    background.submit(populate, buffer, READ)
+    checking.begin(background)
+    return checking

@@ -20,9 +20,7 @@ sharded (DTensor, as `fully_shard` makes it) is kept and stored by each rank.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -31,22 +29,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch.distributed.tensor import DTensor
 
-from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record, places
+from resile.checkpoint.buffer import Buffer, NotWhole, Record, places
 from resile.checkpoint.layout import Layout, attempt_name, made_at
 from resile.checkpoint.line import Line, NoVault, copied_within
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.refusals import CannotStore, not_stored
 from resile.checkpoint.storage import open_storage
 from resile.torch.agreement import Agreement
-from resile.torch.checking import Checking
+from resile.torch.checking import Checking, begin
 from resile.torch.direct import store_directly
 from resile.torch.entries import Entry, State, entries
 from resile.torch.growth import growth
 from resile.torch.heard import be_heard
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
+from resile.torch.pages import WRITE, populate
 from resile.torch.proof import prove
 from resile.torch.restoring import Memory, Restoring
 from resile.torch.slots import Copied, Introduction, Slot, Standing, to_keep
@@ -62,8 +60,6 @@ COPY_PATIENCE = 30.0
 """Seconds that a save which is due for storage waits for the copies of the one before it."""
 BEHIND = "storage is two saves behind: saves are left out until it has caught up"
 BUSY = "storage still writes an earlier step: steps that are due meanwhile may stay in memory alone"
-_POPULATE_READ, _POPULATE_WRITE = 22, 23
-_BLOCK = 64 << 20
 
 
 class Checkpointer:
@@ -306,7 +302,7 @@ class Checkpointer:
         size = places(text, layout.length)[2] + growth(state, leads=self._local_rank == 0)
         if self._room(size):
             assert self._vault is not None
-            self._populating = [self._sealer.submit(_populate, each, _POPULATE_WRITE) for each in self._vault.buffers]
+            self._populating = [self._sealer.submit(populate, each, WRITE) for each in self._vault.buffers]
 
     # inside ----------------------------------------------------------------------------------------------------------
 
@@ -323,26 +319,10 @@ class Checkpointer:
             self._vault = OwnBuffers() if self.storage is not None else None
 
     def _look_ahead(self) -> None:
-        """Map and check what a process before this one has left, while the script builds its model.
-
-        The newest step alone, for that is what nearly all restores take; of the others nothing is lost but time.
-        """
+        """Map and check what a process before this one has left, while the script builds its model."""
         for line in (self._vault, self._leader):
-            if isinstance(line, Line):
-                whole = [(record.sequence, buffer) for buffer in line.buffers if (record := buffer.record())]
-                if whole:
-                    self._check_ahead(max(whole, key=operator.itemgetter(0))[1])
-
-    def _check_ahead(self, buffer: Buffer) -> None:
-        record = buffer.record()
-        try:
-            checking = Checking(buffer, record) if record is not None else None
-        except NotWhole:  # `restore` says so, if it comes to it
-            return
-        if checking is not None and checking.sums is not None:  # else the agent may be making them
-            self._populating.append(self._sealer.submit(_populate, buffer, _POPULATE_READ))
-            checking.begin(self._sealer)
-            self._begun[buffer] = checking
+            if isinstance(line, Line) and (begun := begin(line.buffers, self._sealer)) is not None:
+                self._begun[begun.buffer] = begun
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[Line]:
         """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""
@@ -611,16 +591,3 @@ def _local_rank(worker: str) -> int:
     with contextlib.suppress(ValueError):
         return int(worker.partition("/")[0].rpartition(".")[2])
     return 0
-
-
-def _populate(buffer: Buffer, how: int) -> None:
-    """Have the kernel map all of a buffer now, and find pages where there are none; other threads run meanwhile."""
-    size = buffer.size
-    if not size:
-        return
-    memory = torch.frombuffer(buffer.map(), dtype=torch.uint8)
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for start in range(0, size, _BLOCK):
-        if madvise(memory.data_ptr() + start, min(_BLOCK, size - start), how):
-            memory[start : start + _BLOCK : PAGE].sum()  # an older kernel: reading each page does nearly as well
