@@ -206,6 +206,32 @@ def test_the_last_step_is_saved_again_by_all_if_one_rank_does_not_have_it(vault:
     assert Storage(tmp_path).steps() == [7]
 
 
+def finished_behind(rank: int, directory: str) -> bool:
+    """Rank 1's storage is two saves behind when the last step was taken, until somebody waits for it."""
+    behind, wait = [rank == 1], Checkpointer.wait
+
+    def catch_up(self: Checkpointer, timeout: float = 60.0) -> None:
+        wait(self, timeout)
+        behind[0] = False
+
+    Checkpointer.wait = catch_up  # type: ignore[method-assign]
+    Checkpointer._waits_for_storage = lambda self, number, sequence: behind[0]  # type: ignore[method-assign]
+    checkpointer = Checkpointer(directory)
+    keeping, parts = Keeping(checkpointer, every=1), sharded(7)
+    keeping.enter(parts)
+    keeping.taken(7, parts)
+    left_out = keeping._saved is None
+    keeping.finish(7, parts)
+    keeping.settle()
+    checkpointer.close()
+    return left_out
+
+
+def test_the_last_step_waits_for_a_storage_that_is_behind(vault: VaultThread, tmp_path: Any) -> None:
+    assert in_ranks(finished_behind, 2, str(tmp_path), vault=vault) == [True, True], "the step as such was left out"
+    assert Storage(tmp_path).steps() == [7]
+
+
 def not_readable(rank: int, directory: str) -> list[Any]:
     """Storage that does not answer rank 0 twice, and then more often than it is asked."""
     restoring.PAUSES = (0.01, 0.01)  # type: ignore[assignment]

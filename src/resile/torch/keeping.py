@@ -121,12 +121,20 @@ class Keeping:
     def finish(self, step: int, parts: Parts) -> None:
         """The last step was taken: save it, unless every rank has it.
 
+        If storage or a copy is behind, so that all leave it out, it is waited for once: no later save makes up for it.
+
         Raises:
             RuntimeError: the group broke.
         """
-        mine = [int(self._saved == step)]
-        if not all(row[0] for row in self.ranks.gather(mine)):
+        if self._have_all(step):
+            return
+        self.save(step, parts, store=True)
+        if not self._have_all(step):
+            self.settle()
             self.save(step, parts, store=True)
+
+    def _have_all(self, step: int) -> bool:
+        return all(row[0] for row in self.ranks.gather([int(self._saved == step)]))
 
     def settle(self) -> None:
         """Return when the last step is in storage, or in the agent's memory, which goes to storage. Needs no peer."""
