@@ -18,7 +18,7 @@ BLOWS = [dict(zip(("step", "moment", "target", "rank"), blow)) for blow in json.
 WORLD, EPOCHS, STORE_EVERY, LAST = (int(os.environ[name]) for name in ("WHOLE", "EPOCHS", "STORE_EVERY", "STEPS"))
 DATA, SHARDED = os.environ["DATA"], os.environ["SHARDED"] == "True"
 STORAGE = os.path.join(HERE, "storage")
-stepping, total, words, begun = False, 0, 0, 0
+stepping, total, words, begun, stepped = False, 0, 0, 0, 0
 
 
 def open_blows():
@@ -59,7 +59,12 @@ def strike(moment):
 
 
 def is_due():
-    '''Whether a blow waits for all to be there. One in the middle of a recovery does not: others train on till then.'''
+    '''Whether a blow waits for all to be there. One in the middle of a recovery does not: others train on till then.
+
+    A round in which no step was taken would keep newcomers waiting, so there is one.
+    '''
+    if stepped != elastic.round:
+        return False
     due = (BLOWS[number] for number in open_blows())
     return any(blow["step"] <= elastic.completed and not in_recovery(blow) for blow in due)
 
@@ -236,6 +241,7 @@ for dealt in elastic.epochs(EPOCHS, sampler):
             (loss * weight).backward()
     stepping = False
     if elastic.stepped:
+        stepped = elastic.round
         begin()
         strike("after")
         if BLOWS and elastic.completed % STORE_EVERY == 0:

@@ -45,8 +45,8 @@ pytestmark = pytest.mark.timeout(900)
 
 FIRST = int(os.environ.get("RESILE_KILL_SEED", "100"))
 LONG_FORM = range(FIRST, FIRST + (1 if "RESILE_KILL_SEED" in os.environ else 60))
-PATIENT = "--recovery-budget=300"
-"""Where nothing is frozen an agent that is silent for a minute is one that a busy machine gives no time."""
+PATIENT = "--recovery-budget=120"
+"""Where nothing is frozen an agent that is silent for 24 s is one that a busy machine gives no time."""
 WATCHFUL = "--recovery-budget=20"
 """Where something is, it is missed after 4 s."""
 LONG_SECONDS = 40 * 60
