@@ -15,7 +15,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 def left_as_words(*kinds: type[Exception]) -> Iterator[None]:
     """Around what may raise a sentence that should be the job's reason to fail, if the script lets it end this process.
 
-    Nobody reads it if it does not.
+    If it does not, and the process ends badly later without leaving other words, these are shown: scripts that catch
+    such an error and go on are thought to be rarer than those that do not know of `@record`.
     """
     try:
         yield
