@@ -55,7 +55,7 @@ bench-kube: $(READY)  ## every figure for jobs on a cluster (after `make cluster
 	@$(BIN)/python -m benchmarks.kube
 
 soak: $(READY)  ## the long proofs: 10,000 simulated fault schedules, and kills drawn by lot among real processes
-	@$(BIN)/python -m pytest tests -m soak --timeout 7200 -n 2 --dist loadfile
+	@$(BIN)/python hack/suite.py run tests -m soak --timeout 7200 -n 2
 
 cluster: $(READY) data  ## bring up a real Kubernetes on this machine (Debian, root; builds it the first time, 7 minutes)
 	@hack/cluster/cluster.py up
