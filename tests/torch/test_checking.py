@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from resile.checkpoint.buffer import Buffer, places
+from resile.checkpoint.refusals import Unreadable
 from resile.torch import image
 from resile.torch.agreement import Agreement
 from resile.torch.arrays import sums_of_rows
@@ -48,6 +50,13 @@ def checking_of(buffer: Buffer) -> Checking:
     record = buffer.record()
     assert record is not None
     return Checking(buffer, record)
+
+
+def checked_ahead(buffer: Buffer) -> Checking:
+    checking = checking_of(buffer)
+    with ThreadPoolExecutor(1) as background:
+        checking.begin(background)
+    return checking
 
 
 def flip(buffer: Buffer, part: float) -> None:
@@ -88,8 +97,7 @@ def test_who_finishes_does_not_wait_for_a_thread_that_has_not_begun(buffer: Buff
 
 
 def test_what_was_checked_ahead_is_not_checked_again(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    checking = checking_of(buffer)
-    checking.finish(1)
+    checking = checked_ahead(buffer)
     monkeypatch.setattr(Image, "checks", lambda *_: pytest.fail("checked again"))
     state = state_of(0)
     assert Restoring(Agreement(), Memory([buffer], [buffer], (), {buffer: checking}), None).run(state) == 1
@@ -97,12 +105,44 @@ def test_what_was_checked_ahead_is_not_checked_again(buffer: Buffer, monkeypatch
 
 
 def test_what_was_written_since_it_was_checked_is_checked_again(buffer: Buffer) -> None:
-    checking = checking_of(buffer)
-    checking.finish(1)
+    checking = checked_ahead(buffer)
     write(buffer, 2)
     flip(buffer, 0.5)
     state = state_of(0)
     assert Restoring(Agreement(), Memory([buffer], [buffer], (), {buffer: checking}), None).run(state) is None
+    assert torch.equal(state["values"], state_of(0)["values"])
+
+
+class Away:
+    """A storage that does not answer when it is asked for the first time, and is empty then."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def steps(self) -> list[int]:
+        self.asked += 1
+        if self.asked == 1:
+            raise Unreadable("it is away")
+        return []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_damage_that_was_found_once_is_found_again(buffer: Buffer, ahead: bool) -> None:
+    flip(buffer, 0.5)
+    storage: Any = Away()
+    begins = threading.Event()
+    with ThreadPoolExecutor(1) as background:
+        if not ahead:
+            background.submit(begins.wait, PATIENCE)
+        checking = checking_of(buffer)
+        checking.begin(background)
+        if ahead:
+            background.shutdown()
+        state = state_of(0)
+        memory = Memory([buffer], [buffer], (), {buffer: checking})
+        assert Restoring(Agreement(), memory, storage, pause=lambda _: None).run(state) is None
+        begins.set()
+    assert storage.asked == 2, "the first time it was tried again"
     assert torch.equal(state["values"], state_of(0)["values"])
 
 

@@ -362,6 +362,41 @@ def test_who_joins_a_training_that_goes_on_does_not_end_it_for_want_of_storage(o
         assert is_uniform(state, 8)
 
 
+def test_who_goes_on_from_memory_is_not_ended_by_its_first_save(opened: Open, tmp_path: Path) -> None:
+    with vault_thread():
+        opened(tmp_path / "place").save(1, uniform(1, 10))
+        (tmp_path / "place").rmdir()
+        (tmp_path / "place").touch()
+        successor = opened(tmp_path / "place")
+        assert successor.restore(uniform(0, 10), pause=never) == 1
+        assert successor.save(2, uniform(2, 10), store=True)
+        with pytest.raises(OSError, match="Not a directory"):
+            successor.wait(PATIENCE)
+
+
+def test_what_was_due_while_storage_was_busy_follows_though_storage_refused_the_one_before(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, refuses, store = threading.Event(), threading.Event(), Storage.store
+
+    def refuse_once(*words: Any) -> bool:
+        if asked.is_set():
+            return store(*words)
+        asked.set()
+        refuses.wait(PATIENCE)
+        raise Unwritable("it is full")
+
+    monkeypatch.setattr(Storage, "store", refuse_once)
+    with vault_thread():
+        checkpointer = opened(tmp_path)
+        checkpointer.save(1, uniform(1, 10), store=True)
+        assert asked.wait(PATIENCE)
+        checkpointer.save(2, uniform(2, 10), store=True)
+        refuses.set()
+        checkpointer.wait(PATIENCE)
+    assert Storage(tmp_path).steps() == [2]
+
+
 @pytest.mark.parametrize("damage", ["remove", "truncate"])
 def test_damage_of_what_plain_dcp_saved_is_found_too(opened: Open, tmp_path: Path, damage: str) -> None:
     for step in (2, 3):

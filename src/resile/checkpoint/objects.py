@@ -23,7 +23,7 @@ from resile.checkpoint.refusals import (
     CannotStore,
     Unreadable,
     Unwritable,
-    is_lasting,
+    is_hopeless,
     not_read,
     not_stored,
     probe_name,
@@ -97,7 +97,7 @@ class ObjectStorage:
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(probe, b"resile")
         except Exception as error:  # a store's library raises whatever it likes
-            if is_lasting(error):
+            if is_hopeless(error):
                 raise unwritable(error, self.directory) from None
         with contextlib.suppress(Exception):  # who may write need not have the right to remove
             self._fs.rm_file(probe)

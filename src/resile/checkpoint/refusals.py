@@ -1,7 +1,8 @@
 """What storage refuses is of two kinds: what may pass (a full disk, a mount that is away), and what does not heal.
 
-The second kind (no rights, a read-only file system, a file in place of the directory) is not tried again: it is said
-once, when training begins if it is found then.
+The second kind (a read-only file system, a file in place of the directory) is not tried again: it is said once, when
+training begins if it is found then. Missing rights are of the second kind when training begins, and later of the first:
+credentials expire and are renewed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import socket
 
 LASTING = frozenset(
     {
-        errno.EACCES,
-        errno.EPERM,
         errno.EROFS,
         errno.ENOTDIR,
         errno.EEXIST,
@@ -45,8 +44,13 @@ class NeverReadable(Unreadable):
 def is_lasting(error: Exception) -> bool:
     """Whether waiting does not mend it. Libraries of object stores may give such errors no number."""
     return isinstance(error, OSError) and (
-        error.errno in LASTING or isinstance(error, PermissionError | NotADirectoryError | FileExistsError)
+        error.errno in LASTING or isinstance(error, NotADirectoryError | FileExistsError)
     )
+
+
+def is_hopeless(error: Exception) -> bool:
+    """Whether no training should begin that relies on it."""
+    return is_lasting(error) or isinstance(error, PermissionError)
 
 
 def not_stored(error: Exception, step: int, place: str) -> CannotStore:

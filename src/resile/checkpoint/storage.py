@@ -32,7 +32,7 @@ from resile.checkpoint.refusals import (
     CannotStore,
     Unreadable,
     Unwritable,
-    is_lasting,
+    is_hopeless,
     not_read,
     not_stored,
     probe_name,
@@ -102,7 +102,7 @@ class Storage:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
-            if is_lasting(error) or isinstance(error, FileNotFoundError):  # of its parents: /proc has no room for any
+            if is_hopeless(error) or isinstance(error, FileNotFoundError):  # of its parents: /proc has no room for any
                 raise unwritable(error, str(self.directory)) from None
 
     def store(self, buffer: Buffer, record: Record) -> bool:

@@ -31,17 +31,20 @@ class Checking:
         """None: its process ended while they were made."""
         self._left = iter(self.image.checks(self.sums or ()) if self.sums is not None else ())
         self._begun: Future[None] | None = None
+        self.used = False
+        """Somebody has finished it, or found damage: what it would say now is worth nothing."""
 
     def begin(self, background: Executor) -> None:
         """Let another thread start with it."""
         self._begun = background.submit(share, 1, self._left)
 
     def finish(self, threads: int) -> None:
-        """Do what is left; every byte has been compared then.
+        """Do what is left; every byte has been compared then. For one time.
 
         Raises:
             Damaged: one checksum does not fit.
         """
+        self.used = True
         share(threads, self._left)
         if self._begun is not None and not self._begun.cancel():
             self._begun.result()

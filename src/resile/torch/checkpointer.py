@@ -117,6 +117,8 @@ class Checkpointer:
         """Every rank's saves survive its end."""
         self._asked = 0
         """The last sequence that storage was asked for."""
+        self.behind = False
+        """The last save was left out because storage, or a copy on another node, is not done with an earlier one."""
         self._refused = ""
         """Why storage did not take the last one that was waited for; empty: it did."""
         self._owed: tuple[int, int] | None = None
@@ -168,6 +170,7 @@ class Checkpointer:
             Unwritable: nothing was restored, and this first save finds that storage will never take a step.
         """
         self.before_update()
+        self.behind = False
         due = self.storage is not None and (
             store if store is not None else bool(self.store_every) and step % self.store_every == 0
         )
@@ -210,8 +213,10 @@ class Checkpointer:
         for working in [*self._populating, *self._sealing.values()]:
             working.result(timeout)
         self._await_stored(timeout)
-        self._follow_up(None)
+        self._follow_up(None)  # storage may take this one, whatever it said of the one before
         self._await_stored(timeout)
+        if self._refused:
+            raise OSError(self._refused)
 
     def _await_stored(self, timeout: float) -> None:
         if self._asked and self._vault is not None:
@@ -221,8 +226,6 @@ class Checkpointer:
                 self._asked = sequence
                 raise TimeoutError(f"storage did not take the checkpoint within {timeout:g} s")
             self._refused = answer
-        if self._refused:
-            raise OSError(self._refused)
 
     def close(self) -> None:
         """Finish what was begun. The agent keeps what it has. A second time does nothing."""
@@ -272,7 +275,8 @@ class Checkpointer:
         self._begun = {}
         if self.will_store and (step is None or restoring.from_storage):  # alike on all ranks
             prove(None if self._proved else self.storage, self.agreement.tell)
-        self._proved = self._proved or self.will_store
+        from_memory = step is not None and not restoring.from_storage
+        self._proved = self._proved or self.will_store or from_memory
         self.reserve(state)
         return step
 
@@ -393,9 +397,11 @@ class Checkpointer:
             self._partnered = False  # until the next group: saves go on, and survive processes but not nodes
             self._warn(f"checkpoints are not copied to other nodes any more: {why or 'another rank could not'}")
         if worst == Copied.BUSY or not (due or all(each.has_room for each in standings)):
+            self.behind = worst == Copied.BUSY
             return None
         kept = to_keep(standings, partnered=self._partnered)
         if kept is None:
+            self.behind = True
             self._warn(BEHIND)
             return None
         busy = self._everywhere and any(each.first_wanted or each.second_wanted for each in standings)
@@ -449,6 +455,7 @@ class Checkpointer:
         assert self._vault is not None
         slot = slot or self._free()
         if slot is None:
+            self.behind = True
             self._warn(BEHIND)
             return False
         number, stores = slot.number, due and not slot.busy

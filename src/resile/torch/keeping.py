@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PAUSES = (0.1, 0.2, 0.5, *[1.0] * 600)
+"""Seconds between two tries to save the last step. Counted, not timed: all ranks try equally often."""
 Parts = MutableMapping[str, Any]
 """All that makes up a training, by name."""
 
@@ -121,20 +123,20 @@ class Keeping:
     def finish(self, step: int, parts: Parts) -> None:
         """The last step was taken: save it, unless every rank has it.
 
-        If storage or a copy is behind, so that all leave it out, it is waited for once: no later save makes up for it.
+        If storage or a copy is behind, so that ranks leave it out, it is tried again for as long as storage would be
+        waited for: no later save makes up for it. All ranks do so together, and notice if one of them is lost.
 
         Raises:
             RuntimeError: the group broke.
         """
-        if self._have_all(step):
-            return
-        self.save(step, parts, store=True)
-        if not self._have_all(step):
-            self.settle()
+        for seconds in PAUSES:
+            if all(row[0] for row in self.ranks.gather([int(self._saved == step)])):
+                return
             self.save(step, parts, store=True)
-
-    def _have_all(self, step: int) -> bool:
-        return all(row[0] for row in self.ranks.gather([int(self._saved == step)]))
+            behind = self._checkpointer.behind
+            if not any(row[0] for row in self.ranks.gather([int(behind)])):
+                return
+            time.sleep(seconds)
 
     def settle(self) -> None:
         """Return when the last step is in storage, or in the agent's memory, which goes to storage. Needs no peer."""

@@ -284,7 +284,7 @@ class Restoring:
         buffer, record = self._find(choice, part, copy=copy)
         checking = self._memory.begun.get(buffer)
         try:
-            if checking is None or checking.record != record:
+            if checking is None or checking.used or checking.record != record:
                 checking = Checking(buffer, record)
         except NotWhole as error:
             raise Damaged(str(error)) from None
