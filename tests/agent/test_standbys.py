@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -447,7 +449,8 @@ async def test_more_processes_than_there_are_standbys_share_the_import_as_well(
     assert set(imports(made)) == {imported} | from_scratch
     if template != "lost":
         os.kill(imported, signal.SIGCONT)
-        await until(lambda: made.standbys.facts.ready > 0, "another standby")
+        await until(lambda: made.standbys.facts.ready > 0 and not made.standbys._coming, "another standby")
+        assert len(made.ready) == made.standbys.facts.ready == 1, "also when more were forked, and came too late"
 
 
 async def test_an_agent_that_leaves_starts_none_of_those_who_wait(node: Callable[..., Node], tmp_path: Path) -> None:
@@ -463,7 +466,7 @@ async def test_an_agent_that_leaves_starts_none_of_those_who_wait(node: Callable
     assert len(made.ends) == 3
 
 
-@pytest.mark.parametrize("ending", ["killed", "threads", "ranked", "no room"])
+@pytest.mark.parametrize("ending", ["killed", "threads", "ranked", "no room", "no line"])
 async def test_processes_that_wait_for_an_import_start_from_scratch_when_nothing_comes_of_it(
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
@@ -483,11 +486,20 @@ async def test_processes_that_wait_for_an_import_start_from_scratch_when_nothing
         os.kill(importing, signal.SIGKILL)
     elif ending == "no room":
         made.environ["RESILE_STANDBY_MEMORY"] = "1Ki"
+    elif ending == "no line":
+        lines = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]  # for the next template, and none after it
+
+        def last_line(*_: int) -> tuple[socket.socket, socket.socket]:
+            if not lines:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return lines.pop()
+
+        monkeypatch.setattr(socket, "socketpair", last_line)
     (tmp_path / "go").touch()
     await until(lambda: made.group.alive == 0, "the end of three processes")
     assert [ended.returncode for ended in made.ends] == [0, 0, 0]
     assert made.said() == ["ran\n"] * 3
-    assert (importing in {ended.pid for ended in made.ends}) == (ending in ("threads", "no room"))
+    assert (importing in {ended.pid for ended in made.ends}) == (ending in ("threads", "no room", "no line"))
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "one by one"])

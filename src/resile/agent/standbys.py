@@ -316,7 +316,9 @@ class Standbys:
         assert self._template is not None
         self._collect()
         for _ in range(self._wanted + len(self._awaiting) - len(self._ready) - len(self._coming)):
-            self._coming.ask(self._template, self._answered)
+            if not self._coming.ask(self._template, self._answered):
+                self._awaiting.disappoint()  # those who queued during an import have no deadline of their own
+                break
 
     def _make_heir(self, old: Interpreter) -> None:
         """Have an interpreter that becomes a process leave another one as the template."""
@@ -347,6 +349,8 @@ class Standbys:
         self._failed("the interpreter that makes standbys hangs")
 
     def _came(self, standby: Interpreter) -> None:
+        """There is one more; it is ended if whoever it was forked for waits no longer, and there are enough."""
+
         def gone() -> None:
             self._ready.remove(standby)
             standby.wait()
@@ -357,6 +361,8 @@ class Standbys:
         standby.watch(lambda _: None, gone)
         if self._awaiting:
             self._awaiting.serve(standby)
+        elif len(self._ready) >= self._wanted:
+            standby.end()
         else:
             self._ready.append(standby)
         if not self._coming:
