@@ -95,3 +95,29 @@ def test_a_state_that_cannot_be_given_is_the_same_error_for_all_also_for_those_w
     giver, survivor, newcomer = in_ranks(cannot_give, 3, [AHEAD, AHEAD, NEW])
     assert giver == survivor == newcomer
     assert giver.startswith("BadState: the state of rank 0 cannot be given to others: state['own'] is a object")
+
+
+def cannot_tell(rank: int, standings: list[Standing]) -> None:
+    """The script's own part of the state fails."""
+    repair.agree(meeting(*standings), lambda: {}["step"], Agreement())
+
+
+def test_a_state_that_the_script_cannot_tell_is_the_same_error_for_all() -> None:
+    giver, survivor, newcomer = in_ranks(cannot_tell, 3, [AHEAD, AHEAD, NEW])
+    assert giver == survivor == newcomer == "BadState: the state of rank 0 cannot be given to others: KeyError: 'step'"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError(), torch.OutOfMemoryError("no")], ids=repr)
+def test_who_cannot_tell_its_state_says_why_and_one_without_memory_ends_alone(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def state() -> Any:
+        raise error
+
+    alone = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    with pytest.raises(type(error) if alone else states.BadState) as raised:
+        repair.agree(meeting(AHEAD, NEW), state, Agreement())
+    assert (raised.value if alone else raised.value.__cause__) is error

@@ -145,7 +145,7 @@ def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found
 
     Raises:
         RuntimeError: the group broke.
-        BadState: the state cannot be sent. All members raise it: another one would have no better state to give.
+        BadState: the state cannot be had or sent. All members raise it: another one would have no better state to give.
     """
     source, takers = meeting.source, meeting.takers
     step = meeting.standings[source].step
@@ -167,14 +167,19 @@ def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found
 
 def _described(state: Callable[[], Any], ranks: Agreement, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
     """What is to be given, for who gives it. All hear whether that is possible, also those that would take nothing."""
-    described, words = None, ""
+    described, words, cause = None, "", None
     if ranks.rank == source:
         try:
             described = states.describe(state())
-        except states.BadState as error:
-            words = str(error)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # another one may have room
+        except Exception as error:
+            cause, words = error, str(error)
+            if not isinstance(error, states.BadState):
+                words = f"{type(error).__name__}: {words}"
     if ranks.gather([len(words)])[source][0]:
-        raise states.BadState(f"the state of rank {source} cannot be given to others: {ranks.tell(words)[source]}")
+        told = ranks.tell(words)[source]
+        raise states.BadState(f"the state of rank {source} cannot be given to others: {told}") from cause
     return described
 
 
