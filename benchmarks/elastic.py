@@ -294,9 +294,13 @@ def _torchrun_nodes(times: int) -> Nodes:
         come(), come()
         for _ in range(times):
             say("elastic: torchrun with two nodes, three, and one of them killed")
-            two = _steady(place, 2)
-            third = come()
-            three = _steady(place, 3)
+            try:
+                two = _steady(place, 2)
+                third = come()
+                three = _steady(place, 3)
+            except GaveUp as error:  # it does not always come back from the loss before
+                say(f"elastic: torchrun: {error}")
+                break
             last = max(_steps(place.path / f"steps.{pid}")[-1].at for pid in two.members)
             grown.append(max(_steps(place.path / f"steps.{pid}")[0].at for pid in three.members) - last)
             seen = set(_files(place))
@@ -361,7 +365,7 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             value=max(killed_node),
             unit="s",
             bar=0.5,
-            peer=statistics.median(theirs.killed) if theirs is not None else None,
+            peer=statistics.median(theirs.killed) if theirs is not None and theirs.killed else None,
             note=f"{listed(killed_node, 3)}, nodes of all ranks in turn"
             + (f"; torchrun {listed(theirs.killed)}; {START_SECONDS:g} s: it did not step on" if theirs else ""),
         ),
@@ -379,7 +383,7 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             value=max(grown + shrunk),
             unit="s",
             bar=0.3,
-            peer=statistics.median(theirs.grown) if theirs is not None else None,
+            peer=statistics.median(theirs.grown) if theirs is not None and theirs.grown else None,
             note="the same processes before and after, by their pids; torchrun restarts all of them"
             + (f": {listed(theirs.grown)}" if theirs else ""),
         ),

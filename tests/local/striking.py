@@ -38,6 +38,8 @@ def strike(moment):
                 continue
         elif elastic.completed < blow["step"] or (elastic.rank, elastic.world) != (blow["rank"], WORLD):
             continue
+        elif stepped != elastic.round:  # some member may not be there yet, or be struck as it comes
+            continue
         if moment == "storing":
             await_draft()
         note("blow", number=number, node=int(os.environ["NODE"]), round=elastic.round, **blow)
