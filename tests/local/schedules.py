@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -162,6 +163,8 @@ SHORT = {
 }
 """Not drawn but made so that every kind of blow is among them."""
 
+APART = 3
+"""Steps between two events: some rank may be in the next step before it hears of the first of them."""
 SHAPES = (Shape(3, 1, 3), Shape(3, 1, 3), Shape(3, 1, 1), Shape(3, 1, 1), Shape(2, 2, 1))
 KINDS = ("one", "one", "two", "all", "recovery", "recovery", COME)
 STRUCK = ("rank", "rank", "node", "node", "master", "drain", *FROZEN)
@@ -172,7 +175,9 @@ def draw(seed: int, events: int = 3) -> Schedule:
     lots = random.Random(seed)
     shape = lots.choice(SHAPES)
     optimizer, data, sharded = lots.choice(("SGD", "Adam")), lots.choice(DATA), lots.random() < 0.4
-    steps = sorted(lots.sample(range(STORE_EVERY, STEPS - STORE_EVERY), events))
+    steps = [0]
+    while len(steps) < events or any(after - before < APART for before, after in itertools.pairwise(steps)):
+        steps = sorted(lots.sample(range(STORE_EVERY, STEPS - STORE_EVERY), events))
     blows = tuple(blow for step in steps for blow in _event(lots, shape, step, sharded))
     return Schedule(optimizer, data, sharded, shape, blows)
 
