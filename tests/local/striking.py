@@ -215,10 +215,15 @@ def passes(dealt):
 
 
 def numbers():
-    '''All that training has made, as numbers that JSON keeps exactly. Of shards: by all ranks together.'''
+    '''All that training has made, as numbers that JSON keeps exactly: model, then optimizer, each by its names.
+    Of shards: by all ranks together.'''
     tensors = [tensor for _, tensor in sorted(elastic.model.state_dict().items())]
-    for parameter in elastic.optimizer.param_groups[0]["params"]:
-        tensors += [tensor for _, tensor in sorted(elastic.optimizer.state[parameter].items())]
+    of_optimizer = {
+        f"{name}.{key}": tensor
+        for name, parameter in elastic.model.named_parameters()
+        for key, tensor in elastic.optimizer.state[parameter].items()
+    }
+    tensors += [tensor for _, tensor in sorted(of_optimizer.items())]
     tensors = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in tensors]
     return [number for tensor in tensors for number in tensor.double().flatten().tolist()]
 
