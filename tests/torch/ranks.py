@@ -10,6 +10,24 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from resile.api.ids import Rank, Round
+from resile.wire.messages import Placed
+
+
+def placed(rank: int, world: int, port: int) -> Placed:
+    """The place of a rank in round 1."""
+    return Placed(
+        round=Round(1),
+        rank=rank,
+        world_size=world,
+        local_rank=rank,
+        local_world_size=world,
+        group_rank=Rank(0),
+        group_world_size=1,
+        master_addr="127.0.0.1",
+        master_port=port,
+    )
+
 
 def found_by(work: Callable[[int], Any], world: int, directory: Path) -> list[Any]:
     """What `work(rank)` returns on each of so many ranks; it passes through an empty directory."""

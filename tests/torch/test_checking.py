@@ -126,6 +126,13 @@ class Away:
         return []
 
 
+class Hasty(Agreement):
+    """Waits for nothing."""
+
+    def pause(self, seconds: float) -> None:
+        pass
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_damage_that_was_found_once_is_found_again(buffer: Buffer, ahead: bool) -> None:
     flip(buffer, 0.5)
@@ -140,7 +147,7 @@ def test_damage_that_was_found_once_is_found_again(buffer: Buffer, ahead: bool) 
             background.shutdown()
         state = state_of(0)
         memory = Memory([buffer], [buffer], (), {buffer: checking})
-        assert Restoring(Agreement(), memory, storage, pause=lambda _: None).run(state) is None
+        assert Restoring(Hasty(), memory, storage).run(state) is None
         begins.set()
     assert storage.asked == 2, "the first time it was tried again"
     assert torch.equal(state["values"], state_of(0)["values"])

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from tests.torch.ranks import placed
 from tests.torch.vaults import (
     PATIENCE,
     VaultThread,
@@ -38,8 +39,10 @@ from resile.checkpoint.refusals import NeverReadable, Unreadable, Unwritable
 from resile.checkpoint.room import LIMIT
 from resile.checkpoint.storage import Storage
 from resile.torch import Checkpointer, ElasticBatchSampler, restoring
+from resile.torch import keeping as keeping_module
 from resile.torch.agreement import Agreement
 from resile.torch.entries import Misfit, entries
+from resile.torch.group import Group, GroupLost
 from resile.torch.image import Image, Place, lay_out
 from resile.torch.keeping import Keeping
 from resile.torch.restoring import Memory, Restoring
@@ -320,22 +323,30 @@ NOWHERE = "/proc/resile/checkpoints"
 """Takes nothing, and is read as empty: as a read-only file system for its first run."""
 
 
-def never(seconds: float) -> None:
-    raise AssertionError(f"{seconds:g} s are waited for what does not heal")
+@pytest.fixture
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is a failure: what does not heal is not waited for."""
+
+    def never(ranks: Agreement, seconds: float) -> None:
+        raise AssertionError(f"{seconds:g} s are waited for what does not heal")
+
+    monkeypatch.setattr(Agreement, "pause", never)
 
 
+@pytest.mark.usefixtures("no_wait")
 def test_a_training_does_not_begin_whose_steps_can_never_be_stored(opened: Open) -> None:
     why = f"checkpoints cannot be stored in {NOWHERE}: No such file or directory"
     with pytest.raises(Unwritable, match=f"^{why}$"):
-        opened(NOWHERE, store_every=1).restore(uniform(0, 10), pause=never)
+        opened(NOWHERE, store_every=1).restore(uniform(0, 10))
     with vault_thread(), pytest.raises(Unwritable, match=f"^{why}$"):
         opened(NOWHERE).save(1, uniform(1, 10))
     with pytest.raises(Unwritable, match=f"^{why}$"):
         Keeping(kept := opened(NOWHERE), every=1).restore(uniform(0, 10))
     kept.close()
-    assert opened(NOWHERE).restore(uniform(0, 10), pause=never) is None, "who only reads need not write"
+    assert opened(NOWHERE).restore(uniform(0, 10)) is None, "who only reads need not write"
 
 
+@pytest.mark.usefixtures("no_wait")
 @pytest.mark.parametrize("scheme", ["", "file://"])
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_storage_that_is_a_file_is_one_sentence_at_once(
@@ -344,7 +355,7 @@ def test_a_storage_that_is_a_file_is_one_sentence_at_once(
     (tmp_path / "file").touch()
     for store_every in (1,) if (scheme, place) == ("file://", "file") else (0, 1):  # fsspec lists a file as one in it
         with pytest.raises((NeverReadable, Unwritable), match=f"{tmp_path / place}.*: (Not a|it is no) directory$"):
-            opened(f"{scheme}{tmp_path / place}", store_every=store_every).restore(uniform(0, 10), pause=never)
+            opened(f"{scheme}{tmp_path / place}", store_every=store_every).restore(uniform(0, 10))
 
 
 def test_who_joins_a_training_that_goes_on_does_not_end_it_for_want_of_storage(opened: Open, tmp_path: Path) -> None:
@@ -362,16 +373,38 @@ def test_who_joins_a_training_that_goes_on_does_not_end_it_for_want_of_storage(o
         assert is_uniform(state, 8)
 
 
+@pytest.mark.usefixtures("no_wait")
 def test_who_goes_on_from_memory_is_not_ended_by_its_first_save(opened: Open, tmp_path: Path) -> None:
     with vault_thread():
         opened(tmp_path / "place").save(1, uniform(1, 10))
         (tmp_path / "place").rmdir()
         (tmp_path / "place").touch()
         successor = opened(tmp_path / "place")
-        assert successor.restore(uniform(0, 10), pause=never) == 1
+        assert successor.restore(uniform(0, 10)) == 1
         assert successor.save(2, uniform(2, 10), store=True)
         with pytest.raises(OSError, match="Not a directory"):
             successor.wait(PATIENCE)
+
+
+def test_who_waits_with_the_last_step_for_a_storage_that_is_behind_hears_that_the_round_is_over(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping_module, "PAUSES", (20.0,))
+    held = opened(tmp_path)
+    keeping = Keeping(held, every=1)
+    keeping.enter(uniform(4, 10))
+    for step in (5, 6):
+        keeping.save(step, uniform(step, 10), store=True)
+        held.wait(PATIENCE)
+    assert held._vault is not None
+    for buffer in held._vault.buffers:
+        buffer.want(1)
+    held.agreement.group = group = Group(placed(0, 1, port=1), "gloo", 20.0)
+    threading.Timer(0.2, group.abort).start()
+    begun = time.monotonic()
+    with pytest.raises(GroupLost):
+        keeping.finish(7, uniform(7, 10))
+    assert time.monotonic() - begun < 10.0
 
 
 def test_what_was_due_while_storage_was_busy_follows_though_storage_refused_the_one_before(

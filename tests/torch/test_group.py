@@ -23,13 +23,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.local.runs import wait_until
+from tests.torch.ranks import placed
 from tests.torch.vaults import spawning
 
 from resile.agent.ports import free_port
-from resile.api.ids import Rank, Round
 from resile.torch.agreement import Agreement
 from resile.torch.group import Group, GroupLost
-from resile.wire.messages import Placed
 
 SOON = 1.0
 """Seconds; it takes a twentieth of it. What it must not be is a time-out: 20 s here."""
@@ -148,20 +147,6 @@ if child:
     sys.exit(os.waitpid(child, 0)[1])
 """
 )
-
-
-def placed(rank: int, world: int, port: int) -> Placed:
-    return Placed(
-        round=Round(1),
-        rank=rank,
-        world_size=world,
-        local_rank=rank,
-        local_world_size=world,
-        group_rank=Rank(0),
-        group_world_size=1,
-        master_addr="127.0.0.1",
-        master_port=port,
-    )
 
 
 def is_stuck(thread: threading.Thread) -> bool:

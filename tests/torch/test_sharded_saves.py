@@ -18,8 +18,7 @@ from resile.api.ids import NO_ROUND
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.refusals import Unreadable
 from resile.checkpoint.storage import Storage
-from resile.torch import checkpointer as checkpointer_module
-from resile.torch import restoring, stored
+from resile.torch import peers, restoring, stored
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.elastic import Elastic
 from resile.torch.image import Damaged
@@ -70,7 +69,7 @@ def with_a_slow_storage(rank: int) -> list[Any]:
             buffer.want(1)
     said += [checkpointer.save(4, sharded(4)), held(checkpointer)]
     if rank == 1:
-        checkpointer_module.HOLD = 0.0
+        peers.HOLD = 0.0
     said += [checkpointer.save(5, sharded(5)), held(checkpointer)]
     if rank == 1:
         for buffer in checkpointer._vault.buffers:  # type: ignore[union-attr]

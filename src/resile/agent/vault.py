@@ -52,6 +52,7 @@ from resile.checkpoint.line import (
     ToAgent,
 )
 from resile.checkpoint.room import LIMIT, short_of
+from resile.checkpoint.saying import OnChange
 from resile.checkpoint.storage import store_committed
 
 log = logging.getLogger("resile.agent")
@@ -83,14 +84,12 @@ class _Worker:
     """A thread that does one thing after the other. A daemon: what hangs does not keep the agent from ending."""
 
     def __init__(self, name: str, level: int) -> None:
+        """Nothing is done yet; what could not be done is logged at this level."""
         self._name = name
-        self._level = level
-        """Of what is logged when something could not be done."""
         self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
         self._work = queue.SimpleQueue()
         self.pending: dict[Future[None], tuple[Buffer, ...]] = {}
-        self._told = ""
-        """What went wrong last: while it is the same, once is enough."""
+        self._complaints = OnChange(log, level)
 
     def start(self) -> None:
         """Begin."""
@@ -121,9 +120,7 @@ class _Worker:
             work, answer, future = self._work.get()
             try:
                 error = work()
-                if error and error != self._told:
-                    log.log(self._level, "%s", error)
-                self._told = error
+                self._complaints.say(error)
             except Exception as unforeseen:  # this thread must outlive whatever a disk or a network does
                 log.exception("%s failed", self._name)
                 error = f"{self._name} failed: {unforeseen}"

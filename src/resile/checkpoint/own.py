@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as NotYet
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.line import BUFFERS
 from resile.checkpoint.room import short_of
+from resile.checkpoint.saying import OnChange
 from resile.checkpoint.storage import store_committed
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,7 @@ class OwnBuffers:
         self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
         self._writer = ThreadPoolExecutor(1, "resile-store")
         self._stored: dict[int, Future[str]] = {}
-        self._told = ""
-        """What went wrong last: while it is the same, once is enough."""
+        self._complaints = OnChange(log)
 
     def make_room(self, size: int) -> str:
         """Make each buffer at least this large; an empty answer, or the sentence that says why not."""
@@ -44,9 +44,7 @@ class OwnBuffers:
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
         error = store_committed(buffer, sequence)
-        if error and error != self._told:
-            log.error("%s", error)
-        self._told = error
+        self._complaints.say(error)
         return error
 
     def wait(self, sequence: int, timeout: float) -> str | None:

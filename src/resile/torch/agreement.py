@@ -6,6 +6,7 @@ In a round no wait is gloo's own: a peer that is frozen in the middle of a messa
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,17 @@ class Agreement:
         if dist.get_backend() == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for so long.
+
+        Raises:
+            GroupLost: the round is over, maybe long before.
+        """
+        if self.group is None:
+            time.sleep(seconds)
+        else:
+            self.group.pause(seconds)
 
     def meet(self, row: Sequence[int]) -> list[list[int]] | None:
         """Every rank's row; None if there are several ranks and no process group: they cannot agree."""

@@ -22,8 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,11 @@ import msgspec
 from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record, places
-from resile.checkpoint.layout import Layout, attempt_name, made_at
-from resile.checkpoint.line import Line, NoVault, copied_within
+from resile.checkpoint.layout import Layout
+from resile.checkpoint.line import Line, NoVault
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.refusals import CannotStore, not_stored
+from resile.checkpoint.saying import Once
 from resile.checkpoint.storage import open_storage
 from resile.torch.agreement import Agreement
 from resile.torch.checking import Checking, begin
@@ -45,17 +45,16 @@ from resile.torch.growth import growth
 from resile.torch.heard import be_heard
 from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
 from resile.torch.pages import WRITE, populate
+from resile.torch.peers import LeftOut, Peers
 from resile.torch.proof import prove
 from resile.torch.restoring import Memory, Restoring
-from resile.torch.slots import Copied, Introduction, Slot, Standing, to_keep
-from resile.wire.variables import AGENT_SOCKET, ROUND, WORKER
+from resile.torch.slots import Slot
+from resile.wire.variables import AGENT_SOCKET, WORKER
 
 log = logging.getLogger(__name__)
 
 STORE_PATIENCE = 600.0
 """Seconds that `wait` gives storage by default."""
-HOLD = 600.0
-"""Seconds that saves of a sharded state are left out for a storage that has not taken an earlier one."""
 COPY_PATIENCE = 30.0
 """Seconds that a save which is due for storage waits for the copies of the one before it."""
 BEHIND = "storage is two saves behind: saves are left out until it has caught up"
@@ -83,8 +82,6 @@ class Checkpointer:
         self.directory = _absolute(directory) if directory is not None else ""
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
-        self.will_store = bool(store_every)
-        """Whether who restores is going to store: then `restore` finds out whether that is possible."""
         self._proved = self.storage is None
         """It is known by now, or no matter."""
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
@@ -97,6 +94,8 @@ class Checkpointer:
         self._vault: Line | OwnBuffers | None = None
         self._leader: Line | None = None
         self._open()
+        self._once = Once(log)
+        self._peers = Peers(self.agreement, self._vault, self._once)
         self._layout: tuple[Layout, bytes] | None = None
         self._images: dict[int, tuple[bytes, int, Image]] = {}
         """By buffer: for which layout and size it is prepared."""
@@ -107,14 +106,6 @@ class Checkpointer:
         self._populating: list[Future[None]] = []
         self._begun: dict[Buffer, Checking] = {}
         """What a process before this one has left, while it is compared with its checksums."""
-        self._nonce: int | None = None
-        """Tells the drafts of this run in storage from those that an earlier one left."""
-        self._sequence = 0
-        """The highest that a save of this process has."""
-        self._floor = 0
-        """What was saved before this group has at most this sequence."""
-        self._everywhere = False
-        """Every rank's saves survive its end."""
         self._asked = 0
         """The last sequence that storage was asked for."""
         self.behind = False
@@ -123,14 +114,6 @@ class Checkpointer:
         """Why storage did not take the last one that was waited for; empty: it did."""
         self._owed: tuple[int, int] | None = None
         """Buffer and sequence of a save that was due while storage was busy with the one before."""
-        self._waiting: dict[int, tuple[int, float]] = {}
-        """By buffer: what it holds for storage, and since when."""
-        self._partnered = False
-        """Every rank's node has another one that keeps copies."""
-        self._sent = 0
-        """The last sequence that the other node was to get a copy of; 0: none in this group."""
-        self._answer_by = 0.0
-        self._warned: set[str] = set()
         self._look_ahead()
 
     @property
@@ -174,7 +157,7 @@ class Checkpointer:
         due = self.storage is not None and (
             store if store is not None else bool(self.store_every) and step % self.store_every == 0
         )
-        self._meet()
+        self._peers.meet()
         if not due and not self.in_memory:
             return False
         if not self._proved:
@@ -182,10 +165,10 @@ class Checkpointer:
             self._proved = True
         leaves, slot = entries(state), None
         if any(isinstance(leaf.value, DTensor) for leaf in leaves):
-            slot = self._agreed(leaves, due) if due or self._everywhere else None
+            slot = self._agreed(leaves, due) if due or self._peers.everywhere else None
             if slot is None:
                 return False
-        self._sequence += 1
+        self._peers.sequence += 1
         try:
             return self._save(step, leaves, slot, due, overlap)
         except SlotTooSmall:
@@ -240,7 +223,7 @@ class Checkpointer:
 
     # restoring -------------------------------------------------------------------------------------------------------
 
-    def restore(self, state: State, *, pause: Callable[[float], object] = time.sleep) -> int | None:
+    def restore(self, state: State, *, will_store: bool | None = None) -> int | None:
         """Load the newest step that is whole for all ranks; None if there is none, and nothing was changed.
 
         All ranks call it together, after `init_process_group` where there are several. In order of preference among
@@ -249,14 +232,14 @@ class Checkpointer:
 
         Args:
             state: as it was given to `save`.
-            pause: lets so many seconds pass between two looks at a storage that does not answer, or for parts that are
-                missing. What it raises ends the wait.
+            will_store: whether this training is going to store steps, so that a storage which takes none must be known
+                now; None: if it has `store_every`.
 
         Raises:
             Misfit: the checkpoint is sound, but it is of another model or another state.
             Unreadable: storage may have a step but does not give it, and memory has none.
-            Unwritable: `store_every` steps are to be stored, and storage will never take one (it is a read-only file
-                system, say, or a file): on all ranks, if it is so for one. Not looked at by who goes on from memory.
+            Unwritable: steps are to be stored, and storage will never take one (it is a read-only file system, say, or
+                a file): on all ranks, if it is so for one. Not looked at by who goes on from memory.
             PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
@@ -264,19 +247,21 @@ class Checkpointer:
         for sealing in list(self._sealing.values()):
             sealing.result()
         self._leave_group()
-        self._meet()
+        self._peers.meet()
         own = self._vault.buffers if isinstance(self._vault, Line) else []
         with contextlib.ExitStack() as stack:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
             memory = Memory(own, self._leader.buffers if self._leader else own, others, self._begun)
-            restoring = Restoring(self.agreement, memory, self.storage, pause)
+            restoring = Restoring(self.agreement, memory, self.storage)
             step = restoring.run(state)
         self._begun = {}
-        if self.will_store and (step is None or restoring.from_storage):  # alike on all ranks
-            prove(None if self._proved else self.storage, self.agreement.tell)
         from_memory = step is not None and not restoring.from_storage
-        self._proved = self._proved or self.will_store or from_memory
+        if will_store is None:
+            will_store = bool(self.store_every)
+        if will_store and not from_memory:  # alike on all ranks
+            prove(None if self._proved else self.storage, self.agreement.tell)
+        self._proved = self._proved or will_store or from_memory
         self.reserve(state)
         return step
 
@@ -286,10 +271,10 @@ class Checkpointer:
         Its members have a state to go on from, and do so whatever becomes of storage.
         """
         self._leave_group()
-        self._proved = self._proved or self.will_store
+        self._proved = True
 
     def _leave_group(self) -> None:
-        self._nonce = None
+        self._peers.leave()
         self._layout = None
         self._owed = None
 
@@ -298,7 +283,7 @@ class Checkpointer:
 
         `restore` does it. What an optimizer will add at its first step is guessed.
         """
-        self._meet()
+        self._peers.meet()
         if not self.in_memory:
             return
         leaves = entries(state)
@@ -341,103 +326,26 @@ class Checkpointer:
         """What this node keeps of another node's processes."""
         return self._vault.copies() if isinstance(self._vault, Line) else []
 
-    def _meet(self) -> None:
-        """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
-        if self._nonce is not None:
-            return
-        line = self._vault if isinstance(self._vault, Line) else None
-        highest, made = self._known()
-        self._sequence = max(self._sequence, highest)
-        mine = Introduction(
-            max(made + 1, time.time_ns()),  # a clock may have been set back
-            int(line is not None),
-            int(line is not None and line.has_partner()),
-            self._sequence,
-        )
-        rows = self.agreement.meet(mine)
-        if rows is None:  # several ranks, and no process group: they cannot agree
-            self._nonce, self._everywhere, self._partnered = 0, False, False
-        else:
-            met = [Introduction(*row) for row in rows]
-            self._nonce = max(each.made for each in met)
-            self._everywhere = all(each.in_memory for each in met)
-            self._partnered = all(each.partnered for each in met)
-            self._sequence = max(each.highest for each in met)
-        self._floor, self._sent = self._sequence, 0
-
-    def _known(self) -> tuple[int, int]:
-        """The highest sequence and the newest attempt that this rank's memory has."""
-        highest = made = 0
-        for buffer in self._vault.buffers if self._vault is not None else ():
-            record = buffer.record()
-            highest = max(highest, buffer.stored, record.sequence if record is not None else 0)
-            if record is not None:
-                with contextlib.suppress(NotWhole):
-                    made = max(made, made_at(buffer.layout(record).attempt))
-        return highest, made
-
     def _agreed(self, leaves: list[Entry], due: bool) -> Slot | None:
         """The buffer that this rank overwrites, so that all keep the same steps; None: all leave this one out.
 
         A collective. One that is due for storage waits a little for copies of the one before it.
         """
-        assert self._vault is not None
-        copied, why = self._copied(COPY_PATIENCE if due else 0.0)
+        copied = self._peers.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
         has_room = self._room(places(text, layout.length)[2])
-        saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._vault.buffers]
-        first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
-        wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
-        older = saved.index(min(saved))
-        mine = Standing(self._sequence, copied, int(has_room), first, wanted[0], second, wanted[1], wanted[older])
-        standings = [Standing(*row) for row in self.agreement.gather(mine)]
-        self._sequence = max(each.highest for each in standings)
-        worst = max(each.copied for each in standings)
-        if worst == Copied.FAILED:
-            self._partnered = False  # until the next group: saves go on, and survive processes but not nodes
-            self._warn(f"checkpoints are not copied to other nodes any more: {why or 'another rank could not'}")
-        if worst == Copied.BUSY or not (due or all(each.has_room for each in standings)):
-            self.behind = worst == Copied.BUSY
-            return None
-        kept = to_keep(standings, partnered=self._partnered)
-        if kept is None:
-            self.behind = True
-            self._warn(BEHIND)
-            return None
-        busy = self._everywhere and any(each.first_wanted or each.second_wanted for each in standings)
-        return Slot(older if not kept else int(first == kept), busy)
-
-    def _waits_for_storage(self, number: int, sequence: int) -> bool:
-        """Whether a buffer must stay as it is, since storage is to get what it holds; not for ever."""
-        assert self._vault is not None
-        if not sequence or not self._vault.buffers[number].wanted:
-            self._waiting.pop(number, None)
-            return False
-        now = time.monotonic()
-        known, since = self._waiting.setdefault(number, (sequence, now))
-        if known != sequence:
-            self._waiting[number] = (sequence, now)
-        return known != sequence or now - since < HOLD
-
-    def _copied(self, patience: float) -> tuple[Copied, str]:
-        """Whether this rank's last save is on another node by now, so that the one before it may be given up."""
-        if not self._partnered or not self._sent or not isinstance(self._vault, Line):
-            return Copied.READY, ""
-        why = self._vault.copied(self._sent, patience)
-        if why is None and time.monotonic() > self._answer_by:
-            why = "the agent does not say what became of the last one"
-        return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
+        slot = self._peers.agree(copied, has_room=has_room, due=due)
+        if isinstance(slot, Slot):
+            return slot
+        self.behind = slot is not LeftOut.NO_ROOM
+        if slot is LeftOut.STORING:
+            self._once.say(BEHIND)
+        return None
 
     def _place(self) -> Place:
-        rank, world = self.agreement.rank, self.agreement.world
-        self._meet()
-        attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return Place(
-            rank,
-            world,
-            self._local_rank == 0 and self.in_memory,
-            attempt_name(self._nonce or 0, attempt, world, self._floor),
-        )
+        self._peers.meet()
+        leads = self._local_rank == 0 and self.in_memory
+        return Place(self.agreement.rank, self.agreement.world, leads, self._peers.attempt)
 
     def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:
         place = self._place()
@@ -449,14 +357,14 @@ class Checkpointer:
 
     def _save(self, step: int, leaves: list[Entry], slot: Slot | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
-        copied = self._partnered and not layout.replicated
+        copied = self._peers.partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
         assert self._vault is not None
-        slot = slot or self._free()
+        slot = slot or self._peers.free()
         if slot is None:
             self.behind = True
-            self._warn(BEHIND)
+            self._once.say(BEHIND)
             return False
         number, stores = slot.number, due and not slot.busy
         if due:
@@ -465,9 +373,9 @@ class Checkpointer:
             self._follow_up(number)
         buffer = self._vault.buffers[number]
         image = self._begin(number, layout, text)
-        sequence = self._sequence
+        sequence = self._peers.sequence
         if due and slot.busy:
-            self._warn(BUSY)
+            self._once.say(BUSY)
 
         def commit() -> None:
             record = buffer.commit(sequence, step, text, layout.length)
@@ -477,8 +385,7 @@ class Checkpointer:
             elif due:
                 self._owed = (number, sequence)
             if copied:
-                self._sent = sequence
-                self._answer_by = time.monotonic() + copied_within(layout.length, self._seats)
+                self._peers.sent(sequence, layout.length, self._seats)
             self._sealing[number] = self._sealer.submit(self._seal, number, image, record, stores, copied)
 
         if overlap:
@@ -536,27 +443,14 @@ class Checkpointer:
         assert self._vault is not None
         if not self._vault.store(number, sequence):
             self._vault.buffers[number].release()
-            self._warn("storage gets no more checkpoints: the agent does not answer")
-
-    def _free(self) -> Slot | None:
-        """The buffer to overwrite: not the newest, unless the other one is on its way to storage."""
-        assert self._vault is not None
-        ages = []
-        for number, buffer in enumerate(self._vault.buffers):
-            record = buffer.record()
-            if record is None or not buffer.wanted:
-                ages.append((record.sequence if record is not None else 0, number))
-        if not ages:
-            return None
-        number = min(ages)[1]
-        return Slot(number, self.in_memory and self._vault.buffers[1 - number].wanted)
+            self._once.say("storage gets no more checkpoints: the agent does not answer")
 
     def _room(self, size: int) -> bool:
         if self._vault is None:
             return False
         why = self._vault.make_room(size)
         if why:
-            self._warn(
+            self._once.say(
                 f"checkpoints go to storage alone, and saving waits for it: {why}"
                 if self.storage
                 else f"no checkpoints are kept: {why}, and no directory for storage was given",
@@ -576,16 +470,8 @@ class Checkpointer:
             why = str(error)
         except NotWhole as error:
             why = f"step {step} was not stored in {self.directory}: {error}"
-        if why not in self._warned:
-            self._warned.add(why)
-            log.error("%s", why)
+        self._once.say(why, level=logging.ERROR)
         return False
-
-    def _warn(self, words: str, about: str = "") -> None:
-        """Say something once."""
-        if (about or words) not in self._warned:
-            self._warned.add(about or words)
-            log.warning("%s", words)
 
 
 def _absolute(directory: str | Path) -> str:

@@ -92,7 +92,7 @@ class Continuation:
     def peek(self) -> Any | None:
         """What `common` was at the newest step that all ranks can have; None if there is no step."""
         state: dict[str, Any] = {COMMON: None}
-        step = self._opened().restore(state)
+        step = self._restored(state)
         return None if step is None else _unpacked(state[COMMON])
 
     def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
@@ -103,7 +103,7 @@ class Continuation:
             begins_at: the step at which training begins if there is nothing to load.
         """
         state: dict[str, Any] = {**parts, COMMON: None, OWN: None}
-        step = self._opened().restore(state)
+        step = self._restored(state)
         self._last = self._tried = begins_at if step is None else step
         if step is None:
             return None
@@ -173,10 +173,12 @@ class Continuation:
         except OSError as error:  # TimeoutError among them; training itself has not failed
             log.error("a checkpoint is not in storage: %s", error)
 
+    def _restored(self, state: State) -> int | None:
+        return self._opened().restore(state, will_store=True)  # the last step, if no other
+
     def _opened(self) -> Checkpointer:
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(self._directory, keep_last=self._keep_last)
-            self._checkpointer.will_store = True  # the last step, if no other
         return self._checkpointer
 
 

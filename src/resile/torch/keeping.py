@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,6 @@ class Keeping:
                 "would never be due for storage; give a divisor of it"
             )
         self._checkpointer = checkpointer
-        checkpointer.will_store = True  # the last step, if no other
         self._every = every
         self._saved: int | None = None
         """The last step that was saved in this group."""
@@ -56,19 +54,15 @@ class Keeping:
         """Those that save and restore together."""
         return self._checkpointer.agreement
 
-    def restore(self, parts: Parts, pause: Callable[[float], object] = time.sleep) -> int | None:
+    def restore(self, parts: Parts) -> int | None:
         """Bring the newest whole step back, in a new group; None if there is none, and nothing has changed.
-
-        Args:
-            parts: where it belongs.
-            pause: lets so many seconds pass between two looks at a storage that does not answer.
 
         Raises:
             RuntimeError: the group broke.
             Misfit: what was saved is not of this training.
             Unwritable: storage will never take a step, on some rank; on all of them.
         """
-        self._saved = self._checkpointer.restore(parts, pause=pause)
+        self._saved = self._checkpointer.restore(parts, will_store=True)  # the last step, if no other
         if self._saved is not None and (told := _lost()) is not None:
             told.unlink(missing_ok=True)
         return self._saved
@@ -136,7 +130,7 @@ class Keeping:
             behind = self._checkpointer.behind
             if not any(row[0] for row in self.ranks.gather([int(behind)])):
                 return
-            time.sleep(seconds)
+            self.ranks.pause(seconds)
 
     def settle(self) -> None:
         """Return when the last step is in storage, or in the agent's memory, which goes to storage. Needs no peer."""

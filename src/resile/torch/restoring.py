@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -67,18 +66,11 @@ class _Held(NamedTuple):
 class Restoring:
     """One call of `restore`."""
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        memory: Memory,
-        storage: AnyStorage | None,
-        pause: Callable[[float], object] = time.sleep,
-    ) -> None:
-        """Nothing is looked at yet; `pause` lets so many seconds pass, or raises if there is no use in waiting."""
+    def __init__(self, agreement: Agreement, memory: Memory, storage: AnyStorage | None) -> None:
+        """Nothing is looked at yet."""
         self._agreement = agreement
         self._memory = memory
         self._storage = storage
-        self._pause = pause
         self._rank, self._ranks = agreement.rank, agreement.world
         self._why = ""
         """What was last wrong, in the words of the rank that met it."""
@@ -108,7 +100,7 @@ class Restoring:
                 raise
             except Unreadable as error:  # on all ranks together, and so all try again
                 log.warning("%s; trying again in %g s", error, seconds)
-                self._pause(seconds)
+                self._agreement.pause(seconds)
         return self._run(state)
 
     def _run(self, state: State) -> int | None:

@@ -15,7 +15,6 @@ import gc
 import itertools
 import logging
 import os
-import time
 
 import torch.distributed as dist
 
@@ -210,8 +209,7 @@ class Rounds:
         self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
         self._members = meeting.members
         if course.keeping is not None and (course.rebuilt or not meeting.trained):
-            pause = time.sleep if self.group is None else self.group.pause
-            restored = course.keeping.restore(course.training.parts, pause)
+            restored = course.keeping.restore(course.training.parts)
             if restored is not None:
                 return repair.Found(restored, repair.NOBODY)
         if not course.rebuilt:
