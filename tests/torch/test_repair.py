@@ -107,17 +107,34 @@ def test_a_state_that_the_script_cannot_tell_is_the_same_error_for_all() -> None
     assert giver == survivor == newcomer == "BadState: the state of rank 0 cannot be given to others: KeyError: 'step'"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError(), torch.OutOfMemoryError("no")], ids=repr)
-def test_who_cannot_tell_its_state_says_why_and_one_without_memory_ends_alone(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def failing(error: Exception) -> Any:
+    raise error
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
-    def state() -> Any:
-        raise error
 
-    alone = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    with pytest.raises(type(error) if alone else states.BadState) as raised:
+@pytest.mark.usefixtures("one_rank")
+def test_who_cannot_tell_its_state_says_why() -> None:
+    error = RuntimeError("no")
+    with pytest.raises(states.BadState) as raised:
+        repair.agree(meeting(AHEAD, NEW), lambda: failing(error), Agreement())
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    "state",
+    [
+        lambda: failing(MemoryError()),
+        lambda: failing(torch.OutOfMemoryError("no")),
+        lambda: torch.empty(1 << 50, dtype=torch.uint8),
+    ],
+    ids=["python", "device", "host"],
+)
+def test_who_lacks_the_memory_to_tell_its_state_ends_alone(state: Any) -> None:
+    with pytest.raises((MemoryError, RuntimeError)):  # and no BadState, which all hear of
         repair.agree(meeting(AHEAD, NEW), state, Agreement())
-    assert (raised.value if alone else raised.value.__cause__) is error

@@ -171,9 +171,9 @@ def _described(state: Callable[[], Any], ranks: Agreement, source: int) -> tuple
     if ranks.rank == source:
         try:
             described = states.describe(state())
-        except (MemoryError, torch.OutOfMemoryError):
-            raise  # another one may have room
         except Exception as error:
+            if _lacks_memory(error):
+                raise  # another one may have room
             cause, words = error, str(error)
             if not isinstance(error, states.BadState):
                 words = f"{type(error).__name__}: {words}"
@@ -181,6 +181,13 @@ def _described(state: Callable[[], Any], ranks: Agreement, source: int) -> tuple
         told = ranks.tell(words)[source]
         raise states.BadState(f"the state of rank {source} cannot be given to others: {told}") from cause
     return described
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Of a device or of the host; for the latter torch has no exception of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
 
 
 def _give(text: bytes, tensors: list[torch.Tensor], ranks: Agreement, source: int, takers: Sequence[int]) -> int:
