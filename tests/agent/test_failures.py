@@ -174,6 +174,14 @@ def test_a_traceback_whose_beginning_was_cut_off_still_gives_the_reason() -> Non
     assert find_traceback("RuntimeError: only a line of the log").error == ""
 
 
+def test_a_traceback_in_which_torch_names_the_rank_on_every_line_is_found_without_it() -> None:
+    named = "\n".join(f"[rank13]: {line}" if line else "" for line in CHAINED.split("\n"))
+    after = "[rank13]:[W1116 12:00:00.1 ProcessGroup.cpp:1] Warning: destroy_process_group() was not called\n"
+    assert find_traceback("noise\n" + named + after) == find_traceback("noise\n" + CHAINED)
+    shown = [report(failure(log_tail=log.encode()), node="n") for log in (named, CHAINED)]
+    assert shown[0] == shown[1]
+
+
 def test_logs_are_made_readable() -> None:
     assert readable("10%\r50%\r100%\r\ndone \x1b[31mred\x1b[0m\x07\n") == "100%\ndone red\n"
     assert readable("a\ud800b") == "a?b"

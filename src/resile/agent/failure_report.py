@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 
-from resile.agent.failures import find_traceback, head
+from resile.agent.failures import find_traceback, head, without_rank
 from resile.api.reports import WorkerFailure, signal_name
 
 WIDTH = 100
@@ -156,7 +156,7 @@ def _last(lines: Sequence[str], count: int) -> list[str]:
 
 def _log_lines(tail: str, stack: Sequence[str]) -> list[str]:
     """The log up to the traceback that is shown above it anyway, without blank lines at the end."""
-    lines = [line.rstrip() for line in tail.splitlines()]
+    lines = [line.rstrip() for line in without_rank(tail).splitlines()]
     logged = find_traceback("\n".join(lines))
     if logged.error and logged.error in stack:
         end = len(lines) - lines[::-1].index(logged.error)

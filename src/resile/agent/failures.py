@@ -27,6 +27,7 @@ _CLOCKS_AGREE = 2.0
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 _FRAME = re.compile(r'  File ".*", line \d+')
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = (
@@ -122,7 +123,7 @@ def read_error_file(path: str) -> Recorded:
 
 def find_traceback(text: str) -> Recorded:
     """The last Python traceback in a text, with those that it was chained to; its start may have been cut off."""
-    lines = text.splitlines()
+    lines = without_rank(text).splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
         return Recorded()
@@ -140,6 +141,11 @@ def find_traceback(text: str) -> Recorded:
             while start and lines[start] != _TRACEBACK:
                 start -= 1
     return Recorded(lines[end], "\n".join(lines[start : end + 1]))
+
+
+def without_rank(text: str) -> str:
+    """A log without the rank that torch sets before each line of an exception while there is a process group."""
+    return _RANK.sub("", text)
 
 
 def readable(text: str) -> str:
