@@ -222,7 +222,7 @@ class Slow(Numbers):
 def test_what_workers_have_read_ahead_comes_again_after_a_resize_and_the_workers_stay(kind):
     transform = None if kind is Slow else _with_pid
     loader = ElasticLoader(
-        kind(90), global_batch_size=6, world=2, num_workers=2, prefetch_factor=4, transform=transform, shuffle_block=16
+        kind(90), global_batch_size=6, num_workers=2, prefetch_factor=4, transform=transform, shuffle_block=16
     )
     seen: Counter[int] = Counter()
     readers: set[int] = set()
@@ -335,7 +335,7 @@ def test_a_state_of_another_order_is_refused():
 def test_a_stream_has_no_length_and_the_rest_of_other_data_has():
     with pytest.raises(TypeError, match="no length"):
         len(ElasticLoader(Stream(10), batch_size=2))
-    loader = ElasticLoader(Numbers(10), batch_size=2, world=2)
+    loader = ElasticLoader(Numbers(10), batch_size=2, rank=0, world=2)
     loader.advance(4)
     assert (len(loader), loader.steps_per_epoch) == (2, 3)
 
@@ -346,6 +346,13 @@ def test_restoring_says_what_was_restored(caplog):
         loader.load_state_dict({"epoch": 0, "completed": 51200, "size": 60000, "seed": 0})
     assert caplog.messages == ["Load epoch = 0, completed num = 51200, num_samples = 1467"]
     assert caplog.records[0].funcName == "load_state_dict"
+
+
+def test_steps_are_dealt_to_the_place_that_the_environment_names(monkeypatch):
+    loader = ElasticLoader(Numbers(8), global_batch_size=4, shuffle=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert [batch.tolist() for step in loader for _, batch in step] == [[2, 3], [6, 7]]
 
 
 def test_the_script_of_the_page_about_data_runs(tmp_path):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.torch.ranks import found_by
 
 from resile.api.permutation import ShuffledOrder
 from resile.torch.orders import Order
@@ -251,7 +255,7 @@ def test_ranks_that_step_together_get_equally_many_samples_if_they_ask_for_it(ta
 
 
 def test_the_last_step_is_left_out_if_that_is_asked_for():
-    sampler = ElasticBatchSampler(10, world=2, batch_size=2, drop_last=True, shuffle=False)
+    sampler = ElasticBatchSampler(10, rank=0, world=2, batch_size=2, drop_last=True, shuffle=False)
     assert list(sampler) == [[0, 1], [4, 5]]
     assert len(sampler) == len([*sampler.shares()]) == sampler.steps_per_epoch == 2
 
@@ -274,3 +278,46 @@ def test_without_numpy_the_order_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     expected = Order(1000, 3, 1).between(0, 1000)
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert Order(1000, 3, 1).between(0, 1000) == expected
+
+
+def test_the_place_is_that_of_the_environment_whenever_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, samples = ElasticBatchSampler(8, batch_size=2, shuffle=False), ElasticSampler(8, shuffle=False)
+    assert (len(batches), len(samples)) == (4, 8), "alone"
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (len(batches), len(samples)) == (2, 4)
+    assert list(batches) == [[2, 3], [6, 7]]
+    assert [share.total for share in batches.shares()] == [4, 4]
+    assert list(samples) == [1, 3, 5, 7]
+    assert list(pickle.loads(pickle.dumps(samples))) == [1, 3, 5, 7]
+    samples.resize(0, 4)  # as `Elastic` does
+    assert list(samples) == [0, 4]
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ValueError, match="rank 2 is not in a world of 2"):
+        len(batches)
+
+
+@pytest.mark.parametrize("half", [{"rank": 0}, {"world": 2}])
+def test_half_a_place_is_refused(half: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="give both rank and world, or neither"):
+        ElasticSampler(10, **half)
+
+
+def dealt_in_a_group(rank: int) -> list[Any]:
+    from torch.utils.data import DataLoader
+
+    samplers: list[Any] = [ElasticSampler(10, tail="drop"), ElasticBatchSampler(10, batch_size=2)]
+    loaders = [
+        DataLoader(range(10), sampler=samplers[0], batch_size=2),
+        DataLoader(range(10), batch_sampler=samplers[1]),
+    ]
+    elsewhere = pickle.dumps(samplers[0])
+    return [*([batch.tolist() for batch in loader] for loader in loaders), list(samplers[0]), elsewhere]
+
+
+def test_ranks_of_a_group_share_the_samples_without_being_told_their_places(tmp_path: Path) -> None:
+    both = found_by(dealt_in_a_group, 2, tmp_path)
+    for way in (0, 1):
+        assert sorted(sample for found in both for batch in found[way] for sample in batch) == list(range(10))
+    for found in both:
+        assert list(pickle.loads(found[3])) == found[2], "in a process that has no group"

@@ -65,8 +65,8 @@ class ElasticLoader(Position):
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         micro_batch_size: int | None = None,
-        rank: int = 0,
-        world: int = 1,
+        rank: int | None = None,
+        world: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         shuffle_block: int = 1000,
@@ -83,8 +83,8 @@ class ElasticLoader(Position):
             batch_size: samples of one rank in a step; the global batch grows and shrinks with the world.
             global_batch_size: instead: samples of the whole world in a step, whatever its size.
             micro_batch_size: samples that a rank can hold in one pass; None: any number.
-            rank: this process's place in the world; `Elastic` sets it.
-            world: number of processes; `Elastic` sets it.
+            rank: this process's place in the world; None: that in the process group or the environment, or `Elastic`'s.
+            world: number of processes; None: as with `rank`.
             seed: together with the epoch, fixes the order.
             shuffle: False keeps the data's own order.
             shuffle_block: of an iterable data set so many samples at a time are held and shuffled.

@@ -6,7 +6,7 @@ padded and, unless asked for, nothing is dropped. What this asks in return is th
 step, if the global batch does not divide by the world) may give ranks different numbers of samples, so the loss must be
 scaled:
 
-    sampler = ElasticBatchSampler(len(dataset), batch_size=32, rank=rank, world=world)
+    sampler = ElasticBatchSampler(len(dataset), batch_size=32)
     loader = DataLoader(dataset, batch_sampler=sampler)
     for epoch in range(sampler.epoch, epochs):
         sampler.set_epoch(epoch)
@@ -27,8 +27,10 @@ This module does not import torch: a `DataLoader` takes any iterable of indices 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from resile.torch.dealing import Share, passes, spans, steps_in
 from resile.torch.heard import be_heard
@@ -44,17 +46,27 @@ UNKNOWN = -1
 
 
 class Position:
-    """Where a world stands in its data: which epoch, and how many samples of it are consumed."""
+    """Where a world stands in its data: which epoch, and how many samples of it are consumed.
+
+    Unless this process's place in the world is given, or `Elastic` has set it, it is looked up whenever it is needed:
+    in the process group if there is one, else in `RANK` and `WORLD_SIZE`. So a sampler may be made before the group.
+    """
 
     def __init__(
-        self, size: int | None, *, rank: int = 0, world: int = 1, seed: int = 0, shuffled_together: int = 0
+        self,
+        size: int | None,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        seed: int = 0,
+        shuffled_together: int = 0,
     ) -> None:
         """Start at the beginning of epoch 0.
 
         Args:
             size: Samples of an epoch; None: nobody knows before its end.
-            rank: This process's place in the world; `Elastic` sets it.
-            world: Number of processes; `Elastic` sets it.
+            rank: This process's place in the world; None: that in the process group or the environment, or `Elastic`'s.
+            world: Number of processes; None: as with `rank`.
             seed: Together with the epoch, fixes the order.
             shuffled_together: How many samples change places with each other; 0: the order is the data's own.
         """
@@ -66,14 +78,30 @@ class Position:
         """Samples of this epoch that the world has consumed."""
         self._seed = seed
         self._shuffled_together = shuffled_together
-        self.resize(rank, world)
+        self._place: tuple[int, int] | None = None
+        """Rank and world; None: to be looked up."""
+        if rank is not None and world is not None:
+            self.resize(rank, world)
+        elif rank is not None or world is not None:
+            raise ValueError("give both rank and world, or neither: then they are those of the process group")
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the world."""
+        return (self._place or _found_place())[0]
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return (self._place or _found_place())[1]
 
     def resize(self, rank: int, world: int) -> None:
         """Take place `rank` in a world of `world`; the rest of the epoch is dealt anew."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} is not in a world of {world}")
-        self.rank = rank
-        self.world = world
+        self._place = _checked(rank, world)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process, a loader's worker, say: it has no group to look the place up in."""
+        return {**self.__dict__, "_place": self._place or _place_in_group()}
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch`; a no-op for the epoch this sampler is in, so the position restored from a checkpoint stays."""
@@ -176,7 +204,7 @@ class _Sampler(Position):
 
     size: int
 
-    def __init__(self, size: int, *, rank: int, world: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, size: int, *, rank: int | None, world: int | None, seed: int, shuffle: bool) -> None:
         super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=size if shuffle else 0)
         self._shuffle = shuffle
 
@@ -202,8 +230,8 @@ class ElasticBatchSampler(_Sampler):
         self,
         size: int,
         *,
-        rank: int = 0,
-        world: int = 1,
+        rank: int | None = None,
+        world: int | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         seed: int = 0,
@@ -214,8 +242,8 @@ class ElasticBatchSampler(_Sampler):
 
         Args:
             size: Samples in the data set.
-            rank: This process's place in the world; `Elastic` sets it.
-            world: Number of processes; `Elastic` sets it.
+            rank: This process's place in the world; None: that in the process group or the environment, or `Elastic`'s.
+            world: Number of processes; None: as with `rank`.
             batch_size: Samples of one rank in a step; the global batch grows and shrinks with the world.
             global_batch_size: Instead of `batch_size`: samples of the whole world in a step, whatever its size. The
                 mathematics of training then do not depend on the world.
@@ -271,8 +299,8 @@ class ElasticSampler(_Sampler):
         self,
         size: int,
         *,
-        rank: int = 0,
-        world: int = 1,
+        rank: int | None = None,
+        world: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         tail: Literal["uneven", "drop", "repeat"] = "uneven",
@@ -281,8 +309,8 @@ class ElasticSampler(_Sampler):
 
         Args:
             size: Samples in the data set.
-            rank: This process's place in the world.
-            world: Number of processes.
+            rank: This process's place in the world; None: that in the process group or the environment.
+            world: Number of processes; None: as with `rank`.
             seed: Together with the epoch, fixes the order.
             shuffle: False keeps the data set's own order.
             tail: What becomes of the last samples of an epoch if they are fewer than ranks. "uneven": some ranks have
@@ -335,3 +363,22 @@ class StepSize:
     def of(self, world: int) -> int:
         """Of a world of that size."""
         return self._of_all or (self._of_a_rank or 0) * world
+
+
+def _checked(rank: int, world: int) -> tuple[int, int]:
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} is not in a world of {world}")
+    return rank, world
+
+
+def _place_in_group() -> tuple[int, int] | None:
+    """Rank and world of the process group; None: there is none."""
+    dist = sys.modules.get("torch.distributed")  # whoever has a group has imported it
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
+        return None
+    return int(dist.get_rank()), int(dist.get_world_size())
+
+
+def _found_place() -> tuple[int, int]:
+    """Rank and world of the process group, or as the environment says, or of a process that is alone."""
+    return _place_in_group() or _checked(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
