@@ -173,6 +173,16 @@ def test_an_object_in_a_dictionary_that_the_checkpoint_lacks_is_named() -> None:
         landing.check(item.path for item in image.layout.items)
 
 
+def test_what_was_saved_as_a_state_dict_is_found_in_the_state_and_not_given_to_an_optimizer() -> None:
+    ours, theirs = (pair(seed)["moved"]["by"]["critic"] for seed in (1, 2))
+    given: dict[str, Any] = {"o": torch.optim.Adam(torch.nn.Linear(3, 2).parameters()).state_dict()}
+    restored({"o": ours.state_dict()}, given)
+    theirs.load_state_dict(given["o"])
+    assert torch.equal(theirs.state_dict()["state"][0]["exp_avg"], ours.state_dict()["state"][0]["exp_avg"])
+    with pytest.raises(Misfit, match=r"^the checkpoint has the state_dict\(\) of an optimizer, not the optim"):
+        restored({"o": ours.state_dict()}, {"o": theirs})
+
+
 @pytest.mark.parametrize(
     ("state", "name"),
     [

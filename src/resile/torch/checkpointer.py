@@ -228,7 +228,8 @@ class Checkpointer:
 
         All ranks call it together, after `init_process_group` where there are several. In order of preference among
         equally new ones: this node's memory, another node's (for state that all ranks have alike), storage. What is
-        damaged is passed over with a warning that says what and why. Plain values are replaced in `state`.
+        damaged is passed over with a warning that says what and why. Objects get what is theirs. Plain values are
+        replaced in `state`, and a `state_dict()` is one: give the object, or load it from there yourself.
 
         Args:
             state: as it was given to `save`.

@@ -319,6 +319,11 @@ class Landing:
         state, groups = saved.get("state", {}), []
         for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=False):
             missing = [name for name in old["params"] if name not in numbers]
+            if any(isinstance(name, int) for name in missing):
+                raise Misfit(
+                    "the checkpoint has the state_dict() of an optimizer, not the optimizer: give save and restore "
+                    "the optimizer itself"
+                )
             if missing or len(old["params"]) != len(group["params"]):
                 which = ", ".join(missing) or "their sizes differ"
                 raise Misfit(f"the optimizer's groups are not those of the checkpoint: {which}")
