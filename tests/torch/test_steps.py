@@ -244,6 +244,20 @@ def test_outside_of_a_block_and_after_one_that_failed_the_optimizer_is_the_scrip
     assert model.weight.item() == -3
 
 
+def test_a_step_in_which_a_peer_is_lost_is_named_by_the_number_that_it_would_have_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    model, _, elastic = simplest()
+    caplog.set_level("INFO")
+    with elastic.step():
+        model(torch.ones(1, 1)).sum().backward()
+    monkeypatch.setattr(elastic._rounds, "is_loss", lambda error: True)
+    with elastic.step():
+        raise RuntimeError("Read error")
+    assert elastic.completed == 1
+    assert "step 2 is broken off: Read error" in caplog.messages
+
+
 def test_a_scaler_before_the_step_leaves_out_what_is_not_finite_and_moves_its_scale():
     model, optimizer, _ = simplest()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

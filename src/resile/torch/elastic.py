@@ -246,7 +246,7 @@ class Elastic:
             self._break_off(lost)
             if not lost:
                 raise
-            log.info("step %d is broken off: %s", self.completed, str(error).partition("\n")[0])
+            log.info("step %d is broken off: %s", self.completed + 1, str(error).partition("\n")[0])
             return
         self._commit()
 
