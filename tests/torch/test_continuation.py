@@ -139,7 +139,7 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadState, match=r"state\['callbacks'\]\['Mine'\] is a PosixPath"):
         keeper.save(1, {"value": 1}, {"callbacks": {"Mine": tmp_path}}, {})
     keeper.close()
-    with pytest.raises(ValueError, match="save_every must be 1 or more"):
+    with pytest.raises(ValueError, match=r"^save_every: must be a whole number of 1 or more, not 0"):
         Continuation(save_every=0)
     with pytest.raises(ValueError, match="0 or more"):
         Continuation(store_every=-1)

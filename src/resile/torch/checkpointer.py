@@ -38,6 +38,7 @@ from resile.checkpoint.refusals import CannotStore, not_stored
 from resile.checkpoint.saying import Once
 from resile.checkpoint.storage import open_storage
 from resile.torch.agreement import Agreement
+from resile.torch.arguments import check_directory, check_state, whole
 from resile.torch.checking import Checking, begin
 from resile.torch.direct import store_directly
 from resile.torch.entries import Entry, State, entries
@@ -76,8 +77,9 @@ class Checkpointer:
             keep_last: how many steps storage keeps; 0: all.
             keep_every: steps divisible by it are kept for ever; 0: none.
         """
-        if min(store_every, keep_last, keep_every) < 0:
-            raise ValueError("store_every, keep_last and keep_every must be 0 or more")
+        store_every, keep_last = whole("store_every", store_every), whole("keep_last", keep_last)
+        keep_every = whole("keep_every", keep_every)
+        check_directory(directory, store_every)
         be_heard()
         self.directory = _absolute(directory) if directory is not None else ""
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
@@ -152,6 +154,8 @@ class Checkpointer:
         Raises:
             Unwritable: nothing was restored, and this first save finds that storage will never take a step.
         """
+        step = whole("step", step)
+        check_state(state)
         self.before_update()
         self.behind = False
         due = self.storage is not None and (
@@ -244,6 +248,7 @@ class Checkpointer:
             PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
+        check_state(state)
         self.before_update()
         for sealing in list(self._sealing.values()):
             sealing.result()

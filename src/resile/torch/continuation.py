@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from resile.torch.agreement import Agreement
+from resile.torch.arguments import whole
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.entries import State
 from resile.torch.states import describe, rebuild, shapes_of
@@ -76,12 +77,10 @@ class Continuation:
             overlap: copy parameters and optimizer state while the next step computes its gradients; only where nothing
                 but the optimizer changes parameters.
         """
-        if save_every < 1:
-            raise ValueError("save_every must be 1 or more")
-        if min(store_every, keep_last) < 0:
-            raise ValueError("store_every and keep_last must be 0 or more")
         self._directory = directory
-        self._save_every, self._store_every, self._keep_last = save_every, store_every, keep_last
+        self._save_every = whole("save_every", save_every, least=1)
+        self._store_every = whole("store_every", store_every)
+        self._keep_last = whole("keep_last", keep_last)
         self._overlap = overlap
         self._checkpointer: Checkpointer | None = None
         self._last = 0

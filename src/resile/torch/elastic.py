@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resile.api.ids import Round
+from resile.torch.arguments import check_checkpointer, whole
 from resile.torch.course import Course
 from resile.torch.group import default_backend
 from resile.torch.heard import be_heard
@@ -105,6 +106,8 @@ class Elastic:
             backend: as for torch's `init_process_group`; None: nccl with a GPU, else gloo.
             timeout: seconds that a collective may take.
         """
+        check_checkpointer(checkpointer, every)
+        completed = whole("completed", completed)
         if checkpointer is not None and completed:
             raise ValueError("completed: with a checkpointer, the number of steps comes from its checkpoints")
         if build is not None and checkpointer is None:

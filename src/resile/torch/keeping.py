@@ -13,6 +13,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resile.torch.arguments import whole
 from resile.wire.variables import AGENT_SOCKET
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class Keeping:
             checkpointer: where to; how often something goes to storage is its own decision.
             every: steps between two saves.
         """
-        if every < 1:
-            raise ValueError(f"every: a checkpoint is saved every 1 step or more, not {every}")
+        every = whole("every", every, least=1)
         if checkpointer.store_every % every:
             raise ValueError(
                 f"every: {every} steps are between two checkpoints, so one of {checkpointer.store_every} (store_every) "

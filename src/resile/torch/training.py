@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from resile.torch import states
+from resile.torch.arguments import check_model
 from resile.torch.averaging import Averager
 from resile.torch.buffers import Buffers
 from resile.torch.group import Group
@@ -171,10 +172,12 @@ def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | N
     """What a script made itself.
 
     Raises:
+        TypeError: something is not what it should be.
         ValueError: something is missing.
     """
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
+    check_model(model, optimizer)
     return (model, optimizer) if scheduler is None else (model, optimizer, scheduler)
 
 
