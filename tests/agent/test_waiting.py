@@ -36,26 +36,40 @@ def test_a_master_that_cannot_be_reached_is_named_at_once_and_then_now_and_then(
 
 
 @pytest.mark.parametrize(
-    ("meeting", "again", "words"),
+    ("meeting", "again", "place", "words"),
     [
-        (Meeting(min_nodes=2, max_nodes=2), False, "--nnodes=2 have to come within 600 s"),
+        (Meeting(min_nodes=2, max_nodes=2), False, None, ": --nnodes=2 have to come within 600 s"),
+        (Meeting(min_nodes=2, max_nodes=2), False, MASTER, " at node0:29400: --nnodes=2 have to come within 600 s"),
+        (
+            Meeting(min_nodes=2, max_nodes=2),
+            False,
+            Endpoint("127.0.0.1", 29500),
+            " at 127.0.0.1:29500: --nnodes=2 have to come within 600 s; other machines cannot reach that: "
+            "give --rdzv-endpoint, the same to all, for them to meet",
+        ),
         (
             Meeting(min_nodes=2, max_nodes=4, last_call=7),
             False,
-            "at least 2 of --nnodes=2:4 within 600 s, and 7 s after enough have come it begins without the rest",
+            None,
+            ": at least 2 of --nnodes=2:4 within 600 s, and 7 s after enough have come it begins without the rest",
         ),
-        (Meeting(min_nodes=2, max_nodes=4, join_timeout=90), True, "at least 2 of --nnodes=2:4 within 90 s"),
+        (Meeting(min_nodes=2, max_nodes=4, join_timeout=90), True, None, ": at least 2 of --nnodes=2:4 within 90 s"),
     ],
 )
 def test_a_round_that_does_not_come_is_said_to_be_waited_for(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, meeting: Meeting, again: bool, words: str
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    meeting: Meeting,
+    again: bool,
+    place: Endpoint | None,
+    words: str,
 ) -> None:
     monkeypatch.setattr(waiting, "FIRST_AFTER", 0.01)
     monkeypatch.setattr(waiting, "AGAIN_EVERY", 0.01)
     caplog.set_level(logging.INFO)
 
     async def wait() -> None:
-        one = Waiting(meeting, derive())
+        one = Waiting(meeting, derive(), place)
         one.joined(again)
         for _ in range(1000):
             if len(caplog.records) >= 2:
@@ -67,4 +81,4 @@ def test_a_round_that_does_not_come_is_said_to_be_waited_for(
         assert len(caplog.records) == told
 
     asyncio.run(asyncio.wait_for(wait(), 10))
-    assert said(caplog)[0] == f"waiting for other nodes: {words}"
+    assert said(caplog)[0] == f"waiting for other nodes{words}"

@@ -18,15 +18,9 @@ def test_silence_is_two_seconds_by_default() -> None:
     assert derive().silence == 2.0
 
 
-@pytest.mark.parametrize("budget", [0.999, 3600.1, 1e9])
+@pytest.mark.parametrize("budget", [0.999, 3600.1, 1e9, 0.0, -1.0, float("nan")])
 def test_a_budget_out_of_bounds_is_refused(budget: float) -> None:
     with pytest.raises(BadTimeouts, match=r"^recovery_budget: must be between 1 and 3600 seconds, not "):
-        derive(Seconds(budget))
-
-
-@pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
-def test_a_budget_that_is_no_time_is_refused(budget: float) -> None:
-    with pytest.raises(BadTimeouts, match=r"^recovery_budget: must be more than 0 seconds, not "):
         derive(Seconds(budget))
 
 

@@ -97,7 +97,7 @@ class Agent:
         self._attempts = 0
         self._crashes = 0
         """Attempts that a process of this node brought to their end."""
-        self._waiting = Waiting(options.meeting, options.timeouts)
+        self._waiting = Waiting(options.meeting, options.timeouts, None if options.managed else options.endpoint)
         self._join: ms.Join | None = None
         """Said, and not answered by a round yet."""
         self._next: tuple[Round, Place] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from resile.agent.hosting import is_loopback
 from resile.agent.options import Endpoint
 from resile.api.reports import Meeting
 from resile.api.timeouts import Timeouts
@@ -21,9 +22,11 @@ AGAIN_EVERY = 30.0
 class Waiting:
     """One node's waits: for its master, and for the nodes that a round needs."""
 
-    def __init__(self, meeting: Meeting, timeouts: Timeouts) -> None:
+    def __init__(self, meeting: Meeting, timeouts: Timeouts, place: Endpoint | None = None) -> None:
+        """`place` is where whoever starts the nodes has them meet; None: a platform sees to that."""
         self._meeting = meeting
         self._timeouts = timeouts
+        self._place = place
         self._told_away_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -52,9 +55,13 @@ class Waiting:
             self._timer = None
 
     def _tell(self, waited: float, again: bool) -> None:
-        log.info(
-            "waiting for other nodes: %s", self._rules(again) + (f" ({waited:.0f} s so far)" if waited > 9 else "")
-        )
+        place = self._place
+        where = "" if place is None else f" at {place}"
+        so_far = f" ({waited:.0f} s so far)" if waited > 9 else ""
+        hint = ""
+        if place is not None and is_loopback(place.host) and not again:
+            hint = "; other machines cannot reach that: give --rdzv-endpoint, the same to all, for them to meet"
+        log.info("waiting for other nodes%s: %s%s%s", where, self._rules(again), so_far, hint)
         self._timer = asyncio.get_running_loop().call_later(AGAIN_EVERY, self._tell, waited + AGAIN_EVERY, again)
 
     def _rules(self, again: bool) -> str:

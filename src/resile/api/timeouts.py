@@ -50,14 +50,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """A failure this much training time ago no longer counts against a budget."""
 
     def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            if not getattr(self, field) > 0:
-                raise BadTimeouts(f"{field}: must be more than 0 seconds, not {getattr(self, field)}")
         if not SMALLEST_RECOVERY_BUDGET <= self.recovery_budget <= LARGEST_RECOVERY_BUDGET:
             raise BadTimeouts(
                 f"recovery_budget: must be between {SMALLEST_RECOVERY_BUDGET:g} and {LARGEST_RECOVERY_BUDGET:g} "
                 f"seconds, not {self.recovery_budget:g}"
             )
+        for field in self.__struct_fields__:
+            if not getattr(self, field) > 0:
+                raise BadTimeouts(f"{field}: must be more than 0 seconds, not {getattr(self, field)}")
         if self.silence < 3 * self.heartbeat:
             raise BadTimeouts(
                 f"silence: {self.silence:g} s leaves room for fewer than 3 heartbeats of {self.heartbeat:g} s; "

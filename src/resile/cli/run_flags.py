@@ -328,7 +328,10 @@ def _unknown(word: str) -> str:
     known = {
         spelling.replace("_", "-"): spelling for flag in FLAGS for spelling in flag.spellings if "_" not in spelling
     }
-    near = get_close_matches(name.replace("_", "-"), known, n=1)
+    spelt = name.replace("_", "-")
+    begins = spelt.rstrip("s")  # of --nprocs: a flag that begins so is meant, whatever it looks like as a whole
+    near = [flag for flag in known if flag.startswith(begins)] if len(begins) > 4 else []
+    near = near or get_close_matches(spelt, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists all flags"
     return f"{name}: no such flag; {hint}"
 
