@@ -9,18 +9,21 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.local.runs import Runs, wait_until
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "checkpoints.md"
-ELASTIC, DDP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+ELASTIC, DDP, READ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
 SLOW = 150.0
 """Seconds for torch to start, on a machine that has other work."""
 pytestmark = pytest.mark.timeout(500)
 
 
-def test_the_script_goes_on_after_an_interruption_and_says_so_and_then_has_nothing_to_do(runs: Runs) -> None:
+def test_the_script_goes_on_after_an_interruption_and_says_so_and_then_has_nothing_to_do(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = runs.script(ELASTIC)
     first = runs.start("--standalone", "--nproc-per-node=2", script, "0.1")
     wait_until(lambda: "step = 5," in first.out, "five steps", SLOW)
@@ -42,6 +45,12 @@ def test_the_script_goes_on_after_an_interruption_and_says_so_and_then_has_nothi
     assert "[INFO] restored step 32 from storage: " in third.stderr
     assert third.stderr.count("[INFO] nothing left to do: 2 epochs are done\n") == 1
     assert "step =" not in third.stdout
+
+    monkeypatch.chdir(runs.directory)
+    names: dict[str, Any] = {}
+    with pytest.warns(UserWarning, match="single process"):  # dcp says so
+        exec(READ, names)
+    assert names["model"].weight.detach().flatten().tolist() == pytest.approx([1.0] * 8, abs=0.1), "it adds up"
 
 
 SAVED = "        checkpointer.save(step, state)\n"

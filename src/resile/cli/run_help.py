@@ -59,7 +59,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "--rdzv-endpoint": "where all machines meet; the one that is HOST hosts the meeting",
             "--rdzv-id": "the same word on every machine of a job keeps jobs apart",
             "--rdzv-backend": "c10d: places are given as machines come, port 29400 unless said; static: places by "
-            "--node-rank, at --master-addr (static)",
+            "--node-rank, at --master-addr (static; c10d if there is an --rdzv-endpoint and no --node-rank)",
             "--rdzv-conf": "time-outs in seconds: join_timeout (too few machines: give up), lastcall_timeout (enough: "
             "wait for more), pend_timeout (no room for a pod: give up); is_host=1|0 says who hosts",
             "--master-addr": "static only: the machine with --node-rank 0 (127.0.0.1)",
