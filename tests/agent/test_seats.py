@@ -232,6 +232,61 @@ async def test_a_replacement_that_is_not_needed_any_more_is_let_go_when_the_othe
     assert node.last(Finished).round == 2
 
 
+async def all_but_one_take_the_last_step() -> Node:
+    """Of two processes the second is lost, and the first takes the last step in a round without it."""
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0, step=15)
+    node.forms(2, 1)
+    return node
+
+
+async def test_a_replacement_that_is_ready_after_the_last_step_does_not_train_all_over_again():
+    node = await all_but_one_take_the_last_step()
+    node.seats.on_close(node.lines[0])
+    node.ready(1)
+    assert node.last(Changed) is None, "a round of its own would begin at step 0"
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 2
+
+
+async def test_nor_does_one_for_which_the_round_was_ended_in_that_moment():
+    node = await all_but_one_take_the_last_step()
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    node.seats.on_close(node.lines[0])
+    node.over(2)
+    joined = node.last(Join)
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert (node.last(Join), node.last(Finished).round) == (joined, 2)
+
+
+async def test_a_replacement_meets_those_that_took_the_last_step_in_another_loop_of_the_script():
+    node = await all_but_one_take_the_last_step()
+    node.seats.on_close(node.lines.pop(0))
+    node.ready(1)
+    node.ready(0, step=16)
+    assert (node.last(Join).after, node.last(Join).nproc) == (2, 2)
+
+
+async def test_a_script_that_failed_after_its_last_step_is_tried_again_though_a_sibling_ended_well():
+    node = Node(2)
+    node.ready(0, 1)
+    for number in (0, 1):
+        node.seats.on_close(node.lines[number])
+    node.dies(1)
+    node.ready(1)
+    node.seats.ended(0, [])
+    assert (node.killed, node.last(Join).nproc) == ([], 1)
+
+
 async def test_what_a_master_may_not_have_heard_is_said_again():
     node = Node(2)
     node.ready(0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -104,6 +105,35 @@ def test_a_script_that_fails_after_its_last_step_is_tried_again_on_all_nodes(run
     runs.release()
     assert [node.wait(LONG) for node in nodes] == [0, 0], nodes[0].err + nodes[1].err
     assert [note["steps"] for note in runs.notes("evaluates")] == [3] * 4
+
+
+LATE = """
+from probe import *
+import torch
+torch.set_num_threads(1)
+from resile.torch import Elastic
+
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+note("begins")
+for step in elastic.steps(3):
+    with elastic.step():
+        if elastic.completed == 1 and elastic.rank == 1:
+            os.kill(os.getpid(), 9)
+        model(torch.randn(3, 4)).square().sum().backward()
+note("evaluates", steps=elastic.completed)
+wait_for("release")
+"""
+
+
+def test_one_that_replaces_a_rank_lost_near_the_end_does_not_train_all_over_again(runs: Runs):
+    run = runs.start("--nproc-per-node=2", "--max-restarts=1", CALM, runs.script(LATE))
+    wait_until(lambda: len(runs.notes("begins")) == 3 and runs.notes("evaluates"), "one that comes too late", LONG)
+    time.sleep(0.5)  # it says that it is ready, and nobody answers
+    runs.release()
+    assert run.wait(LONG) == 0, run.err
+    assert [note["steps"] for note in runs.notes("evaluates")] == [3]
+    assert "round 3" not in run.err
 
 
 APART = (

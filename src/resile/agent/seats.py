@@ -140,6 +140,8 @@ class Seats:
         """What a master that comes back may not have heard."""
         self._late = False
         """Somebody was waited for in vain; those that are ready wait no longer."""
+        self._failed_late = False
+        """The script failed after its last step in the newest round: that is tried again, as any other failure."""
         self.elastic = False
         """Whether the script's processes stay from round to round."""
 
@@ -176,6 +178,7 @@ class Seats:
         for seat in self._seats:
             seat.calm()
         self._attempt, self._seats, self._current, self._late = None, [], None, False
+        self._failed_late = False
         self._join = self._changed = None
         self._unheard.clear()
         self._lines.clear()
@@ -183,6 +186,7 @@ class Seats:
     def formed(self, round_: Round, place: Place) -> None:
         """The master formed a round with this node: let the processes meet, if they are as many as it thinks."""
         self._newest, self._join, self._changed, self._late = round_, None, None, False
+        self._failed_late = False
         self._unheard.clear()
         ready = self._in(Phase.READY)
         if len(ready) == place.nproc and not self._in(Phase.PLACED) and self._attempt is not None:
@@ -239,6 +243,7 @@ class Seats:
         if not failures:
             self._ended_well()
             return
+        self._failed_late = self._failed_late or seat.done
         met = was in (Phase.PLACED, Phase.LEFT)
         member = met or expected or (was is Phase.READY and self._join is not None)
         left = len(self._in(Phase.READY)) + len(self._in(Phase.PLACED))
@@ -338,7 +343,7 @@ class Seats:
         ready, starting = self._in(Phase.READY), self._in(Phase.STARTING)
         complete = not starting or self._late
         if self._current is not None:
-            if ready and complete and self._changed is None:
+            if ready and complete and self._changed is None and not self._took_the_last_step():
                 self._change(len(ready) + len(self._in(Phase.PLACED)))
             return
         if not ready or self._in(Phase.PLACED) or not (complete or any(seat.veteran for seat in ready)):
@@ -347,6 +352,15 @@ class Seats:
             holds = max(seat.agreed for seat in ready)
             self._join = Join(after=self._newest, port=free_port(), nproc=len(ready), elastic=True, holds=holds)
             self._send(self._join)
+
+    def _took_the_last_step(self) -> bool:
+        """Whether those of this node that are in the round have hung up after its last step.
+
+        A newcomer waits then: to be let go when they end, or to meet them in another loop of the script. In a round of
+        its own it would have nobody's state, and train all over again.
+        """
+        members = self._in(Phase.PLACED) + self._in(Phase.LEFT)
+        return bool(members) and all(seat.done for seat in members)
 
     def _change(self, nproc: int) -> None:
         self._changed = Changed(round=self._newest, nproc=nproc)
@@ -357,21 +371,26 @@ class Seats:
         if attempt is None or self._in(Phase.PLACED) or self._in(Phase.LEFT):
             return
         if self._current is None:
+            last = max((seat.round for seat in self._seats if seat.done), default=NO_ROUND)
             if not attempt.running and not attempt.failures:
-                last = max((seat.round for seat in self._seats if seat.done), default=NO_ROUND)
                 self._tell_finished(last) if last else self._desert()
+            elif last == self._newest and not self._failed_late and not any(s.veteran for s in self._in(Phase.READY)):
+                self._finish(attempt, last)  # the round was ended for a newcomer after its last step was taken
             else:
                 self._settle()  # it was the last to leave its round; others may be ready for the next
-            return
-        if any(seat.phase is Phase.STARTING and seat.due == self._current for seat in self._seats):
-            return  # it has a place and is on its way
+        elif not any(seat.phase is Phase.STARTING and seat.due == self._current for seat in self._seats):
+            self._finish(attempt, self._current)  # else one that has a place is on its way
+
+    def _finish(self, attempt: Attempt, round_: Round) -> None:
+        """A round is done: whoever was started ahead of the next one is not needed."""
         attempt.failures.clear()
-        for seat in self._seats:  # the round is done: whoever was started ahead of the next one is not needed
+        for seat in self._seats:
             seat.calm()
             if seat.phase is not Phase.DOWN:
+                seat.phase = Phase.DOWN
                 attempt.dismiss(seat.local_rank)
         if not attempt.running:
-            self._tell_finished(self._current)
+            self._tell_finished(round_)
 
     def _tell_finished(self, round_: Round) -> None:
         log.info("all training processes of this node ended well")
