@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -274,10 +275,42 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     with caplog.at_level(logging.WARNING):
         assert opened(tmp_path).restore(state) == 1
     assert is_uniform(state, 1)
-    assert "step 2 in storage is not used: " in caplog.text
+    assert f"step 2 in {tmp_path} is not used: " in caplog.text
     assert why in caplog.text
+    assert f"step 2 in {tmp_path} was set aside as damaged-step-2\n" in caplog.text
+    assert "begins anew" not in caplog.text
     assert not (tmp_path / "done").exists()
     assert sorted(os.listdir(tmp_path)) == ["damaged-step-2", "step-1"]
+
+
+def test_a_storage_without_any_sound_step_is_told_of_and_training_begins_anew(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert opened(tmp_path).restore(uniform(0, 10)) is None
+    assert "anew" not in caplog.text, "a first run has nothing to tell of"
+    checkpointer = opened(tmp_path, store_every=1)
+    for step in (1, 2):
+        checkpointer.save(step, uniform(step, 10))
+        checkpointer.wait(PATIENCE)
+        (tmp_path / f"step-{step}" / "__0_0.distcp").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "resile"):
+        assert opened(tmp_path).restore(state := uniform(0, 10)) is None
+    assert is_uniform(state, 0)
+    assert caplog.messages[-1] == f"no sound step is left in {tmp_path}: training begins anew"
+    assert sorted(os.listdir(tmp_path)) == ["damaged-step-1", "damaged-step-2"]
+
+
+def test_of_many_tensors_in_damaged_bytes_a_few_are_named_and_the_others_counted(
+    opened: Open, vault: VaultThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = opened()
+    checkpointer.save(1, {f"t{number}": torch.zeros(1) for number in range(5)})
+    checkpointer.close()
+    (kept,) = [buffer for buffer in vault.vault._buffers[0] if buffer.record() is not None]
+    kept.map()[kept.record().data_at] ^= 1
+    with caplog.at_level(logging.WARNING, "resile"):
+        assert opened().restore({f"t{number}": torch.zeros(1) for number in range(5)}) is None
+    assert re.search(r"is wrong, in t0, t1, t2 and 2 more$", caplog.messages[0]), caplog.messages
 
 
 @pytest.mark.parametrize("what", ["step-2/__0_0.distcp", "step-2/__0.resile.json", "step-2/.metadata", "."])

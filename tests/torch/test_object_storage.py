@@ -84,6 +84,7 @@ def test_damage_is_found_named_set_aside_and_passed_over(
         "half": "",
     }
     assert said[damage] in caplog.text
+    assert (f"step 2 in {url} was set aside as step-2/damaged.metadata\n" in caplog.text) == (damage != "half")
     assert ObjectStorage(url).steps() == [1]
     save(url, 2)
     assert restored(url) == 2, "a sound one takes its place"

@@ -232,11 +232,16 @@ class ObjectStorage:
         except Exception as error:
             raise not_read(error, what) from None
 
-    def set_aside(self, step: int) -> None:
-        """Make a damaged step no checkpoint any more; a person can look at it, and a sound one take its place."""
+    def set_aside(self, step: int) -> str:
+        """Make a damaged step no checkpoint any more; a person can look at it, and a sound one take its place.
+
+        What its metadata are called now; empty if the store refused.
+        """
         with contextlib.suppress(Exception):  # it is passed over in any case
             self._fs.pipe_file(f"{self._path(step)}/{DAMAGED}", self.metadata(step))
             self._fs.rm_file(f"{self._path(step)}/{METADATA}")
+            return f"step-{step}/{DAMAGED}"
+        return ""
 
     def sweep(self) -> None:
         """Remove what retention does not keep, and parts of steps that a newer one has overtaken."""

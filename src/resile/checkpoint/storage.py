@@ -220,12 +220,17 @@ class Storage:
                     raise NotWhole(f"{name} is not what was written: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
 
-    def set_aside(self, step: int) -> None:
-        """Take a damaged step out of the way, for a person to look at; a sound one can then take its place."""
+    def set_aside(self, step: int) -> str:
+        """Take a damaged step out of the way, for a person to look at; a sound one can then take its place.
+
+        What it is called now; empty if it could not be moved.
+        """
         for number in range(100):
+            name = f"damaged-step-{step}{f'.{number}' if number else ''}"
             with contextlib.suppress(OSError):
-                os.rename(self.path(step), self.directory / f"damaged-step-{step}{f'.{number}' if number else ''}")
-                return
+                os.rename(self.path(step), self.directory / name)
+                return name
+        return ""
 
     def sweep(self) -> None:
         """Remove what retention does not keep, and drafts that a newer step has overtaken."""

@@ -34,6 +34,8 @@ CHECKED = 64 * CHUNK
 """Bytes of storage that are read, to be compared with their checksums, at a time."""
 COMPARED = 16 * CHUNK
 """Bytes that one thread compares with their checksums at a time."""
+SHOWN = 3
+"""Tensors in damaged bytes that a message names."""
 THREADS = 4
 """At most, while training stands still for them."""
 _memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
@@ -368,7 +370,9 @@ class Image:
     def _complain(self, start: int, end: int, base: int) -> NoReturn:
         inside = [item.key for item in self.layout.items if item.offset < end and start < item.offset + item.length]
         where = f"bytes {base + start} to {base + end}"
-        raise Damaged(f"the checksum of {where} is wrong, in {', '.join(inside[:3]) or 'a filler'}")
+        names = ", ".join(inside[:SHOWN]) or "a filler"
+        more = f" and {len(inside) - SHOWN} more" if len(inside) > SHOWN else ""
+        raise Damaged(f"the checksum of {where} is wrong, in {names}{more}")
 
     def _sums(self, start: int, end: int) -> list[int]:
         """Of every chunk between the two; many at once, and in this thread alone."""

@@ -112,7 +112,7 @@ class Restoring:
         while (choice := choose(offers, stored or [], refused)) is not None:
             landing = Landing(state)
             held: dict[int, _Held] = {}
-            what = f"step {choice.step} in {_place(choice)}"
+            what = f"step {choice.step} in {self._directory if choice.order is Order.STORAGE else _place(choice)}"
             verdict = self._agree(what, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
             if verdict == OK:
                 changed = True
@@ -138,7 +138,16 @@ class Restoring:
             if not gap.first:
                 raise PartsMissing(f"training does not begin anew because {_words(gap)}, and there is no other step")
         self._mourn(lacking)
+        if stored and self._rank == 0:  # all of them were refused
+            older = len(stored) == STORED_STEPS  # maybe
+            which = f"none of the {STORED_STEPS} newest steps in %s is sound" if older else "no sound step is left in %s"
+            log.warning(f"{which}: training begins anew", self._directory)
         return None
+
+    @property
+    def _directory(self) -> str:
+        """Of storage, if there is one."""
+        return str(self._storage.directory) if self._storage is not None else ""
 
     def _where(self, choice: Choice) -> str:
         where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
@@ -150,13 +159,14 @@ class Restoring:
         try:
             if self._verdict == OK:
                 check(self._storage, step, 0, 1)
-                log.warning("step %d in storage is left as it is: this rank finds it sound", step)
+                log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
                 return
         except Damaged as error:
-            log.warning("step %d in storage is not used: %s", step, error)
+            log.warning("step %d in %s is not used: %s", step, self._directory, error)
         except Unreadable:
             return
-        self._storage.set_aside(step)
+        if aside := self._storage.set_aside(step):
+            log.warning("step %d in %s was set aside as %s", step, self._directory, aside)
 
     def _mourn(self, lacking: Sequence[Gap]) -> None:
         """Say what is not gone on from."""
