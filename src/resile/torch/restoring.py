@@ -139,9 +139,9 @@ class Restoring:
                 raise PartsMissing(f"training does not begin anew because {_words(gap)}, and there is no other step")
         self._mourn(lacking)
         if stored and self._rank == 0:  # all of them were refused
-            older = len(stored) == STORED_STEPS  # maybe
-            which = f"none of the {STORED_STEPS} newest steps in %s is sound" if older else "no sound step is left in %s"
-            log.warning(f"{which}: training begins anew", self._directory)
+            all_of_them = len(stored) < STORED_STEPS
+            which = "no sound step is left in" if all_of_them else f"no sound one is among the newest {STORED_STEPS} of"
+            log.warning("%s %s: training begins anew", which, self._directory)
         return None
 
     @property
