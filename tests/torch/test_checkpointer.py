@@ -283,9 +283,18 @@ def test_damaged_storage_is_found_named_set_aside_and_passed_over(
     assert sorted(os.listdir(tmp_path)) == ["damaged-step-2", "step-1"]
 
 
+@pytest.mark.parametrize(
+    ("tried", "sentence"), [(3, "no sound step is left in"), (2, "no sound one is among the newest 2 of")]
+)
 def test_a_storage_without_any_sound_step_is_told_of_and_training_begins_anew(
-    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    opened: Open,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tried: int,
+    sentence: str,
 ) -> None:
+    monkeypatch.setattr(restoring, "STORED_STEPS", tried)
     assert opened(tmp_path).restore(uniform(0, 10)) is None
     assert "anew" not in caplog.text, "a first run has nothing to tell of"
     checkpointer = opened(tmp_path, store_every=1)
@@ -296,7 +305,7 @@ def test_a_storage_without_any_sound_step_is_told_of_and_training_begins_anew(
     with caplog.at_level(logging.WARNING, "resile"):
         assert opened(tmp_path).restore(state := uniform(0, 10)) is None
     assert is_uniform(state, 0)
-    assert caplog.messages[-1] == f"no sound step is left in {tmp_path}: training begins anew"
+    assert caplog.messages[-1] == f"{sentence} {tmp_path}: training begins anew"
     assert sorted(os.listdir(tmp_path)) == ["damaged-step-1", "damaged-step-2"]
 
 
