@@ -11,7 +11,19 @@ import pytest
 from resile.agent.seats import Seats
 from resile.api.ids import Rank, Round
 from resile.api.reports import Place, WorkerFailure
-from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver, Stuck
+from resile.wire.messages import (
+    Changed,
+    Complete,
+    Elastic,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    Placed,
+    Ready,
+    RoundOver,
+    Stuck,
+)
 
 
 class Line:
@@ -252,6 +264,24 @@ async def test_a_replacement_that_is_ready_after_the_last_step_does_not_train_al
     node.attempt.running = False
     node.seats.ended(1, [])
     assert node.last(Finished).round == 2
+
+
+async def test_that_the_last_step_is_taken_is_passed_on_once_and_told_to_a_new_master():
+    node = await all_but_one_take_the_last_step()
+    stranger = Line()
+    node.seats.on_complete(stranger, Complete(round=Round(2)))
+    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    assert node.last(Complete) is None
+    for _ in range(2):
+        node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
+    node.seats.on_close(node.lines[0])
+    assert node.said.count(Complete(round=Round(2))) == 1
+    node.seats.welcomed()
+    assert node.said.count(Complete(round=Round(2))) == 2
+    node.lines.clear()
+    node.ready(0, step=16)  # another loop of the script
+    node.seats.welcomed()
+    assert node.said.count(Complete(round=Round(2))) == 2
 
 
 async def test_nor_does_one_for_which_the_round_was_ended_in_that_moment():

@@ -452,6 +452,72 @@ def test_those_that_end_well_are_told_to_come_again_whoever_is_heard_first():
     assert isinstance(job.node(0).agent.stance, Idle)
 
 
+def complete(job: Job, number: int, round_: int = 1) -> list[de.AnyDecision]:
+    """All of a round have taken the last step; this node's agent says so."""
+    return job.does(ev.RoundComplete(node=key(number), round=Round(round_)))
+
+
+def waits_in_vain(job: Job) -> None:
+    """Whoever waits for a round waits longer than for anything, while all agents are heard."""
+    settles(job)
+    for _ in range(3):
+        job.heartbeats()
+        job.engine.amnesty(job.now + job.timeouts.join)
+        job.wait(job.timeouts.join)
+    assert job.state.phase == "Running"
+
+
+def test_who_comes_after_the_last_step_ends_no_round():
+    job = running_bare(1, 1, 2)
+    job.does(ev.AgentElastic(node=key(0)))
+    steps(job)
+    complete(job, 0)
+    job.comes(name="agent1")
+    rejoins(job, 1, after=0)
+    waits_in_vain(job)
+    assert (job.said(de.EndRound), job.members) == ([], [0])
+    assert job.replayed().state.gathering == job.state.gathering
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    assert job.state.phase == "Succeeded"
+
+
+def test_who_came_before_that_was_known_does_not_train_all_over_again():
+    job = interrupted(1)
+    complete(job, 0)
+    waits_in_vain(job)
+    assert job.state.last_round == 1
+    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    assert job.state.phase == "Succeeded"
+
+
+def test_who_comes_after_the_last_step_meets_the_others_in_another_loop():
+    job = interrupted(2)
+    complete(job, 0)
+    rejoins(job, 0, holds=1)
+    settles(job)
+    assert job.members == [0, 2], "the third is busy with something else"
+
+
+def test_who_comes_after_the_last_step_begins_anew_if_those_that_took_it_are_lost():
+    job = interrupted(1)
+    complete(job, 0)
+    job.does(ev.AgentLeaving(node=key(0), because="it got SIGTERM"))
+    assert job.members == [1]
+
+
+def test_a_script_that_fails_after_the_last_step_is_not_waited_for_as_one_that_is_done():
+    job = elastic(2)
+    complete(job, 1)
+    dies(job, 1)
+    assert not job.state.past.complete
+    job = interrupted(2)
+    complete(job, 1)
+    dies(job, 1)
+    assert not job.state.past.complete
+    complete(job, 0)
+    assert not job.state.past.complete
+
+
 def test_a_process_that_fails_ahead_of_the_next_round_says_nothing_about_the_last_step():
     job = interrupted(2)
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.local.runs import PATIENCE, Run, Runs, alive, kill, wait_until
 
+from resile.core.state import Waiting
+
 pytestmark = pytest.mark.timeout(600)
 
 CALM = "--recovery-budget=30"
@@ -134,6 +136,34 @@ def test_one_that_replaces_a_rank_lost_near_the_end_does_not_train_all_over_agai
     assert run.wait(LONG) == 0, run.err
     assert [note["steps"] for note in runs.notes("evaluates")] == [3]
     assert "round 3" not in run.err
+
+
+EVALUATES = (
+    THREE_STEPS
+    + """
+note("evaluates", steps=elastic.completed)
+wait_for("release")
+"""
+)
+
+
+def test_a_node_that_comes_after_the_last_step_waits_for_those_that_took_it(runs: Runs):
+    words = ("--max-restarts=1", "--recovery-budget=10", runs.script(EVALUATES))
+    nodes = [runs.node(*words, nnodes="1:2") for _ in range(2)]
+    wait_until(lambda: len(runs.notes("evaluates")) == 2, "the last step", LONG)
+    nodes[1].signal(signal.SIGKILL)
+    wait_until(lambda: runs.story("RoundOver"), "the end of the round", LONG)
+    nodes[1] = runs.node(*words, nnodes="1:2")
+
+    def waits() -> bool:
+        known = runs.ledger().nodes.values()
+        return any(node.agent is not None and isinstance(node.agent.stance, Waiting) for node in known)
+
+    wait_until(waits, "one that comes too late", LONG)
+    time.sleep(5.0)  # longer than those that may come again are waited for
+    runs.release()
+    assert [node.wait(LONG) for node in nodes] == [0, 0], nodes[0].err + nodes[1].err
+    assert [note["steps"] for note in runs.notes("evaluates")] == [3] * 2, "not once more"
 
 
 APART = (

@@ -197,6 +197,8 @@ class Agent:
         """One word of a training process."""
         if isinstance(message, ms.Ready):
             self.seats.on_ready(connection, message)
+        elif isinstance(message, ms.Complete):
+            self.seats.on_complete(connection, message)
         else:
             self.relay.on_message(connection, message)
             if isinstance(message, ms.Stepped) and not self._stepped:

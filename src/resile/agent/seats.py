@@ -23,7 +23,19 @@ from resile.agent.ports import free_port
 from resile.agent.workers import CannotStart
 from resile.api.ids import NO_ROUND, Round
 from resile.api.reports import Place, WorkerFailure
-from resile.wire.messages import Changed, Elastic, Failed, Finished, Join, Message, Placed, Ready, RoundOver, Stuck
+from resile.wire.messages import (
+    Changed,
+    Complete,
+    Elastic,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    Placed,
+    Ready,
+    RoundOver,
+    Stuck,
+)
 
 log = logging.getLogger("resile.agent")
 
@@ -140,6 +152,8 @@ class Seats:
         """What a master that comes back may not have heard."""
         self._late = False
         """Somebody was waited for in vain; those that are ready wait no longer."""
+        self._complete: Round = NO_ROUND
+        """The newest round of which processes here have said that its last step is taken."""
         self._failed_late = False
         """The script failed after its last step in the newest round: that is tried again, as any other failure."""
         self.elastic = False
@@ -230,6 +244,8 @@ class Seats:
             self._send(self._join)
         elif self._changed is not None:
             self._send(self._changed)
+        if self._complete == self._newest and self._took_the_last_step():
+            self._send(Complete(round=self._complete))
         for seat in self._in(Phase.PLACED):
             if seat.spared:
                 self._send(Stuck(round=seat.round))
@@ -290,6 +306,13 @@ class Seats:
         elif self._current is not None and seat.due == self._current and self._attempt is not None:
             self._place(seat, self._attempt.place, seat.local_rank)
         self._settle()
+
+    def on_complete(self, line: Line, message: Complete) -> None:
+        """A process says that all of its round have taken the last step; it hangs up now."""
+        seat = self._lines.get(line)
+        if seat is not None and seat.phase is Phase.PLACED and seat.round == message.round > self._complete:
+            self._complete = message.round
+            self._send(message)
 
     def on_close(self, line: Line) -> None:
         """A process hung up. In a round: it took its last step. Else nobody could tell it of its place, and it goes."""

@@ -152,6 +152,8 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             agents.elastic(turn, node)
         case ev.AgentChanged():
             rounds.changed(turn, node, event)
+        case ev.RoundComplete():
+            rounds.complete(turn, node, event)
         case ev.AgentStuck():
             holders.stuck(turn, node, event)
             rounds.form(turn)  # nobody who is near waits for it any more

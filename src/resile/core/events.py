@@ -95,6 +95,13 @@ class AgentChanged(Event, frozen=True, kw_only=True):
     nproc: int
 
 
+class RoundComplete(Event, frozen=True, kw_only=True):
+    """All members of `round` have taken the last step there is; the processes of this node have said so."""
+
+    node: NodeKey
+    round: Round
+
+
 class AgentStuck(Event, frozen=True, kw_only=True):
     """A process of this node does not leave `round`, and its agent does not know of another that has its state."""
 
@@ -292,6 +299,7 @@ AnyEvent = (
     | AgentJoined
     | AgentElastic
     | AgentChanged
+    | RoundComplete
     | AgentStuck
     | WorkerFailed
     | NodeFinished

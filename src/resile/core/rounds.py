@@ -20,7 +20,7 @@ from resile.core import changes, endings, holders, progress
 from resile.core.deadlines import Alarm
 from resile.core.decisions import EndRound, FormRound
 from resile.core.endings import Reason
-from resile.core.events import AgentChanged, AgentJoined, NodeFinished
+from resile.core.events import AgentChanged, AgentJoined, NodeFinished, RoundComplete
 from resile.core.partners import ring
 from resile.core.state import (
     TRAINERS,
@@ -86,7 +86,7 @@ def changed(turn: Turn, node: Node, event: AgentChanged) -> None:
     if not isinstance(gathering, Underway) or event.round != gathering.round or node.agent is None:
         return
     place = gathering.places.get(node.key)
-    if place is None or not node.alive or (gathering.done and event.nproc):
+    if place is None or not node.alive or (_ends(gathering) and event.nproc):
         return
     if event.nproc:
         gathering.changed[node.key] = event.nproc
@@ -125,8 +125,8 @@ def grow(turn: Turn) -> bool:
     gathering = turn.state.gathering
     if not isinstance(gathering, Underway):
         return False
-    if gathering.done:
-        return False  # some members have finished: the round is about to end well, and a newcomer would undo that
+    if _ends(gathering):
+        return False  # a newcomer would undo that
     because = _larger(turn, gathering)
     if not because:
         return False
@@ -136,6 +136,20 @@ def grow(turn: Turn) -> bool:
     else:
         stop(turn, because, None)
     return True
+
+
+def complete(turn: Turn, node: Node, event: RoundComplete) -> None:
+    """All members of a round have taken the last step: what they have is not to be done again by a newcomer."""
+    gathering, past = turn.state.gathering, turn.state.past
+    if isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places:
+        gathering.complete = True
+    elif event.round == past.round and node.key in past.members and not past.failed:
+        past.complete = True
+
+
+def _ends(gathering: Underway) -> bool:
+    """Whether a round is about to end well: some members have finished, or all have taken the last step."""
+    return bool(gathering.done) or gathering.complete
 
 
 def _larger(turn: Turn, gathering: Underway) -> str:
@@ -190,6 +204,9 @@ def join_over(turn: Turn) -> None:
     if meeting is None:
         endings.fail(turn, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(turn):g} s")
         return
+    if _awaits_the_complete(turn):
+        open_forming(turn)
+        return
     size = _size(turn)
     if size:  # enough came in the last moment and wait for more; this is when waiting ends
         _close(turn, size)
@@ -224,7 +241,13 @@ def stop(turn: Turn, because: str, culprit: NodeKey | None, *, failed: bool = Fa
     turn.deadlines.clear(Alarm.SETTLE)
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
     done = set() if failed else gathering.done & turn.index.elastic
-    state.past = Past(round=gathering.round, members=set(gathering.places), done=done, failed=failed)
+    state.past = Past(
+        round=gathering.round,
+        members=set(gathering.places),
+        done=done,
+        failed=failed,
+        complete=gathering.complete and not failed,
+    )
     state.gathering = Forming(since=turn.now, lost=culprit is not None)
     for node in (state.nodes[key] for key in members):
         if node.agent is not None and node.agent.elastic and node.agent.stance == Training(gathering.round):
@@ -254,7 +277,7 @@ def failed(turn: Turn, node: Node) -> None:
     """
     past = turn.state.past
     if node.key in past.members and node.key not in past.done:
-        past.failed = True
+        past.failed, past.complete = True, False
         _bring_back(turn, set(past.done))
 
 
@@ -320,7 +343,21 @@ def _size(turn: Turn) -> int:
     state, meeting = turn.state, turn.state.meeting
     if not isinstance(state.gathering, Forming) or meeting is None or state.phase.over or state.suspended:
         return 0
-    return fit(len(turn.index.waiting), meeting)
+    return 0 if _awaits_the_complete(turn) else fit(len(turn.index.waiting), meeting)
+
+
+def _awaits_the_complete(turn: Turn) -> bool:
+    """Whether nodes that took the last step in the last round are still there, and those that wait have no such state.
+
+    A round of newcomers alone would train all over again. It is formed if the others are lost before they have ended.
+    """
+    state, past = turn.state, turn.state.past
+    if not past.complete:
+        return False
+    waiting = turn.index.waiting
+    if any((agent := state.nodes[key].agent) is not None and agent.holds >= past.round for key in waiting):
+        return False
+    return any(state.nodes[key].alive for key in past.members - past.done - waiting)
 
 
 def _close(turn: Turn, size: int) -> None:

@@ -161,6 +161,8 @@ class Underway(msgspec.Struct, kw_only=True, tag=True):
     """Members that have other processes than places, since one was replaced, and how many: the next round fits them."""
     stepped: bool = False
     """A step was taken in it, as far as the journal knows: its members have met and agreed on their state."""
+    complete: bool = False
+    """Its members have taken the last step: they end, or meet again in another loop of the script."""
 
 
 class Past(msgspec.Struct, kw_only=True):
@@ -172,6 +174,8 @@ class Past(msgspec.Struct, kw_only=True):
     """Elastic ones whose processes ended well: they took the last step there is, and so did all others."""
     failed: bool = False
     """A process of it failed, if others had ended well in its script's last lines: all of them come again."""
+    complete: bool = False
+    """Its members had taken the last step, and no script of them failed since."""
 
 
 class Blame(msgspec.Struct, kw_only=True):

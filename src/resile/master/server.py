@@ -188,6 +188,8 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
             return ev.AgentElastic(node=node)
         case ms.Changed():
             return ev.AgentChanged(node=node, round=message.round, nproc=message.nproc)
+        case ms.Complete():
+            return ev.RoundComplete(node=node, round=message.round)
         case ms.Stuck():
             return ev.AgentStuck(node=node, round=message.round)
         case ms.Failed():

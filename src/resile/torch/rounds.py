@@ -151,10 +151,13 @@ class Rounds:
         return self._line.await_over(self.round, self.group.placed.verdict)
 
     def hang_up(self) -> bool:
-        """Be in no round any more, as far as the agent is concerned; the group stays. Whether there is an agent."""
+        """The last step is taken by all: be in no round any more, as far as the agent is concerned; the group stays.
+
+        Whether there is an agent.
+        """
         if self._line is None:
             return False
-        self._line.close()
+        self._line.complete(self.round)
         return True
 
     def call_again(self) -> None:

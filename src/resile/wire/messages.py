@@ -80,6 +80,12 @@ class Changed(Message, frozen=True, kw_only=True):
     """How many can meet, those that have a place included; 0: it will join when one can."""
 
 
+class Complete(Message, frozen=True, kw_only=True):
+    """All members of `round` have taken the last step there is; what their scripts do now needs no newcomer."""
+
+    round: Round
+
+
 class Stuck(Message, frozen=True, kw_only=True):
     """A process does not leave `round`, which is over, and nobody else here has its state: say if another node has."""
 
@@ -349,6 +355,7 @@ AgentMessage = (
     | Join
     | Elastic
     | Changed
+    | Complete
     | Stuck
     | Failed
     | Finished
@@ -364,7 +371,7 @@ MasterMessage = Welcome | Refused | RoundFormed | RoundOver | Held | Leave | Job
 """What an agent or a command line hears from a master."""
 
 ToMaster = AgentMessage | Ask
-WorkerMessage = Attach | Stepped | Ready | ShardMessage
+WorkerMessage = Attach | Stepped | Ready | Complete | ShardMessage
 """What an agent hears from its training processes."""
 LineMessage = Placed | RoundOver
 """What an elastic training process hears on its line."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from resile import unix_sockets
 from resile.api.ids import NO_ROUND, Round
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
-from resile.wire.messages import LineMessage, Message, Placed, Ready, RoundOver
+from resile.wire.messages import Complete, LineMessage, Message, Placed, Ready, RoundOver
 from resile.wire.variables import AGENT_SOCKET, WORKER
 
 CALL_TIMEOUT = 10.0
@@ -101,6 +101,12 @@ class RoundLine:
         if self._broken:
             raise LineBroken(self._broken)
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
+
+    def complete(self, round_: Round) -> None:
+        """Tell that all members of a round have taken the last step, and hang up."""
+        with contextlib.suppress(OSError):  # the agent was first
+            self._socket.sendall(encode(Complete(round=round_)))
+        self.close()
 
     def close(self) -> None:
         """Hang up."""
