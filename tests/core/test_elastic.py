@@ -438,6 +438,25 @@ def test_a_script_that_fails_after_the_last_step_is_tried_again_with_those_that_
     assert job.state.phase == "Succeeded"
 
 
+def test_processes_that_fail_in_one_round_of_their_node_count_once():
+    job = elastic(1, make=running_bare, max_restarts=1)
+    for pid in (7, 8, 9):
+        dies(job, 0, left=9 - pid, pid=pid)
+    assert (len(job.node(0).crashes), job.state.phase) == (1, "Running")
+    rejoins(job, 0, nproc=3)
+    assert job.state.last_round == 2
+    dies(job, 0, left=2, pid=10)
+    assert job.state.phase == "Failed"
+    assert "that was failure 2 and max_restarts is 1" in job.state.message
+
+
+def test_processes_that_fail_ahead_of_any_round_count_each():
+    job = elastic(1, make=running_bare, max_restarts=1)
+    dies(job, 0, pid=7)
+    dies(job, 0, pid=8, member=False)
+    assert job.state.phase == "Failed"
+
+
 def test_those_that_end_well_are_told_to_come_again_whoever_is_heard_first():
     job = elastic(2)
     dies(job, 1)

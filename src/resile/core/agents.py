@@ -94,7 +94,8 @@ def leaving(turn: Turn, node: Node, event: AgentLeaving) -> None:
 def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
     """A training process ended badly. The first failure of a round ends it; the others are its echo.
 
-    Elastic processes outlive a broken collective, so a failure of theirs is never an echo: every one counts, once.
+    Elastic processes outlive a broken collective, so a failure of theirs is never an echo. But those that fail in one
+    round of their node cost it one restart, as they would if they did not stay: what kills one often kills all.
     """
     state = turn.state
     _blame(state, node.key, event)
@@ -127,7 +128,11 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
         turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
         membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return
-    node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
+    placed = elastic and event.member
+    if not placed or node.crashed_in != event.round:
+        node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
+    if placed:
+        node.crashed_in = event.round
     allowed = state.meeting.max_restarts if state.meeting is not None else 0
     if len(node.crashes) <= allowed:
         rounds.form(turn)  # its peers may have waited for the one that failed

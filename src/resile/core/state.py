@@ -118,6 +118,8 @@ class Node(msgspec.Struct, kw_only=True):
     """How often another agent process took over this node: its command was started again in place."""
     crashes: list[float] = []
     """Training time at each of its process failures: what `max_restarts` is compared with."""
+    crashed_in: Round = NO_ROUND
+    """The last round in which elastic processes of its failed: together they count once."""
     counted: list[int] = []
     """Pids of its newest elastic processes that failed: a report may come twice."""
 
