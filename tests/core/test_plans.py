@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from resile.api.ids import Bytes, GiB, NodeId, Rank
+from resile.api.ids import Bytes, GiB, NodeId, Rank, Round
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.api.reports import Meeting, NodeEnd, NodeResources, NodeStatus
 from resile.core import decisions as de
@@ -271,6 +271,19 @@ def test_a_node_that_finishes_needs_no_heir():
     job.seen(0, NodeStatus.SUCCEEDED)
     assert job.deleted == [2]
     assert end(job) == ("MigrationFailed", "worker-0 finished before worker-2 was ready")
+
+
+def test_nor_does_one_that_has_taken_the_last_step_and_evaluates():
+    job = running(2)
+    for number in (0, 1):
+        job.does(ev.AgentElastic(node=key(number)))
+    plan(job, migrate=(move(1),))
+    job.does(ev.RoundComplete(node=key(0), round=Round(1)))
+    job.seen(2, NodeStatus.RUNNING)
+    job.comes(2)
+    job.joins(2)
+    assert (job.deleted, job.members) == ([2], [0, 1])
+    assert end(job) == ("MigrationFailed", "worker-1 finished before worker-2 was ready")
 
 
 def test_scaling_down_takes_a_node_and_its_heir():

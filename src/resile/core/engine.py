@@ -146,7 +146,10 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.AgentLeaving():
             agents.leaving(turn, node, event)
         case ev.AgentJoined():
-            membership.take_over(turn, node)
+            if node.relieves is not None and rounds.took_the_last_step(turn, node.relieves):
+                membership.dismiss_reserve(turn, turn.state.nodes[node.relieves])
+            else:
+                membership.take_over(turn, node)
             rounds.join(turn, node, event)
         case ev.AgentElastic():
             agents.elastic(turn, node)

@@ -245,7 +245,7 @@ def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     if isinstance(state.gathering, Forming) and unwanted and node.key.role in TRAINERS and not node.relieves:
         state.gathering.lost = True
     if status is NodeStatus.SUCCEEDED:
-        _dismiss_reserve(turn, node)
+        dismiss_reserve(turn, node)
         endings.succeed_if_done(turn)
     elif node.leaving or state.suspended:
         pass
@@ -258,8 +258,8 @@ def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     rounds.form(turn)
 
 
-def _dismiss_reserve(turn: Turn, node: Node) -> None:
-    """A node has done its work: nobody need take over."""
+def dismiss_reserve(turn: Turn, node: Node) -> None:
+    """A node has done its work, or has nothing left to train: nobody need take over."""
     reserve = changes.reserve_of(turn, node.key)
     if reserve is not None:
         changes.hopeless(turn, reserve, changes.MIGRATION_FAILED, f"{node.key} finished before {reserve} was ready")

@@ -147,6 +147,14 @@ def complete(turn: Turn, node: Node, event: RoundComplete) -> None:
         past.complete = True
 
 
+def took_the_last_step(turn: Turn, key: NodeKey) -> bool:
+    """Whether a node's processes have nothing left to train, and it has not ended: nobody can take its place."""
+    gathering, past = turn.state.gathering, turn.state.past
+    if isinstance(gathering, Underway):
+        return key in gathering.places and _ends(gathering)
+    return past.complete and key in past.members - past.done
+
+
 def _ends(gathering: Underway) -> bool:
     """Whether a round is about to end well: some members have finished, or all have taken the last step."""
     return bool(gathering.done) or gathering.complete
@@ -205,6 +213,9 @@ def join_over(turn: Turn) -> None:
         endings.fail(turn, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(turn):g} s")
         return
     if _awaits_the_complete(turn):
+        late = ", ".join(sorted(map(str, turn.index.waiting))) or "nobody"
+        busy = ", ".join(sorted(str(key) for key in state.past.members - state.past.done if state.nodes[key].alive))
+        turn.note("RoundAwaited", f"{busy} took the last step and did not end; {late} came later and waits for that")
         open_forming(turn)
         return
     size = _size(turn)

@@ -34,6 +34,8 @@ class Mode(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
+    EVALUATING = "evaluating"
+    """Its round has taken the last step, and its script goes on."""
     STOPPING = "stopping"
     FAILED = "failed"
     FINISHED = "finished"

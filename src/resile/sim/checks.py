@@ -33,6 +33,10 @@ class Checks:
         self._ended: set[NodeKey] = set()
         self._round: Round = NO_ROUND
         self._places: dict[NodeKey, Place] = {}
+        self._evaluating: set[NodeKey] = set()
+        """Members of the newest round that took its last step and have not ended."""
+        self._failed_in: Round = NO_ROUND
+        """The newest round in which a script failed: what follows the last step is tried again, too."""
         self._over: Phase | None = None
         self._crashes = 0
         self._step = -1
@@ -50,6 +54,7 @@ class Checks:
         self._nodes(state)
         self._budgets(state, event)
         self._changes(state)
+        self._last_steps(state, event)
         for decision in made:
             if isinstance(decision, de.FormRound):
                 self._formed(state, decision)
@@ -124,8 +129,21 @@ class Checks:
         fills = [(TRAINERS.index(key.role), self._rank_of[key]) for key in formed.places]
         require(fills == sorted(fills), "group ranks follow the nodes' roles and ranks")
         require(not self._ended & formed.places.keys(), "members are alive")
+        busy = [key for key in self._evaluating if state.nodes[key].alive and key not in formed.places]
+        require(not busy, f"nobody trains again what {busy} have trained and still evaluate")
+        self._evaluating.clear()
         self._round, self._places = formed.round, dict(formed.places)
         self.rounds += 1
+
+    def _last_steps(self, state: JobState, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.RoundComplete() if self._failed_in < event.round == self._round and event.node in self._places:
+                self._evaluating.add(event.node)
+            case ev.NodeFinished():
+                self._evaluating.discard(event.node)
+            case ev.WorkerFailed():
+                self._failed_in = self._round
+                self._evaluating.clear()
 
     def _round_state(self, state: JobState) -> None:
         require(state.last_round == self._round, "a round is announced when it forms")

@@ -1,6 +1,7 @@
 """Simulated agents whose training processes stay from round to round: what `resile.agent.seats` says, and when.
 
 A process that fails is replaced ahead of any round; the others go on without it. A broken collective fails no process.
+After the last step some scripts go on for a while, evaluating, say: no round's end reaches them there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from resile.core import events as ev
 from resile.sim.agent import Mode, SimAgent, Site
 from resile.sim.training import Member
 from resile.sim.words import RoundFormed, Welcome
+
+LONGEST_EVALUATION = 60.0
+"""Seconds that a script goes on after its last step."""
 
 
 class ElasticAgent(SimAgent):
@@ -30,7 +34,8 @@ class ElasticAgent(SimAgent):
         hello = super()._hello()
         if not self._elastic:
             return hello
-        return msgspec.structs.replace(hello, elastic=True, running=self.mode in (Mode.STARTING, Mode.RUNNING))
+        running = self.mode in (Mode.STARTING, Mode.RUNNING, Mode.EVALUATING)
+        return msgspec.structs.replace(hello, elastic=True, running=running)
 
     def _welcome(self, word: Welcome) -> None:
         if word.elastic and not self._elastic and self.mode is Mode.WAITING and self.round == NO_ROUND:
@@ -43,6 +48,8 @@ class ElasticAgent(SimAgent):
             self._repeat_failures()
         if self._changed is not None and self.mode is Mode.RUNNING:
             self._say(self._changed)
+        if self.mode is Mode.EVALUATING:
+            self._say(ev.RoundComplete(node=self.key, round=self.round))
 
     # rounds --------------------------------------------------------------------------------------------------------
 
@@ -116,6 +123,23 @@ class ElasticAgent(SimAgent):
 
     # ends ----------------------------------------------------------------------------------------------------------
 
+    def completed(self, round_: Round) -> None:
+        """All of this round have taken the last step; some scripts have something else to do before they end."""
+        if self.mode is not Mode.RUNNING or round_ != self.round:
+            return
+        self.mode = Mode.EVALUATING
+        self._changed = None
+        self._say(ev.RoundComplete(node=self.key, round=round_))
+        rng = self._site.rng
+        self._later(rng.uniform(0.0, LONGEST_EVALUATION) if rng.random() < 0.5 else 0.0, self._evaluated)
+
+    def _evaluated(self) -> None:
+        if self.frozen:  # its processes are, too
+            self._later(1.0, self._evaluated)
+            return
+        self.mode = Mode.FINISHED
+        self._say(ev.NodeFinished(node=self.key, round=self.round))
+
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
         """A training process ends badly, or a collective breaks, which only ends the round here."""
         if not self._elastic:
@@ -124,7 +148,7 @@ class ElasticAgent(SimAgent):
             if self.mode is Mode.RUNNING:
                 self._abandon(self._rest())
             return False
-        if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING):
+        if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING, Mode.EVALUATING):
             return False
         was, self._up = self.mode, self._up - 1
         failed = ev.WorkerFailed(
@@ -144,7 +168,7 @@ class ElasticAgent(SimAgent):
         self._site.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
         self._unheard_failures.append(failed)
         self._say(failed)
-        left = self._rest() if was is Mode.RUNNING else []
+        left = self._rest() if was in (Mode.RUNNING, Mode.EVALUATING) else []
         if not self._up:
             if self._timer is not None:
                 self._timer.cancel()
