@@ -290,6 +290,31 @@ def test_a_step_that_rank_0_finds_sound_is_not_set_aside_because_another_rank_do
     assert Storage(tmp_path).steps() == [1, 2]
 
 
+def with_an_old_view_of_all(rank: int, directory: str) -> Any:
+    """Rank 1 sees no step as it is."""
+
+    def stale(storage: Any, step: int, share: int, shares: int) -> None:
+        if rank == 1:
+            raise Damaged("__1_0.distcp is not there")
+        stored.check(storage, step, share, shares)
+
+    restoring.check, restoring.PAUSES = stale, (0.01,)
+    return Checkpointer(directory).restore({"numbers": torch.zeros(4)})
+
+
+def test_training_does_not_begin_anew_below_steps_that_rank_0_finds_sound(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(3, {"numbers": torch.ones(4)}, store=True)
+    checkpointer.wait()
+    checkpointer.close()
+    why = (
+        f"Unreadable: training does not begin anew because step 3 in {tmp_path} is damaged as one rank reads it, "
+        "but rank 0 does not find it so"
+    )
+    assert in_ranks(with_an_old_view_of_all, 2, str(tmp_path)) == [why, why]
+    assert Storage(tmp_path).steps() == [3]
+
+
 def goes_on(rank: int, steps: list[int]) -> Any:
     restoring.PAUSES = ()
     checkpointer, state = Checkpointer(), sharded(0, dist.get_world_size())

@@ -78,6 +78,8 @@ class Restoring:
         """What this rank itself last found."""
         self._hopeless = False
         """Some rank cannot read storage, and waiting does not mend that."""
+        self._left: int | None = None
+        """Of rank 0: the newest step in storage that it did not set aside, although another rank finds it damaged."""
         self.from_storage = False
         """The step that was loaded came from there."""
 
@@ -104,6 +106,7 @@ class Restoring:
         return self._run(state)
 
     def _run(self, state: State) -> int | None:
+        self._left = None
         offers, stored = self._gather()
         unread = stored is None
         refused: list[Choice] = []
@@ -137,6 +140,8 @@ class Restoring:
         for gap in lacking:
             if not gap.first:
                 raise PartsMissing(f"training does not begin anew because {_words(gap)}, and there is no other step")
+        if stored:
+            self._heed_what_was_left()
         self._mourn(lacking)
         if stored and self._rank == 0:  # all of them were refused
             all_of_them = len(stored) < STORED_STEPS
@@ -153,6 +158,19 @@ class Restoring:
         where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
         return f"storage: {where}" if where else _place(choice)
 
+    def _heed_what_was_left(self) -> None:
+        """Steps that rank 0 left where they are may be sound: training must not begin below them. A collective.
+
+        Raises:
+            Unreadable: there are such steps, so on all ranks.
+        """
+        step = self._agreement.gather([-1 if self._left is None else self._left])[0][0]
+        if step >= 0:
+            raise Unreadable(
+                f"training does not begin anew because step {step} in {self._directory} is damaged as one rank reads "
+                "it, but rank 0 does not find it so"
+            )
+
     def _set_aside(self, step: int) -> None:
         """Take a damaged step out of the way, unless this rank finds it sound: another may see it as it once was."""
         assert self._storage is not None
@@ -160,10 +178,12 @@ class Restoring:
             if self._verdict == OK:
                 check(self._storage, step, 0, 1)
                 log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
+                self._left = max(step, self._left or 0)
                 return
         except Damaged as error:
             log.warning("step %d in %s is not used: %s", step, self._directory, error)
         except Unreadable:
+            self._left = max(step, self._left or 0)
             return
         if aside := self._storage.set_aside(step):
             log.warning("step %d in %s was set aside as %s", step, self._directory, aside)
