@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from resile.agent.ports import free_port
 from resile.api.ids import Round
 from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, places
@@ -42,6 +43,7 @@ from resile.checkpoint.storage import Storage
 from resile.torch import Checkpointer, ElasticBatchSampler, restoring
 from resile.torch import keeping as keeping_module
 from resile.torch.agreement import Agreement
+from resile.torch.checkpointer import COPY_PATIENCE
 from resile.torch.entries import Misfit, entries
 from resile.torch.group import Group, GroupLost
 from resile.torch.image import Image, Place, lay_out
@@ -746,3 +748,42 @@ def test_a_clock_that_was_set_back_makes_no_newer_save_look_older(
     checkpointer.close()
     vault.flush()
     assert Storage(tmp_path).steps() == [2, 3], "what was left in memory is newer than what is in storage"
+
+
+def test_a_save_that_waits_for_a_copy_hears_that_its_round_is_over(
+    opened: Open, vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, asked = threading.Event(), threading.Event()
+
+    def copy(*_: Any) -> str:
+        asked.set()
+        return str(over.wait(PATIENCE))
+
+    monkeypatch.setattr(vault.vault.partner, "copy", copy)
+    vault.do(lambda: vault.vault.enter(Round(1), Door(address="127.0.0.1", port=1)))
+    group = Group(placed(0, 1, free_port()), "gloo", 20.0)
+    group.form()
+    try:
+        shard = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (1,)), [Shard(0)])
+        checkpointer = opened()
+        checkpointer.agreement.group = group
+        assert checkpointer.save(1, {"shard": shard})
+        assert asked.wait(PATIENCE)
+        threading.Timer(0.1, group.abort).start()
+        begun = time.monotonic()
+        with pytest.raises(GroupLost):
+            checkpointer._peers.copied(COPY_PATIENCE)
+        assert time.monotonic() - begun < COPY_PATIENCE / 2
+    finally:
+        over.set()
+        group.destroy()
+
+
+def test_what_is_in_storage_can_be_restored_after_the_buffers_were_given_back(opened: Open, tmp_path: Path) -> None:
+    checkpointer = opened(tmp_path)
+    checkpointer.save(1, {"a": torch.ones(2)}, store=True)
+    checkpointer.wait(PATIENCE)
+    checkpointer.close()
+    state = {"a": torch.zeros(2)}
+    assert checkpointer.restore(state) == 1
+    assert state["a"].tolist() == [1.0, 1.0]

@@ -224,6 +224,7 @@ class Checkpointer:
             if vault is not None:
                 vault.close()
         self._vault = self._leader = None
+        self._peers.close()
 
     # restoring -------------------------------------------------------------------------------------------------------
 

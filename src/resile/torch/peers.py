@@ -13,6 +13,7 @@ from resile.checkpoint.line import Line, copied_within
 from resile.checkpoint.own import OwnBuffers
 from resile.checkpoint.saying import Once
 from resile.torch.agreement import Agreement
+from resile.torch.group import LOOK
 from resile.torch.slots import Copied, Introduction, Slot, Standing, to_keep
 from resile.wire.variables import ROUND
 
@@ -69,6 +70,10 @@ class Peers:
     def leave(self) -> None:
         """The group is another one from here on."""
         self._nonce = None
+
+    def close(self) -> None:
+        """This rank's buffers are not to be had any more."""
+        self._vault = None
 
     def meet(self) -> None:
         """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
@@ -127,10 +132,16 @@ class Peers:
         self._answer_by = time.monotonic() + copied_within(length, seats)
 
     def copied(self, patience: float) -> tuple[Copied, str]:
-        """Whether this rank's last save is on another node by now, so that the one before it may be given up."""
+        """Whether this rank's last save is on another node by now, so that the one before it may be given up.
+
+        Raises:
+            GroupLost: the round is over.
+        """
         if not self.partnered or not self._sent or not isinstance(self._vault, Line):
             return Copied.READY, ""
-        why = self._vault.copied(self._sent, patience)
+        until = time.monotonic() + patience
+        while (why := self._vault.copied(self._sent, min(patience, LOOK))) is None and time.monotonic() < until:
+            self.agreement.pause(0.0)
         if why is None and time.monotonic() > self._answer_by:
             why = "the agent does not say what became of the last one"
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
