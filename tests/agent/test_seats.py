@@ -244,9 +244,9 @@ async def test_a_replacement_that_is_not_needed_any_more_is_let_go_when_the_othe
     assert node.last(Finished).round == 2
 
 
-async def all_but_one_take_the_last_step() -> Node:
+async def all_but_one_take_the_last_step(leave_within: float = 1000.0) -> Node:
     """Of two processes the second is lost, and the first takes the last step in a round without it."""
-    node = Node(2)
+    node = Node(2, leave_within=leave_within)
     node.ready(0, 1)
     node.dies(1)
     node.ready(0, step=15)
@@ -274,6 +274,9 @@ async def test_that_the_last_step_is_taken_is_passed_on_once_and_told_to_a_new_m
     assert node.last(Complete) is None
     for _ in range(2):
         node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
+    assert node.said.count(Complete(round=Round(2))) == 1
+    node.seats.welcomed()
+    node.said.pop()
     node.seats.on_close(node.lines[0])
     assert node.said.count(Complete(round=Round(2))) == 1
     node.seats.welcomed()
@@ -296,6 +299,50 @@ async def test_nor_does_one_for_which_the_round_was_ended_in_that_moment():
     node.attempt.running = False
     node.seats.ended(1, [])
     assert (node.last(Join), node.last(Finished).round) == (joined, 2)
+
+
+async def test_nor_does_one_however_long_the_others_evaluate_after_their_round_was_ended():
+    node = await all_but_one_take_the_last_step(leave_within=0.01)
+    node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
+    node.seats.on_close(node.lines[0])
+    node.over(2)  # another node was lost
+    said = node.last(Join)
+    node.ready(1)
+    await asyncio.sleep(0.1)
+    assert node.last(Join) is said
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+
+
+async def test_a_process_that_stores_its_last_step_is_not_killed_when_its_round_is_ended():
+    node = Node(2, leave_within=0.01)
+    node.ready(0, 1)
+    node.over(1)
+    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    assert await node.kills() == [1], "which has not said so"
+    await asyncio.sleep(0.1)
+    assert node.killed == [1]
+    node.seats.on_close(node.lines.pop(0))
+    node.seats.ended(0, [])
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 1
+
+
+async def test_a_master_that_comes_back_hears_of_the_last_step_from_whoever_has_told_it():
+    node = Node(2)
+    node.ready(0, 1)
+    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    node.said.clear()
+    node.seats.welcomed()
+    assert node.last(Complete) == Complete(round=Round(1))
+
+
+async def test_a_process_that_ends_well_before_any_round_takes_nobody_with_it():
+    node = Node(2, ahead=True)
+    node.ready(0)
+    node.seats.ended(1, [])
+    assert (node.killed, node.last(Finished), node.last(Join).nproc) == ([], None, 1)
 
 
 async def test_a_replacement_meets_those_that_took_the_last_step_in_another_loop_of_the_script():

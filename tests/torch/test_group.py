@@ -37,11 +37,15 @@ FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
 pytestmark = pytest.mark.timeout(120)
 
 
-def total(each: Callable[[int], int], sockets: Iterable[tuple[int, Any]]) -> int:
+def total(each: Callable[[int], int], sockets: Iterable[tuple[int, Any]], store: int) -> int:
+    """Of all connections between members; not of those to the store, which has a port of its own."""
     found = 0
     for descriptor, _ in sockets:
         with contextlib.suppress(OSError):  # one that listens
-            found += each(descriptor)
+            with socket.socket(fileno=os.dup(descriptor)) as line:
+                ports = (line.getsockname()[1], line.getpeername()[1])
+            if store not in ports:
+                found += each(descriptor)
     return found
 
 
@@ -90,19 +94,19 @@ default = set(group._own)
 mesh = dist.new_group([0, 1], timeout=timedelta(seconds=60))
 meshed = group._own - default
 if rank == 1:
-    before = total(said, default)
+    before = total(said, default, port)
     receiving = dist.broadcast(torch.zeros(16 << 20), 0, async_op=True)
-    wait_until(lambda: total(said, default) > before, "the message to be asked for")
+    wait_until(lambda: total(said, default, port) > before, "the message to be asked for")
     os.kill(os.getpid(), signal.SIGSTOP)
 print("frozen" if rank else "formed", flush=True)
 sys.stdin.readline()
 sending = dist.broadcast(torch.zeros(16 << 20), 0, async_op=True)  # more than any socket takes
-wait_until(lambda: total(unsent, default) > 64 << 10, "a part of the message to be sent")
-before = total(said, meshed)
+wait_until(lambda: total(unsent, default, port) > 64 << 10, "a part of the message to be sent")
+before = total(said, meshed, port)
 
 
 def break_off():
-    wait_until(lambda: total(said, meshed) > before, "the mesh to be in a collective")
+    wait_until(lambda: total(said, meshed, port) > before, "the mesh to be in a collective")
     group.abort()
 
 
@@ -210,9 +214,9 @@ def pass_on(rank: int, world: int, port: int, frozen: Any, took: Any) -> None:
     group.form()
     data = torch.zeros(64 << 20, dtype=torch.uint8)  # more than any socket takes
     if rank:
-        before = total(said, group._own)
+        before = total(said, group._own, port)
         taking = dist.irecv(data, 0) if world == 2 else dist.broadcast(data, 0, async_op=True)
-        wait_until(lambda: total(said, group._own) > before, "the message to be asked for")
+        wait_until(lambda: total(said, group._own, port) > before, "the message to be asked for")
         os.kill(os.getpid(), signal.SIGSTOP)
         taking.wait()
     frozen.wait()
@@ -286,6 +290,17 @@ def test_a_pause_ends_with_the_round() -> None:
     with pytest.raises(GroupLost):
         group.pause(20.0)
     assert time.monotonic() - begun < SOON
+
+
+def test_a_group_that_was_left_in_peace_is_not_broken_off_later() -> None:
+    group = Group(placed(0, 1, free_port()), "gloo", 20.0)
+    group.form()
+    group.abort_in(0.05)
+    group.destroy(in_peace=True)
+    for timer in threading.enumerate():
+        if isinstance(timer, threading.Timer):
+            timer.join()
+    assert not group.over
 
 
 def test_a_process_with_another_rank_knows_which_shards_it_has() -> None:

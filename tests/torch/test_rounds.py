@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.local.runs import wait_until
 
 from resile.agent.ports import free_port
 from resile.api.ids import Rank, Round
@@ -17,6 +18,7 @@ from resile.checkpoint.storage import Storage
 from resile.torch import restoring, rounds
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.course import Course
+from resile.torch.elastic import Elastic
 from resile.torch.group import Group, GroupLost
 from resile.torch.keeping import Keeping
 from resile.wire.messages import Placed
@@ -33,6 +35,8 @@ class Agent:
         self.round = Round(0)
         self.ended = Round(0)
         """The last round that ends before its members have met."""
+        self.completed = Round(0)
+        """The last round whose last step is taken."""
         self.asked_for = 0.0
         """Seconds that were waited for the word that a round is over."""
 
@@ -57,6 +61,9 @@ class Agent:
     def await_over(self, round_: Round, timeout: float) -> bool:
         self.asked_for = timeout
         return self.over(round_)
+
+    def complete(self, round_: Round) -> None:
+        self.completed = round_
 
     def close(self) -> None:
         pass
@@ -148,3 +155,34 @@ def test_the_master_has_as_long_to_end_the_round_after_an_error_as_the_agent_say
         assert agent[0].asked_for == 77.0
     finally:
         meeting.close(in_peace=True)
+
+
+def test_peers_do_not_wait_for_a_process_whose_script_fails_between_two_rounds(
+    agent: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resize(course: Course, rank: int, world: int) -> None:
+        raise ValueError("no room for the model")
+
+    monkeypatch.setattr(Course, "resize", resize)
+    monkeypatch.setattr(rounds, "LAST_WORDS", 0.01)
+    one = member()
+    with pytest.raises(ValueError, match="no room for the model"):
+        one.form()
+    wait_until(lambda: one.lost, "the end of the group")  # though the script goes on
+    one.close(in_peace=False)
+
+
+def test_the_agent_hears_of_the_last_step_before_storage_is_waited_for(
+    agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[Round] = []
+    monkeypatch.setattr(Keeping, "settle", lambda keeping: known.append(agent[0].completed))
+    model = torch.nn.Linear(2, 1)
+    checkpointer = Checkpointer(tmp_path)
+    elastic = Elastic(model, torch.optim.SGD(model.parameters()), checkpointer=checkpointer)
+    for _ in elastic.steps(1):
+        with elastic.step():
+            model(torch.ones(1, 2)).sum().backward()
+    assert known == [1]
+    elastic.close()
+    checkpointer.close()

@@ -85,7 +85,7 @@ class Seat:
         self.round: Round = NO_ROUND
         """The last one it was in."""
         self.done = False
-        """It took the last step of the training there, as everybody in that round did, and hung up."""
+        """It took the last step of the training there, as everybody in that round did."""
         self.holds = False
         """It is ready, and has the outcome of training."""
         self.agreed: Round = NO_ROUND
@@ -244,7 +244,7 @@ class Seats:
             self._send(self._join)
         elif self._changed is not None:
             self._send(self._changed)
-        if self._complete == self._newest and self._took_the_last_step():
+        if self._complete == self._newest and self._members():
             self._send(Complete(round=self._complete))
         for seat in self._in(Phase.PLACED):
             if seat.spared:
@@ -308,9 +308,12 @@ class Seats:
         self._settle()
 
     def on_complete(self, line: Line, message: Complete) -> None:
-        """A process says that all of its round have taken the last step; it hangs up now."""
+        """A process says that all of its round have taken the last step: what it still does needs no peer."""
         seat = self._lines.get(line)
-        if seat is not None and seat.phase is Phase.PLACED and seat.round == message.round > self._complete:
+        if seat is None or seat.phase is not Phase.PLACED or seat.round != message.round:
+            return
+        self._took_its_last_step(seat)
+        if message.round > self._complete:
             self._complete = message.round
             self._send(message)
 
@@ -320,11 +323,10 @@ class Seats:
         if seat is None or seat.line is not line:
             return
         seat.line = None
-        seat.calm()
-        seat.done, seat.spared = seat.phase is Phase.PLACED, False
-        if seat.done:
-            seat.wait(self._leave_within, self._leave_alone)
-        if seat.phase is Phase.READY:
+        if seat.phase is Phase.PLACED:
+            self._took_its_last_step(seat)
+        elif seat.phase is Phase.READY:
+            seat.calm()
             self._kill(seat)
 
     # inside -----------------------------------------------------------------------------------------------------------
@@ -369,7 +371,10 @@ class Seats:
             if ready and complete and self._changed is None and not self._took_the_last_step():
                 self._change(len(ready) + len(self._in(Phase.PLACED)))
             return
-        if not ready or self._in(Phase.PLACED) or not (complete or any(seat.veteran for seat in ready)):
+        veterans = any(seat.veteran for seat in ready)
+        if not ready or self._in(Phase.PLACED) or not (complete or veterans):
+            return
+        if self._took_the_last_step() and not veterans and not self._failed_late:
             return
         if self._join is None or self._join.nproc != len(ready) or self._join.after != self._newest:
             holds = max(seat.agreed for seat in ready)
@@ -377,13 +382,22 @@ class Seats:
             self._send(self._join)
 
     def _took_the_last_step(self) -> bool:
-        """Whether those of this node that are in the round have hung up after its last step.
+        """Whether those of this node that were in the newest round, and have not ended, took its last step.
 
         A newcomer waits then: to be let go when they end, or to meet them in another loop of the script. In a round of
         its own it would have nobody's state, and train all over again.
         """
-        members = self._in(Phase.PLACED) + self._in(Phase.LEFT)
+        members = self._members()
         return bool(members) and all(seat.done for seat in members)
+
+    def _members(self) -> list[Seat]:
+        """Those in the newest round, or busy with something else after its last step."""
+        return [s for s in self._seats if s.phase in (Phase.PLACED, Phase.LEFT) and s.round == self._newest]
+
+    def _took_its_last_step(self, seat: Seat) -> None:
+        """It may store a checkpoint now, evaluate, end or call again: nobody makes it leave its round."""
+        seat.done, seat.spared = True, False
+        seat.wait(self._leave_within, self._leave_alone)
 
     def _change(self, nproc: int) -> None:
         self._changed = Changed(round=self._newest, nproc=nproc)
@@ -395,9 +409,10 @@ class Seats:
             return
         if self._current is None:
             last = max((seat.round for seat in self._seats if seat.done), default=NO_ROUND)
+            veterans = any(seat.veteran for seat in self._in(Phase.READY))
             if not attempt.running and not attempt.failures:
                 self._tell_finished(last) if last else self._desert()
-            elif last == self._newest and not self._failed_late and not any(s.veteran for s in self._in(Phase.READY)):
+            elif last and last == self._newest and not self._failed_late and not veterans:
                 self._finish(attempt, last)  # the round was ended for a newcomer after its last step was taken
             else:
                 self._settle()  # it was the last to leave its round; others may be ready for the next
@@ -438,7 +453,7 @@ class Seats:
         self._settle()
 
     def _leave_alone(self, seat: Seat) -> None:
-        """It has hung up after its last step, and neither ended nor called again: others do not wait any longer."""
+        """It took its last step, and neither ended nor called again: others do not wait any longer."""
         seat.phase = Phase.LEFT
         self._settle()
 

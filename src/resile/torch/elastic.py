@@ -308,8 +308,9 @@ class Elastic:
             return
         try:
             course.keeping.taken(course.completed, course.training.parts)
-        except RuntimeError as error:  # the step is taken; a new round says from where all go on
+        except Exception as error:  # the step is taken; a new round says from where all go on
             if not self._rounds.is_loss(error):
+                self._rounds.leave_behind()
                 raise
             self._break_off(lost=True)
             log.info("step %d is not saved: %s", course.completed, str(error).partition("\n")[0])
@@ -339,13 +340,15 @@ class Elastic:
             if keeping is not None:
                 keeping.finish(self.completed, self._course.training.parts)
             rounds.hear()
-        except RuntimeError as error:
+        except Exception as error:
             if not rounds.is_loss(error):
+                rounds.leave_behind()
                 raise
             self._regroup()
             return False
         self._done = True
         rounds.loops += 1
+        rounds.complete()  # whoever is lost or comes while storage takes its time is none of our business
         if keeping is not None:
             keeping.settle()
         if rounds.hang_up():

@@ -76,6 +76,8 @@ class Group:
         self._lock = threading.Lock()
         self._over_since = math.inf
         self._ended = threading.Event()
+        self._timer: threading.Timer | None = None
+        """It is broken off when that is over."""
         self._before: list[set[sockets.Known]] = []
         """The sockets there were before a group was made, while one is being made."""
         self._own: set[sockets.Known] = set()
@@ -178,12 +180,21 @@ class Group:
         else:
             self._break()
 
+    def abort_in(self, seconds: float) -> None:
+        """The same after a while, unless it is left before. Does not keep the process from ending."""
+        if self._timer is None:
+            self._timer = threading.Timer(seconds, self.abort)
+            self._timer.daemon = True
+            self._timer.start()
+
     def destroy(self, *, in_peace: bool = False) -> None:
         """Leave the group; a process that has left can form another one.
 
         Args:
             in_peace: nothing is under way. Otherwise the group is broken off first, which frees its other members.
         """
+        if self._timer is not None:
+            self._timer.cancel()
         if self._new_group is not None:
             dist.distributed_c10d._new_process_group_helper, self._new_group = self._new_group, None
         if dist.is_initialized():

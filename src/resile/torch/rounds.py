@@ -34,6 +34,8 @@ MOST_MEETINGS = 20
 other than a loss is wrong."""
 WORD = 0.2
 """Seconds for the word that a round is over to come here after a meeting in vain: a peer may have heard it first."""
+LAST_WORDS = 1.0
+"""Seconds for peers to take what was said to them before an error."""
 MOST_IN_VAIN = 5
 """How often the same processes meet again because a connection broke, without a step in between."""
 
@@ -112,8 +114,9 @@ class Rounds:
                     raise GroupLost(f"round {placed.round} is over")
                 group.form()
                 self._enter(placed, self._agree(self._agreed_in, placed.rank, placed.world_size))
-            except RuntimeError as error:
-                if not isinstance(error, GroupLost) and not group.broken:
+            except Exception as error:
+                if not isinstance(error, GroupLost) and not (isinstance(error, RuntimeError) and group.broken):
+                    self.leave_behind()
                     raise
                 log.info("met in vain: %s", str(error).partition("\n")[0])
                 if line.await_over(placed.round, WORD):
@@ -150,15 +153,28 @@ class Rounds:
             return True
         return self._line.await_over(self.round, self.group.placed.verdict)
 
+    def complete(self) -> None:
+        """The last step is taken by all: the round is not ended for a newcomer any more."""
+        if self._line is not None:
+            self._line.complete(self.round)
+
     def hang_up(self) -> bool:
-        """The last step is taken by all: be in no round any more, as far as the agent is concerned; the group stays.
+        """After `complete`: be in no round any more, as far as the agent is concerned; the group stays.
 
         Whether there is an agent.
         """
         if self._line is None:
             return False
-        self._line.complete(self.round)
+        self._line.close()
         return True
+
+    def leave_behind(self) -> None:
+        """An error that is no loss is passed on to the script: have no peer wait for what this process does not do.
+
+        Those that pass on the same error still have a moment to hear of it.
+        """
+        if self.group is not None:
+            self.group.abort_in(LAST_WORDS)
 
     def call_again(self) -> None:
         """After `hang_up`: the next `form` meets the peers anew. What the script did in between stays."""

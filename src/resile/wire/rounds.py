@@ -103,10 +103,9 @@ class RoundLine:
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round) -> None:
-        """Tell that all members of a round have taken the last step, and hang up."""
-        with contextlib.suppress(OSError):  # the agent was first
+        """Tell that all members of a round have taken the last step, so that nobody makes this one leave it."""
+        with contextlib.suppress(OSError):  # the agent hung up
             self._socket.sendall(encode(Complete(round=round_)))
-        self.close()
 
     def close(self) -> None:
         """Hang up."""
