@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from resile.torch import Checkpointer, Elastic
+from resile.torch import Checkpointer, Elastic, ElasticLoader
 
 MODEL = torch.nn.Linear(2, 2)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -71,6 +71,49 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: Elastic(MODEL, OPTIMIZER, checkpointer=Checkpointer(), every=0), ValueError, whole("every", "0", 1)),
     (lambda: Elastic(MODEL, OPTIMIZER, completed=2.0), TypeError, whole("completed", "2.0")),
+    (
+        lambda: Elastic(torch.nn.Linear(2, 2), OPTIMIZER),
+        ValueError,
+        "optimizer: has no parameter of this model, so nothing would be trained; make it for this one",
+    ),
+    (
+        lambda: Elastic(MODEL, OPTIMIZER, sampler=[1]),
+        TypeError,
+        "sampler: must be an ElasticBatchSampler or an ElasticLoader, not a list",
+    ),
+    (
+        lambda: Elastic(MODEL, OPTIMIZER, scheduler="cosine"),
+        TypeError,
+        "scheduler: must have a step(), and 'cosine' has none",
+    ),
+    (lambda: Elastic(MODEL, OPTIMIZER, before_step=3), TypeError, "before_step: must be a function, not 3"),
+    (
+        lambda: Elastic(MODEL, OPTIMIZER, state={"x": MODEL.state_dict()}),
+        TypeError,
+        "state: 'x' must have state_dict() and load_state_dict(), and a OrderedDict has not",
+    ),
+    (
+        lambda: Elastic(MODEL, OPTIMIZER, state=[MODEL]),
+        TypeError,
+        'state: must be a dictionary, such as {"model": model}, not a list',
+    ),
+    (lambda: next(Elastic(MODEL, OPTIMIZER).steps("3")), TypeError, whole("total", "'3'")),
+    (lambda: next(Elastic(MODEL, OPTIMIZER).epochs(-1, [])), ValueError, whole("count", "-1")),
+    (
+        lambda: ElasticLoader([1], global_batchsize=4),
+        TypeError,
+        "global_batchsize: ElasticLoader has no such argument; did you mean global_batch_size?",
+    ),
+    (lambda: ElasticLoader([1], nonsense=4, batch_size=1), TypeError, "nonsense: ElasticLoader has no such argument"),
+    (lambda: ElasticLoader([1], global_batch_size="64"), TypeError, whole("global_batch_size", "'64'", 1)),
+    (lambda: ElasticLoader([1], batch_size=6.5), TypeError, whole("batch_size", "6.5", 1)),
+    (lambda: ElasticLoader([1], batch_size=1, micro_batch_size=0), ValueError, whole("micro_batch_size", "0", 1)),
+    (lambda: ElasticLoader([1], batch_size=1, shuffle_block="9"), TypeError, whole("shuffle_block", "'9'", 1)),
+    (
+        lambda: ElasticLoader(100, batch_size=1),
+        TypeError,
+        "dataset: must be a data set or something to iterate over, not a int",
+    ),
 ]
 
 

@@ -313,9 +313,9 @@ def test_iterating_leaves_the_generator_of_the_script_alone():
     ("wrong", "sentence"),
     [
         ({}, "either batch_size or global_batch_size"),
-        ({"batch_size": 0}, "the batch must be at least 1, not 0"),
-        ({"batch_size": 1, "micro_batch_size": 0}, "micro_batch_size must be at least 1"),
-        ({"batch_size": 1, "shuffle_block": 0}, "shuffle_block must be at least 1"),
+        ({"batch_size": 0}, "batch_size: must be a whole number of 1 or more, not 0"),
+        ({"batch_size": 1, "micro_batch_size": 0}, "micro_batch_size: must be a whole number of 1 or more"),
+        ({"batch_size": 1, "shuffle_block": 0}, "shuffle_block: must be a whole number of 1 or more"),
         ({"batch_size": 1, "batch_sampler": []}, "batch_sampler of DataLoader is not for ElasticLoader"),
     ],
 )

@@ -441,7 +441,10 @@ class Standbys:
         memory = self.facts.memory if all_ else Bytes(0)
         if measured:
             memory = Bytes(sum(kernel.memory_of(each.pid) for each in all_))
-            log.info("%d standbys are ready (%d MiB in all)", len(self._ready), memory // MiB)
+            count = len(self._ready)
+            log.info(
+                "%d %s ready (%d MiB in all)", count, "standby is" if count == 1 else "standbys are", memory // MiB
+            )
         self.facts = Facts(len(self._ready), memory)
         self._changed(self.facts)
 

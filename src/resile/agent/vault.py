@@ -285,7 +285,7 @@ class Vault:
         written = asyncio.ensure_future(asyncio.wait(waiting))
         await asyncio.wait([hurry, written], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if not written.done():
-            log.error("storage did not take the last checkpoint in time")
+            log.error("storage has not taken the last checkpoint yet, and is not waited for any longer")
         for task in (hurry, written):
             task.cancel()
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
-
-import torch
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
@@ -59,15 +58,57 @@ def check_state(state: Any) -> None:
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """See that the two are what they are called.
+    """See that the two are what they are called, and belong together.
 
     Raises:
         TypeError: one is not, maybe because they were given in the other order.
+        ValueError: the optimizer is that of another model: nothing would be trained.
     """
+    import torch  # this module is for those, too, that do without it
+
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: must be a torch.nn.Module, not {_shown(model)}; the optimizer comes after it")
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(f"optimizer: must be an optimizer of torch, not {_shown(optimizer)}")
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if parameters and not any(id(parameter) in trained for parameter in parameters):
+        raise ValueError("optimizer: has no parameter of this model, so nothing would be trained; make it for this one")
+
+
+def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> None:
+    """See that what belongs to a training besides its model has the methods that are called.
+
+    Raises:
+        TypeError: something has not.
+    """
+    if sampler is not None and not hasattr(sampler, "resize"):
+        raise TypeError(f"sampler: must be an ElasticBatchSampler or an ElasticLoader, not {_shown(sampler)}")
+    if scheduler is not None and not hasattr(scheduler, "step"):
+        raise TypeError(f"scheduler: must have a step(), and {_shown(scheduler)} has none")
+    if before_step is not None and not callable(before_step):
+        raise TypeError(f"before_step: must be a function, not {_shown(before_step)}")
+    if state is None:
+        return
+    check_state(state)
+    for name, value in state.items():
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            raise TypeError(
+                f"state: {name!r} must have state_dict() and load_state_dict(), and {_shown(value)} has not"
+            )
+
+
+def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
+    """See that no argument is misspelt.
+
+    Raises:
+        TypeError: one is not known.
+    """
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{name}: {whose} has no such argument{hint}")
 
 
 def check_checkpointer(checkpointer: Any, every: Any) -> None:

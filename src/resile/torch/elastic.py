@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resile.api.ids import Round
-from resile.torch.arguments import check_checkpointer, whole
+from resile.torch.arguments import check_checkpointer, check_parts, whole
 from resile.torch.course import Course
 from resile.torch.group import default_backend
 from resile.torch.heard import be_heard
@@ -107,6 +107,7 @@ class Elastic:
             timeout: seconds that a collective may take.
         """
         check_checkpointer(checkpointer, every)
+        check_parts(sampler, scheduler, state, before_step)
         completed = whole("completed", completed)
         if checkpointer is not None and completed:
             raise ValueError("completed: with a checkpointer, the number of steps comes from its checkpoints")
@@ -178,7 +179,7 @@ class Elastic:
         Of an `ElasticLoader` they are what it gives. Any other loader asks the sampler for its batches; they come with
         this rank's share of the step: (share, batch). Returns when every member of the round has taken the last step.
         """
-        sampler = self.sampler
+        count, sampler = whole("count", count), self.sampler
         if sampler is None:
             raise ValueError("epochs() needs a sampler: give one to Elastic, or use steps()")
         self.meet()
@@ -206,6 +207,7 @@ class Elastic:
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps up to `total`, from where training stands: for data that no sampler deals."""
+        total = whole("total", total)
         self.meet()
         self._total = total
         given = False

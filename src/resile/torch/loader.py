@@ -20,6 +20,7 @@ it and keeps its part, so `transform` is the place for what is expensive. Its le
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -28,6 +29,7 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, IterableDataset, _utils, default_collate
 
+from resile.torch.arguments import check_known, whole
 from resile.torch.dealing import Share, passes, steps_in
 from resile.torch.readers import Ask, Batches, MapReader, Reader, Samples, StreamReader, asks
 from resile.torch.sampler import ElasticBatchSampler, Position, StepSize
@@ -95,15 +97,18 @@ class ElasticLoader(Position):
             loading: for torch's `DataLoader`: `num_workers`, `prefetch_factor` (in steps), `pin_memory`, ...
 
         Raises:
+            TypeError: one of these is not what it should be.
             ValueError: these make no sense.
         """
         for name in OURS:
             if name in loading:
                 raise ValueError(f"{name} of DataLoader is not for ElasticLoader to take")
-        if micro_batch_size is not None and micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        if shuffle_block < 1:
-            raise ValueError(f"shuffle_block must be at least 1, not {shuffle_block}")
+        ours, torchs = (inspect.signature(each.__init__).parameters for each in (ElasticLoader, DataLoader))
+        check_known(loading, {**ours, **torchs}, "ElasticLoader")
+        if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
+            raise TypeError(f"dataset: must be a data set or something to iterate over, not a {type(dataset).__name__}")
+        micro_batch_size = None if micro_batch_size is None else whole("micro_batch_size", micro_batch_size, least=1)
+        shuffle_block = whole("shuffle_block", shuffle_block, least=1)
         self._step = StepSize(batch_size, global_batch_size)
         stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         size = None if stream else len(dataset)

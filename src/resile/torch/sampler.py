@@ -32,6 +32,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
+from resile.torch.arguments import whole
 from resile.torch.dealing import Share, passes, spans, steps_in
 from resile.torch.heard import be_heard
 from resile.torch.orders import Order
@@ -355,10 +356,8 @@ class StepSize:
         given = [each for each in (batch_size, global_batch_size) if each is not None]
         if len(given) != 1:
             raise ValueError("give either batch_size or global_batch_size, not both and not neither")
-        if given[0] < 1:
-            raise ValueError(f"the batch must be at least 1, not {given[0]}")
-        self._of_a_rank = batch_size
-        self._of_all = global_batch_size
+        self._of_a_rank = None if batch_size is None else whole("batch_size", batch_size, least=1)
+        self._of_all = None if global_batch_size is None else whole("global_batch_size", global_batch_size, least=1)
 
     def of(self, world: int) -> int:
         """Of a world of that size."""
