@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,13 @@ def test_whatever_can_be_an_index_is_a_number_of_steps(tmp_path: Path) -> None:
     assert checkpointer.restore(state) == 4
     assert state == {"seen": 4}
     checkpointer.close()
+
+
+def test_the_page_of_arguments_is_what_the_docstrings_say() -> None:
+    path = Path(__file__).parents[2] / "hack" / "arguments.py"
+    spec = importlib.util.spec_from_file_location("arguments_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert made.PAGE.read_text() == made.page(), "run: python hack/arguments.py"
