@@ -164,7 +164,7 @@ async def test_a_process_that_dies_is_replaced_and_its_siblings_do_not_wait_for_
     node.ready(0, 1, 2)
     node.dies(1)
     failed = node.last(Failed)
-    assert (failed.member, failed.left) == (True, 2)
+    assert (failed.member, failed.left, failed.placed) == (True, 2, 1)
     assert node.replaced == [1]
     node.ready(0, 2)
     assert node.last(Join).nproc == 2
@@ -215,6 +215,7 @@ async def test_a_round_formed_for_more_processes_than_there_are_is_given_back():
     node.ready(0, 1)
     node.dies(1)
     assert node.last(Failed).member  # it was promised to the next round
+    assert not node.last(Failed).placed
     assert node.last(Join).nproc == 1
     node.forms(2, 2)
     assert not node.seats.in_round

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from resile.api.ids import Round
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
@@ -56,11 +58,12 @@ def stuck(job: Job, number: int, round_: int = 1) -> list[de.TellHeld]:
     return job.said(de.TellHeld)
 
 
-def dies(job: Job, number: int, left: int = 0, pid: int = 7, member: bool = True) -> list[de.AnyDecision]:
+def dies(
+    job: Job, number: int, left: int = 0, pid: int = 7, member: bool = True, placed: int = 0
+) -> list[de.AnyDecision]:
+    last, what = job.state.last_round, failure(pid=pid)
     return job.does(
-        ev.WorkerFailed(
-            node=key(number), round=job.state.last_round, failure=failure(pid=pid), member=member, left=left
-        )
+        ev.WorkerFailed(node=key(number), round=last, failure=what, member=member, left=left, placed=Round(placed))
     )
 
 
@@ -441,19 +444,31 @@ def test_a_script_that_fails_after_the_last_step_is_tried_again_with_those_that_
 def test_processes_that_fail_in_one_round_of_their_node_count_once():
     job = elastic(1, make=running_bare, max_restarts=1)
     for pid in (7, 8, 9):
-        dies(job, 0, left=9 - pid, pid=pid)
+        dies(job, 0, left=9 - pid, pid=pid, placed=1)
     assert (len(job.node(0).crashes), job.state.phase) == (1, "Running")
     rejoins(job, 0, nproc=3)
     assert job.state.last_round == 2
-    dies(job, 0, left=2, pid=10)
+    dies(job, 0, left=2, pid=10, placed=2)
     assert job.state.phase == "Failed"
     assert "that was failure 2 and max_restarts is 1" in job.state.message
 
 
-def test_processes_that_fail_ahead_of_any_round_count_each():
-    job = elastic(1, make=running_bare, max_restarts=1)
-    dies(job, 0, pid=7)
-    dies(job, 0, pid=8, member=False)
+@pytest.mark.parametrize("member", [False, True])
+def test_processes_that_fail_while_they_wait_for_a_round_count_each(member: bool):
+    job = elastic(1, make=running_bare, max_restarts=2)
+    dies(job, 0, pid=7, placed=1)
+    dies(job, 0, pid=8, member=member)
+    assert (len(job.node(0).crashes), job.state.phase) == (2, "Running")
+    dies(job, 0, pid=9, member=member)
+    assert job.state.phase == "Failed"
+
+
+def test_the_first_failure_counts_also_of_a_node_that_was_in_no_round():
+    job = running_bare(1, 1, 2, max_restarts=0)
+    job.does(ev.AgentElastic(node=key(0)))
+    job.comes(name="agent1")
+    rejoins(job, 1, after=0)
+    job.does(ev.WorkerFailed(node=key(1), round=Round(0), failure=failure(pid=8), left=0))
     assert job.state.phase == "Failed"
 
 

@@ -270,7 +270,7 @@ def test_a_node_that_finishes_needs_no_heir():
     plan(job, migrate=(move(0),))
     job.seen(0, NodeStatus.SUCCEEDED)
     assert job.deleted == [2]
-    assert end(job) == ("MigrationFailed", "worker-0 finished before worker-2 was ready")
+    assert end(job) == ("MigrationFailed", "worker-0 took its last step before worker-2 was ready")
 
 
 def test_nor_does_one_that_has_taken_the_last_step_and_evaluates():
@@ -283,7 +283,7 @@ def test_nor_does_one_that_has_taken_the_last_step_and_evaluates():
     job.comes(2)
     job.joins(2)
     assert (job.deleted, job.members) == ([2], [0, 1])
-    assert end(job) == ("MigrationFailed", "worker-1 finished before worker-2 was ready")
+    assert end(job) == ("MigrationFailed", "worker-1 took its last step before worker-2 was ready")
 
 
 def test_scaling_down_takes_a_node_and_its_heir():

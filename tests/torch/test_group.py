@@ -295,7 +295,7 @@ def test_a_pause_ends_with_the_round() -> None:
 def test_a_group_that_was_left_in_peace_is_not_broken_off_later() -> None:
     group = Group(placed(0, 1, free_port()), "gloo", 20.0)
     group.form()
-    group.abort_in(0.05)
+    group.abort_in(1.0)
     group.destroy(in_peace=True)
     for timer in threading.enumerate():
         if isinstance(timer, threading.Timer):

@@ -263,8 +263,9 @@ class Seats:
         met = was in (Phase.PLACED, Phase.LEFT)
         member = met or expected or (was is Phase.READY and self._join is not None)
         left = len(self._in(Phase.READY)) + len(self._in(Phase.PLACED))
+        placed = seat.round if met else seat.due if expected else NO_ROUND
         for failure in failures:
-            failed = Failed(round=self._newest, failure=failure, member=member, left=left)
+            failed = Failed(round=self._newest, failure=failure, member=member, left=left, placed=placed)
             self._unheard.append(failed)
             self._send(failed)
         if was is Phase.READY:

@@ -128,11 +128,9 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
         turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
         membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return
-    placed = elastic and event.member
-    if not placed or node.crashed_in != event.round:
+    if not event.placed or node.crashed_in != event.placed:
         node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
-    if placed:
-        node.crashed_in = event.round
+    node.crashed_in = event.placed or node.crashed_in
     allowed = state.meeting.max_restarts if state.meeting is not None else 0
     if len(node.crashes) <= allowed:
         rounds.form(turn)  # its peers may have waited for the one that failed

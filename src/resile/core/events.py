@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from resile.api.ids import NodeId, NodeKey, Rank, Round
+from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Door, Meeting, NodeEnd, NodeResources, NodeStatus, WorkerFailure
 
 
@@ -119,6 +119,8 @@ class WorkerFailed(Event, frozen=True, kw_only=True):
     """It had a place in the round."""
     left: int = 0
     """Processes of the node that live and will meet again."""
+    placed: Round = NO_ROUND
+    """The round in which an elastic process had its place."""
 
 
 class NodeFinished(Event, frozen=True, kw_only=True):

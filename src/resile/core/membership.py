@@ -262,8 +262,10 @@ def dismiss_reserve(turn: Turn, node: Node) -> None:
     """A node has done its work, or has nothing left to train: nobody need take over."""
     reserve = changes.reserve_of(turn, node.key)
     if reserve is not None:
-        changes.hopeless(turn, reserve, changes.MIGRATION_FAILED, f"{node.key} finished before {reserve} was ready")
-        send_off(turn, turn.state.nodes[reserve], f"is not needed: {node.key} has finished")
+        changes.hopeless(
+            turn, reserve, changes.MIGRATION_FAILED, f"{node.key} took its last step before {reserve} was ready"
+        )
+        send_off(turn, turn.state.nodes[reserve], f"is not needed: {node.key} has taken its last step")
 
 
 def suspect(turn: Turn, node: Node) -> None:

@@ -194,7 +194,12 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
             return ev.AgentStuck(node=node, round=message.round)
         case ms.Failed():
             return ev.WorkerFailed(
-                node=node, round=message.round, failure=message.failure, member=message.member, left=message.left
+                node=node,
+                round=message.round,
+                failure=message.failure,
+                member=message.member,
+                left=message.left,
+                placed=message.placed,
             )
         case ms.Finished():
             return ev.NodeFinished(node=node, round=message.round)

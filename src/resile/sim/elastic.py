@@ -164,6 +164,7 @@ class ElasticAgent(SimAgent):
                 oom=oom,
             ),
             left=self._up,
+            placed=self.round if was is not Mode.WAITING else NO_ROUND,
         )
         self._site.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
         self._unheard_failures.append(failed)

@@ -72,7 +72,8 @@ def check_model(model: Any, optimizer: Any) -> None:
         raise TypeError(f"optimizer: must be an optimizer of torch, not {_shown(optimizer)}")
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if parameters and not any(id(parameter) in trained for parameter in parameters):
+    torchs = type(optimizer).__module__.startswith("torch.optim")  # another may train copies, and write them back
+    if torchs and parameters and not any(id(parameter) in trained for parameter in parameters):
         raise ValueError("optimizer: has no parameter of this model, so nothing would be trained; make it for this one")
 
 

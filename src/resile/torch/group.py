@@ -195,6 +195,7 @@ class Group:
         """
         if self._timer is not None:
             self._timer.cancel()
+            self._timer.join()  # it may have begun, and what it breaks off must not be the next group
         if self._new_group is not None:
             dist.distributed_c10d._new_process_group_helper, self._new_group = self._new_group, None
         if dist.is_initialized():

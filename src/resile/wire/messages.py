@@ -101,6 +101,8 @@ class Failed(Message, frozen=True, kw_only=True):
     """It had a place in the round; not so a process that was started ahead of its round."""
     left: int = 0
     """Processes of this node that live and will meet again; 0 where all are stopped."""
+    placed: Round = NO_ROUND
+    """The round in which an elastic process had its place; none if it only waited for one."""
 
 
 class Finished(Message, frozen=True, kw_only=True):
