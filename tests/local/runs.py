@@ -167,10 +167,11 @@ class Runs:
 
     def notes(self, what: str | None = None) -> list[dict[str, Any]]:
         try:
-            lines = (self.directory / "notes").read_text().splitlines()
+            text = (self.directory / "notes").read_text()
         except FileNotFoundError:
             return []
-        notes = [json.loads(line) for line in lines]
+        whole = text[: text.rfind("\n") + 1]  # the last line may be on its way
+        notes = [json.loads(line) for line in whole.splitlines()]
         return [note for note in notes if what is None or note["what"] == what]
 
     def await_world(self, world: int, after: int = 0) -> dict[int, dict[str, Any]]:
