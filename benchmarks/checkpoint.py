@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.flash import Flash, measure
+from benchmarks.checkpoint_script import HEAD
+from benchmarks.dlrover_checkpoint import Flash, measure
 from benchmarks.harness import BIN, GaveUp, Row, Run, Workplace, descendants, listed, say, wait_for
 from benchmarks.peers import DLROVER
-from benchmarks.saving import HEAD
 
 GIB = 1024
 QUICK = 256

@@ -23,8 +23,8 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from resile.cli.client import Client, MasterAway
-from resile.wire.directory import JobDirectory
+from resile.client.local.master_client import Client, MasterAway
+from resile.wire.job_directory import JobDirectory
 
 BIN = Path(sys.executable).parent
 PATIENCE = 60.0

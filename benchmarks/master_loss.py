@@ -20,12 +20,12 @@ import msgspec
 
 from benchmarks.harness import GaveUp, Row, Workplace, asking, say, wait_for
 from resile.api.job import JobSpec, RoleSpec
-from resile.cli.supervision import end_by_force, start_master
+from resile.client.local.supervision import end_by_force, start_master
 from resile.core.engine import Engine
 from resile.core.events import AgentCame, MasterReturned
 from resile.core.ledger import Dataset
-from resile.master.journal import History, JournalError, SQLiteJournal
-from resile.wire.directory import JobDirectory
+from resile.master.journal.sqlite import History, JournalError, SQLiteJournal
+from resile.wire.job_directory import JobDirectory
 
 WORKERS = 3
 WHOLE_SECONDS = 3.0

@@ -6,8 +6,8 @@ the whole burst: the worst case, as after a failure of a large job.
 
 from __future__ import annotations
 
-from benchmarks.crowd import gathered
 from benchmarks.harness import Row, file_limit, say
+from benchmarks.many_agents import gathered
 from resile.api.timeouts import derive
 from resile.sim.scale import measure
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import click
 
-from resile.api.elasticjob import ElasticJob
 from resile.api.ids import Seconds
-from resile.api.translate import to_job_spec
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.to_job_spec import to_job_spec
 from resile.chaos.local import NothingStruckError, Strike, kill_node, kill_process
-from resile.cli.attach import Follower, Screen, clock, screen_for
-from resile.cli.errors import CommandError
-from resile.cli.jobs import LocalJob
-from resile.cli.look import Look
-from resile.cli.submit import read_manifest_file, start_job
-from resile.cli.supervision import end_by_force
-from resile.cli.tables import table
-from resile.master.journal import Told
+from resile.cli.commands.submit import read_manifest_file, start_job
+from resile.cli.output.follow import Follower, Screen, clock, screen_for
+from resile.cli.output.tables import table
+from resile.client.errors import CommandError
+from resile.client.local.job_reader import Look
+from resile.client.local.jobs import LocalJob
+from resile.client.local.supervision import end_by_force
+from resile.master.journal.sqlite import Told
 from resile.master.view import JobView, OutageView
 from resile.platform.local import files
 

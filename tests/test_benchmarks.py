@@ -7,9 +7,9 @@ import resource
 
 import pytest
 from benchmarks import __main__ as bench
-from benchmarks import checkpoint, detect, elastic, help_time, rendezvous, table
+from benchmarks import checkpoint, elastic, failure_detection, help_time, rendezvous, table
 from benchmarks.harness import GaveUp, Row, Workplace, percentile, wait_for
-from benchmarks.kube.start import parts_between
+from benchmarks.kube.time_to_first_step import parts_between
 
 
 def test_a_row_passes_when_its_figure_is_not_above_its_bar() -> None:
@@ -127,7 +127,7 @@ def test_the_pause_of_a_resize_is_the_longest_between_the_steps_of_two_rounds() 
 
 
 def test_killed_processes_are_noticed() -> None:
-    (row,) = detect.run(quick=True, kills=5, peer=False)
+    (row,) = failure_detection.run(quick=True, kills=5, peer=False)
     assert -1.0 < row.value < 2000.0
     assert "of 5 kills" in row.note
 
@@ -171,9 +171,9 @@ def test_a_benchmark_that_gives_up_does_not_cost_the_figures_of_the_others(
     def give_up(quick: bool) -> list[Row]:
         raise GaveUp("the master did not start")
 
-    monkeypatch.setattr(detect, "run", give_up)
+    monkeypatch.setattr(failure_detection, "run", give_up)
     monkeypatch.setattr(help_time, "run", lambda quick: [Row(measure="the other", value=1.0, bar=1.0)])
-    assert bench.main(["--only", "detect", "--only", "help_time"]) == 1
+    assert bench.main(["--only", "failure_detection", "--only", "help_time"]) == 1
     output = capsys.readouterr().out
     assert "the other" in output
     assert "detect gave up: the master did not start" in output

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from resile.operator.settings import TTL_ANNOTATION
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 
 ELSEWHERE = {
-    "make demo": "tests/local/test_demo.py runs it",
+    "make demo": "tests/local/examples/test_demo.py runs it",
     "make setup": "this very test runs in what it made",
     "make lint": ".ci/run runs it",
     "make test": ".ci/run runs it",
@@ -24,12 +24,12 @@ ELSEWHERE = {
     "make cluster": ".ci/run runs it",
     **{
         f"resile run --standalone --nproc-per-node 2 --max-restarts 3 examples/{library}/train.py --pause 0.1": (
-            "tests/local/test_adapters.py runs it, and kills one of its processes"
+            "tests/local/trainers/test_adapters.py runs it, and kills one of its processes"
         )
         for library in ("huggingface", "lightning")
     },
     **{
-        f"resile run --standalone --nproc-per-node 2 {words}": "tests/torch/test_examples_torchrun.py runs it"
+        f"resile run --standalone --nproc-per-node 2 {words}": "tests/torch/trainers/test_examples_torchrun.py runs it"
         for words in ("examples/torchrun/ddp.py", "--max-restarts 3 examples/torchrun/elastic.py")
     },
 }

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-SUITE = Path(__file__).resolve().parents[1] / "hack/suite.py"
+from tests.support.paths import ROOT
+
+SUITE = ROOT / "hack/suite.py"
 UNLUCKY = """
 from pathlib import Path
 def test_good(): pass

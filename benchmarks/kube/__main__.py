@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks import command
-from benchmarks.kube import peer
+from benchmarks.kube import dlrover_figures
 
 SUITE = command.Suite(
     package="benchmarks.kube",
-    names=("start", "lose", "regroup", "crowd", "rest"),
+    names=("time_to_first_step", "pod_loss", "elastic_recovery", "many_pods", "idle_operator"),
     about="Every bar of jobs on a cluster with its figure: the longest of several runs, and the median beside it.",
-    peer=peer.NAME,
-    facts={"peer": peer.ABOUT},
+    peer=dlrover_figures.NAME,
+    facts={"peer": dlrover_figures.ABOUT},
 )
 
 

@@ -17,8 +17,8 @@ from typing import Any, Self
 import msgspec
 
 from benchmarks.harness import wait_for
-from benchmarks.kube.sight import AGAIN_SECONDS, Pods, watch
-from benchmarks.kube.space import IMAGE, Space, elastic_job
+from benchmarks.kube.namespace import IMAGE, Space, elastic_job
+from benchmarks.kube.pod_timeline import AGAIN_SECONDS, Pods, watch
 from resile.platform.kubernetes import client as kube
 
 WORKERS = 3

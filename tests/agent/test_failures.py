@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resile.agent.failure_report import report, terminal_width
-from resile.agent.failures import (
+from resile.agent.workers.failure_report import report, terminal_width
+from resile.agent.workers.failures import (
     MAX_ERROR_FILE,
     find_traceback,
     last_part,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.agent.output import LONGEST_LINE, MAX_WORDS, Outlet, Output, Tail
+from resile.agent.workers.output import LONGEST_LINE, MAX_WORDS, Outlet, Output, Tail
 from resile.api.reports import MAX_LOG_TAIL
 
 

@@ -22,15 +22,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from resile.agent import kernel
-from resile.agent import standby as standby_module
-from resile.agent import standbys as standbys_module
 from resile.agent.options import RunOptions
-from resile.agent.output import Outlet, Output
-from resile.agent.standbys import Standbys
-from resile.agent.warming import cold_because
-from resile.agent.workerenv import worker_environment
-from resile.agent.workers import Ended, Spawn, WorkerGroup
+from resile.agent.standby import pool as standbys_module
+from resile.agent.standby import standby as standby_module
+from resile.agent.standby.pool import Standbys
+from resile.agent.standby.preload import cold_because
+from resile.agent.workers import process_control
+from resile.agent.workers.env import worker_environment
+from resile.agent.workers.output import Outlet, Output
+from resile.agent.workers.workers import Ended, Spawn, WorkerGroup
 from resile.api.ids import Rank, Round
 from resile.api.reports import Meeting, Place
 
@@ -332,11 +332,11 @@ async def test_interpreters_that_cannot_be_forked_are_good_for_one_start_each(
 
 async def test_orphans_that_were_adopted_by_the_way_are_collected(node: Callable[..., Node]) -> None:
     made = node("import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)")
-    kernel.adopt_orphans(True)  # as while a standby is on its way
+    process_control.adopt_orphans(True)  # as while a standby is on its way
     try:
         orphan = int((await made.run(warm=False))[1])
     finally:
-        kernel.adopt_orphans(False)
+        process_control.adopt_orphans(False)
     assert orphan in children()
     await until(lambda: Path(f"/proc/{orphan}/stat").read_text().split()[2] == "Z", "it is ended with its group")
     await made.warm()

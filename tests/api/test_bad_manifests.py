@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.api.manifests import bent, job, plan, pod
 
-from resile.api.manifest import read_manifest
-from resile.api.mistakes import MAX_MISTAKES, BadManifest
+from resile.api.manifests.errors import MAX_MISTAKES, BadManifest
+from resile.api.manifests.reader import read_manifest
+from tests.api.manifests import bent, job, plan, pod
 
 WORKER = "spec.replicaSpecs.worker"
 CONTAINER = f"{WORKER}.template.spec.containers.0"

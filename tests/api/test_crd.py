@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 import yaml
-from tests.api.manifests import bent, job, plan, pod
-from tests.api.structural import CEL, fields, problems, refusals, root
 
-from resile.api.crd import DEFINITIONS, ELASTIC_JOB, SCALE_PLAN, Definition, cel_patch, crd
-from resile.api.elasticjob import (
+from resile.api.crd.generate import DEFINITIONS, ELASTIC_JOB, SCALE_PLAN, Definition, cel_patch, crd
+from resile.api.crd.openapi import schema_of
+from resile.api.job import ROLES
+from resile.api.kinds.elasticjob import (
     MAX_REPLICAS,
     Condition,
     ElasticJobStatus,
@@ -23,13 +23,14 @@ from resile.api.elasticjob import (
     ReplicaStatus,
     StepProgress,
 )
-from resile.api.job import ROLES
-from resile.api.manifest import read_manifest
-from resile.api.mistakes import BadManifest
-from resile.api.openapi import schema_of
-from resile.api.scaleplan import PlanPhase, ScalePlanStatus
+from resile.api.kinds.scaleplan import PlanPhase, ScalePlanStatus
+from resile.api.manifests.errors import BadManifest
+from resile.api.manifests.reader import read_manifest
+from tests.api.manifests import bent, job, plan, pod
+from tests.api.structural import CEL, fields, problems, refusals, root
+from tests.support.paths import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = ROOT
 MANIFESTS = sorted(
     path
     for folder in ("examples", "config/samples")

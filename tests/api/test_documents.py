@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile.api.documents import MAX_DEPTH, MAX_NODES, MAX_TEXT, load_documents
-from resile.api.elasticjob import ElasticJob
-from resile.api.manifest import load_manifests
-from resile.api.mistakes import BadManifest
-from resile.api.scaleplan import ScalePlan
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.scaleplan import ScalePlan
+from resile.api.manifests.documents import MAX_DEPTH, MAX_NODES, MAX_TEXT, load_documents
+from resile.api.manifests.errors import BadManifest
+from resile.api.manifests.reader import load_manifests
 
 PLAN = """
 apiVersion: elastic.iml.github.io/v1alpha1

@@ -4,17 +4,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.api.manifests import Manifest, bent, job, pod
 
-from resile.api.elasticjob import ElasticJob, OptimizeMode, Phase
 from resile.api.ids import GiB, MiB
 from resile.api.job import FrontDoor, JobSpec, Resources, Strategy, node_name
-from resile.api.manifest import load_manifests, read_manifest
-from resile.api.mistakes import BadManifest, Mistakes
-from resile.api.names import MAX_JOB_NAME, master_name, node_of_pod
-from resile.api.options import FOREVER, duration, read_options
+from resile.api.kinds.annotations import FOREVER, duration, read_options
+from resile.api.kinds.elasticjob import ElasticJob, OptimizeMode, Phase
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.errors import BadManifest, Mistakes
+from resile.api.manifests.names import MAX_JOB_NAME, master_name, node_of_pod
+from resile.api.manifests.reader import load_manifests, read_manifest
 from resile.api.timeouts import derive
-from resile.api.translate import to_job_spec
+from tests.api.manifests import Manifest, bent, job, pod
 
 WORKER = "spec.replicaSpecs.worker"
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from resile.api.elasticjob import ElasticJob
-from resile.api.environment import node_environment, service_addresses, tf_config
 from resile.api.ids import GiB, MiB, NodeId, Rank
 from resile.api.job import JobSpec, Resources, Strategy, node_name
-from resile.api.labels import job_selector, master_labels, node_labels
-from resile.api.manifest import load_manifests
-from resile.api.scaleplan import ScalePlan, ScaleType
-from resile.api.translate import to_job_spec
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.environment import node_environment, service_addresses, tf_config
+from resile.api.kinds.labels import job_selector, master_labels, node_labels
+from resile.api.kinds.scaleplan import ScalePlan, ScaleType
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.reader import load_manifests
+from tests.support.paths import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 MNIST = "pytorch/mnist"
 ARGUMENTS = (
     "examples/pytorch/mnist/cnn_train.py --num_epochs 5 --training_data /data/mnist_png/training/ "
@@ -241,5 +242,5 @@ def test_a_master_is_found_by_the_same_selectors_as_its_nodes() -> None:
 
 
 def test_importing_the_api_does_not_import_yaml() -> None:
-    program = "import sys, resile.api.job, resile.api.manifest; sys.exit('yaml' in sys.modules)"
+    program = "import sys, resile.api.job, resile.api.manifests.reader; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

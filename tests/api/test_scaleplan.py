@@ -1,11 +1,11 @@
 import msgspec
 import pytest
-from tests.api.manifests import Manifest, bent, plan
 
 from resile.api.ids import GiB
 from resile.api.job import Resources
-from resile.api.manifest import load_manifests, read_manifest
-from resile.api.scaleplan import ScalePlan, ScaleType
+from resile.api.kinds.scaleplan import ScalePlan, ScaleType
+from resile.api.manifests.reader import load_manifests, read_manifest
+from tests.api.manifests import Manifest, bent, plan
 
 EVERYTHING: Manifest = {
     "apiVersion": "elastic.iml.github.io/v1alpha1",

@@ -14,8 +14,8 @@ import pytest
 
 from resile.checkpoint.buffer import PAGE, Buffer, NotWhole
 from resile.checkpoint.layout import chunks
-from resile.checkpoint.room import LIMIT, short_of
-from tests.checkpoint.parts import filled, layout_of
+from resile.checkpoint.memory_limits import LIMIT, short_of
+from tests.checkpoint.buffers import filled, layout_of
 
 
 def test_a_commit_is_read_back_with_its_layout() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from resile.checkpoint.checksums import sums_of
+from resile.checkpoint.errors import CannotStore, Unwritable
 from resile.checkpoint.layout import Part
-from resile.checkpoint.refusals import CannotStore, Unwritable
 from resile.checkpoint.storage import Storage, new_file, open_storage, store_all, store_committed
-from resile.checkpoint.sums import sums_of
-from tests.checkpoint.parts import filled, layout_of
+from tests.checkpoint.buffers import filled, layout_of
 
 
 def test_a_step_is_there_only_when_every_rank_has_stored_its_part(tmp_path: Path) -> None:

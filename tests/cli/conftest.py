@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.cli.workbench import Workbench
+
+from tests.cli.cli_runner import Workbench
 
 
 @pytest.fixture

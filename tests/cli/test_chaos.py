@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.cli.workbench import Workbench
 
 from resile.chaos.local import NothingStruckError, kill_master, kill_node
 from resile.platform.local import files
-from resile.wire.directory import MasterAddress
+from resile.wire.job_directory import MasterAddress
+from tests.cli.cli_runner import Workbench
 
 TRAINERS = """
 for rank in 0 1; do

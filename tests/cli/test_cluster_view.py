@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from resile.cli import rows
-from resile.cli.cluster import view
 from resile.cli.cluster.get import node_entry
 from resile.cli.cluster.logs import main_container, sortable
+from resile.cli.output import rows
+from resile.client.cluster import view
 
 CREATED = "2026-11-16T02:00:00Z"
 AT = 1794794400.0

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 from lightkube import AsyncClient
-from tests.scripted import answer, listed, scripted, thing, watched
 
 from resile.cli.cluster import logs
-from resile.cli.cluster.connection import Cluster, Wanted, Watch
 from resile.cli.cluster.logs import Bookmark, _Reader
-from resile.cli.errors import CommandError
+from resile.client.cluster.connection import Cluster, Wanted, Watch
+from resile.client.errors import CommandError
 from resile.platform.kubernetes import client as kube
+from tests.support.scripted_api_server import answer, listed, scripted, thing, watched
 
 POD = {
     "metadata": {"name": "one-edljob-worker-0", "namespace": "red", "uid": "u0"},

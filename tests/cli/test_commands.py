@@ -12,11 +12,11 @@ import threading
 import time
 
 import pytest
-from tests.cli.workbench import PATIENCE
 
 from resile.api.timeouts import Timeouts
-from resile.cli.commands import MODULES
+from resile.cli.loader import MODULES
 from resile.cli.main import COMMANDS
+from tests.cli.cli_runner import PATIENCE
 
 AGE = r"\d+[smhd]"
 

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
-from pathlib import Path
 
 import yaml
 
-from resile.cli import installation
+from resile.deploy import installation
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 Instruction = tuple[str, list[str]]
 
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from resile.cli.live import LiveScreen
-from resile.master.journal import Told
+from resile.cli.output.live import LiveScreen
+from resile.master.journal.sqlite import Told
 from resile.master.view import JobView, NodeView
 
 

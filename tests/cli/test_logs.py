@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resile.cli import logs
-from resile.cli.logs import CHUNK, Log
+from resile.cli.commands import logs
+from resile.cli.commands.logs import CHUNK, Log
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])

@@ -13,10 +13,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from resile.cli import installation, kustomize
+from resile.deploy import installation, kustomize
+from tests.support.paths import ROOT
 
 RESILE = str(Path(sys.executable).with_name("resile"))
-CONFIG = Path(__file__).parents[2] / "config"
+CONFIG = ROOT / "config"
 RELEASES = ("1.25", kubernetes_validate.latest_version())
 """The oldest and the newest whose schemas are there; a cluster of 1.20 is asked itself, in tests/kube."""
 

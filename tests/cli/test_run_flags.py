@@ -20,10 +20,10 @@ from torch.distributed.run import get_args_parser
 
 from resile import __version__
 from resile.agent.options import Endpoint, RunOptions, Std
-from resile.cli import run
-from resile.cli.devices import count_devices, usable_cpus
-from resile.cli.run_flags import FLAGS, FlagError, build_parser, parse
-from resile.cli.run_help import ACCEPTED, GROUPS
+from resile.cli.run import main
+from resile.cli.run.devices import count_devices, usable_cpus
+from resile.cli.run.flags import FLAGS, FlagError, build_parser, parse
+from resile.cli.run.help import ACCEPTED, GROUPS
 
 SAMPLES = {
     "nnodes": "2:5",
@@ -84,7 +84,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
     monkeypatch.chdir(tmp_path)
 
     def resolved(words: str = "", script: str = "train.py", prog: str = "resile run", **environ: str) -> RunOptions:
-        return run.options([*words.split(), *script.split()], environ, prog)
+        return main.options([*words.split(), *script.split()], environ, prog)
 
     return resolved
 

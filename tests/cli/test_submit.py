@@ -13,7 +13,8 @@ import time
 import urllib.request
 
 import pytest
-from tests.cli.workbench import PATIENCE, RESILE
+
+from tests.cli.cli_runner import PATIENCE, RESILE
 
 
 def test_a_job_is_followed_to_its_good_end_and_may_then_be_run_again(bench):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from resile.api.job import JobSpec
-from resile.cli.errors import CommandError
-from resile.cli.supervision import start_master
-from resile.wire.directory import JobDirectory
+from resile.client.errors import CommandError
+from resile.client.local.supervision import start_master
+from resile.wire.job_directory import JobDirectory
 
 
 def _running_in(path: Path) -> list[str]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from resile.cli.tables import age, table, took
+from resile.cli.output.tables import age, table, took
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from resile.api.ids import Round
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
-from resile.core.relaunch import LOST
+from resile.core.nodes.relaunch import LOST
 from resile.core.state import Idle, Resting, Stuck, Training, Waiting
 from tests.core.given import Job, failure, key, managed, running, running_bare
 

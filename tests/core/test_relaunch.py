@@ -7,7 +7,7 @@ from resile.api.job import Resources, RoleSpec
 from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
-from resile.core.relaunch import (
+from resile.core.nodes.relaunch import (
     MOST_SUSPECTS,
     PREEMPTION_BUDGET,
     SUSPECT_SECONDS,

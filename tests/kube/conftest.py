@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.seeds import PATIENCE
-from tests.kube.space import IMAGE, JOBS, KUBECONFIG, ROOT, Space, in_the_way, kubectl, new_space, run
+from tests.kube.namespace import IMAGE, JOBS, KUBECONFIG, ROOT, Space, in_the_way, kubectl, new_space, run
+from tests.kube.seeds.seed_lines import PATIENCE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.runs import Runs, opened
+
+from tests.local.resile_run import Runs, opened
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import pytest
 from resile.api.ids import Bytes, MiB, NodeId, NodeKey, Rank, Seconds
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.api.reports import NodeResources, NodeStatus
+from resile.platform.base import Launch, Observation
 from resile.platform.local import LocalPlatform, cgroup, files, node, processes
 from resile.platform.local.addresses import Addresses
 from resile.platform.local.shim import oom_kills, start_time, stat_of
-from resile.platform.port import Launch, Observation
 
 DEADLINE = 30.0
 NOW = Seconds(0.0)
@@ -487,7 +487,7 @@ async def test_a_node_outlives_a_master_killed_right_after_the_launch(job: Job) 
         from resile.api.ids import *
         from resile.api.job import *
         from resile.platform.local import LocalPlatform
-        from resile.platform.port import Launch
+        from resile.platform.base import Launch
 
         async def main():
             role = RoleSpec(replicas=1, command=("/bin/sleep", "1000"))

@@ -20,7 +20,7 @@ from resile.api.reports import Meeting
 from resile.api.timeouts import derive
 from resile.wire import messages as ms
 from resile.wire.connection import CannotConnect, Connection, connect
-from resile.wire.directory import JobDirectory
+from resile.wire.job_directory import JobDirectory
 
 PATIENCE = 30.0
 BARE = JobSpec(name="job", front_door=FrontDoor.RUN, timeouts=derive())

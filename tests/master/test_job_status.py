@@ -11,7 +11,7 @@ from resile.api.reports import NodeEnd, NodeStatus
 from resile.core.engine import Engine
 from resile.core.events import NodeSeen, PlanWanted, RoleWish, ScaleWanted, Started
 from resile.core.state import new_state
-from resile.master.job_status import difference, status_of
+from resile.master.kubernetes.job_status import difference, status_of
 from tests.core.given import joins_again, managed, running
 
 W0, W1 = NodeKey("worker", NodeId(0)), NodeKey("worker", NodeId(1))

@@ -12,7 +12,7 @@ from resile.api.job import JobSpec
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, ScaleWanted, Started, WorkerWent
 from resile.core.state import new_state
-from resile.master.journal import JournalDamaged, JournalError, SQLiteJournal, Told
+from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal, Told
 
 NODE = NodeKey("worker", NodeId(0))
 

@@ -10,15 +10,15 @@ from lightkube import Client
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.names import master_name
+from resile.api.manifests.names import master_name
 from resile.api.reports import NodeStatus
 from resile.core.engine import Engine
 from resile.core.events import NodeSeen, Started
 from resile.core.state import new_state
-from resile.master.journal import JournalError, JournalTaken
-from resile.master.kubernetes_journal import LOADS, KubernetesJournal
+from resile.master.journal.configmap import LOADS, KubernetesJournal
+from resile.master.journal.sqlite import JournalError, JournalTaken
 from resile.platform.kubernetes import client as kube
-from tests.master.fakeapi import FakeApi
+from tests.master.fake_api import FakeApi
 
 SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
 SEEN = NodeSeen(node=NodeKey("worker", NodeId(0)), status=NodeStatus.RUNNING)

@@ -16,7 +16,7 @@ import pytest
 
 from resile.api.ids import Round
 from resile.master import __main__ as main_module
-from resile.master import on_kubernetes
+from resile.master.kubernetes import app
 from resile.master.supervisor import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.wire import messages as ms
 from resile.wire.connection import CannotListen
@@ -167,7 +167,7 @@ def test_a_taken_port_in_a_pod_may_become_free(tmp_path: Path, monkeypatch: pyte
     async def serve(*_: object) -> bool:
         raise CannotListen("address already in use")
 
-    monkeypatch.setattr(on_kubernetes, "serve_on_kubernetes", serve)
+    monkeypatch.setattr(app, "serve_on_kubernetes", serve)
     monkeypatch.setattr(main_module, "_allow_many_agents", lambda: None)
     where = ["--platform", "kubernetes", "--job", "j", "--directory", str(tmp_path / "job")]
     monkeypatch.setattr(sys, "argv", ["master", *where])

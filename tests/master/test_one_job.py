@@ -16,12 +16,12 @@ from resile.core.engine import Engine
 from resile.core.events import PlanWanted, Started, StopWanted
 from resile.core.state import MAX_PLAN_ENDS, new_state
 from resile.master.app import Serving
-from resile.master.plans import PlanWatch
-from resile.master.reporter import Reporter
+from resile.master.kubernetes.scaleplans import PlanWatch
+from resile.master.kubernetes.status_writer import Reporter
 from resile.platform.kubernetes import client as kube
 from tests.core.given import running
-from tests.kube.space import plan
-from tests.master.fakeapi import FakeAsyncApi, Object, refusal
+from tests.kube.namespace import plan
+from tests.master.fake_api import FakeAsyncApi, Object, refusal
 
 
 class Master:

@@ -16,7 +16,7 @@ from resile.core.engine import Engine
 from resile.core.events import AgentCame, AnyEvent, ScaleWanted, Started, StopWanted
 from resile.core.state import JobState, new_state
 from resile.master import shell as shell_module
-from resile.master.journal import History, JournalDamaged, JournalError, JournalTaken, Told
+from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken, Told
 from resile.master.shell import Shell
 
 SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())

@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from resile.api.elasticjob import Phase
-from resile.api.mistakes import BadManifest
+from resile.api.kinds.elasticjob import Phase
+from resile.api.manifests.errors import BadManifest
 from resile.master import supervisor
-from resile.operator import decisions, settings
-from resile.operator.decisions import (
+from resile.operator import settings
+from resile.operator.jobs import decisions
+from resile.operator.jobs.decisions import (
     Action,
     Decision,
     Prepare,
@@ -24,8 +25,8 @@ from resile.operator.decisions import (
     Tell,
     decide,
 )
-from resile.operator.reading import read_job
-from tests.operator.things import NOW, job, pod
+from resile.operator.trim import read_job
+from tests.operator.objects import NOW, job, pod
 
 
 def decided(item: dict[str, Any], master: dict[str, Any] | None = None, now: float = NOW, **seen: Any) -> Decision:

@@ -15,11 +15,11 @@ from resile.operator import settings
 from resile.operator.cluster import GONE, LEASE, POD, Cluster, ClusterError
 from resile.operator.election import Election, LeadershipLost
 from resile.operator.health import Answer, serve
-from resile.operator.mirror import Mirror
+from resile.operator.informer import Mirror
 from resile.operator.workqueue import Key, TryAgain, WorkQueue, backoff
-from tests.operator.fake import FakeCluster
-from tests.operator.things import pod
-from tests.scripted import RESET, answer, refusal, scripted
+from tests.operator.fake_cluster import FakeCluster
+from tests.operator.objects import pod
+from tests.support.scripted_api_server import RESET, answer, refusal, scripted
 
 KEY = Key("red", "mnist")
 DEADLINE = 5.0
@@ -186,7 +186,7 @@ async def test_watches_that_end_at_once_are_opened_again_with_growing_pauses(
         yield
 
     monkeypatch.setattr(cluster, "watch", ends_at_once)
-    monkeypatch.setattr("resile.operator.mirror.asyncio.sleep", slept)
+    monkeypatch.setattr("resile.operator.informer.asyncio.sleep", slept)
     monkeypatch.setattr(FakeCluster, "_answer", lambda _: sleep(0))
     async with running(mirror_of(cluster, []).run()):
         async with asyncio.timeout(DEADLINE):

@@ -8,13 +8,13 @@ import pytest
 
 from resile.operator import settings
 from resile.operator.cluster import CONFIG_MAP, ELASTIC_JOB, POD, SCALE_PLAN, SECRET, Cluster, ClusterError
-from resile.operator.jobs import Jobs
+from resile.operator.informer import Mirror, key_of
+from resile.operator.jobs.reconciler import Jobs
 from resile.operator.metrics import Metrics
-from resile.operator.mirror import Mirror, key_of
-from resile.operator.scaleplans import ScalePlans
+from resile.operator.scaleplans.reconciler import ScalePlans
 from resile.operator.workqueue import Key, TryAgain
-from tests.operator.fake import FakeCluster
-from tests.operator.things import NOW, UID, job, plan, pod
+from tests.operator.fake_cluster import FakeCluster
+from tests.operator.objects import NOW, UID, job, plan, pod
 
 KEY = Key("red", "mnist")
 MASTER = "elasticjob-mnist-dlrover-master"

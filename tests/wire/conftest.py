@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.wire.peers import TOKEN, Ear, Place, Serve
 
 from resile.wire.connection import serve
 from resile.wire.messages import ToMaster
+from tests.wire.peers import TOKEN, Ear, Place, Serve
 
 
 @pytest.fixture

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.wire.peers import Ear
 
 from resile.api.ids import Round
+from resile.wire.agent_client import STEP_INTERVAL, AgentChannel, AgentSilent
+from resile.wire.agent_socket import LocalServer, serve_local
 from resile.wire.connection import CannotListen, Connection
 from resile.wire.frames import MAX_FRAME, FrameDecoder, MessageDecoder, encode
-from resile.wire.local import STEP_INTERVAL, AgentChannel, AgentSilent
-from resile.wire.local_server import LocalServer, serve_local
 from resile.wire.messages import (
     Attach,
     DatasetOpen,
@@ -36,6 +35,7 @@ from resile.wire.messages import (
     TakeShard,
     WorkerMessage,
 )
+from tests.wire.peers import Ear
 
 OPEN = OpenDataset(worker="", request=0, name="d", size=10, shard_size=2)
 TAKE = TakeShard(worker="", request=0, dataset="d")
@@ -322,12 +322,12 @@ async def test_the_channel_comes_from_the_environment(agent: Agent, monkeypatch:
     monkeypatch.delenv("RESILE_AGENT_SOCKET", raising=False)
     assert AgentChannel.from_environment() is None
     program = (
-        "from resile.wire.local import AgentChannel\n"
+        "from resile.wire.agent_client import AgentChannel\n"
         "channel = AgentChannel.from_environment()\n"
         "assert channel is AgentChannel.from_environment()\n"
         "channel.report_step(1); channel.report_step(2)\n"
         "import subprocess, sys\n"
-        "again = 'from resile.wire.local import AgentChannel as A; A.from_environment().report_step(3)'\n"
+        "again = 'from resile.wire.agent_client import AgentChannel as A; A.from_environment().report_step(3)'\n"
         "subprocess.run([sys.executable, '-c', again], check=True)\n"
     )
     environment = {
@@ -368,7 +368,7 @@ async def test_a_bad_process_is_cut_off_and_others_go_on(
 
 
 async def test_a_process_of_another_user_is_turned_away(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resile.wire.protocol._credentials", lambda transport: (77, 12345))
+    monkeypatch.setattr("resile.wire.transport._credentials", lambda transport: (77, 12345))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(agent.path))
         await agent.until(lambda: agent.refused)

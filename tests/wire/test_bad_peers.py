@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.wire.peers import Place, Serve
 
 from resile.wire.connection import NotWelcome
 from resile.wire.frames import MAX_FRAME, PREFIX, encode
 from resile.wire.handshake import MAGIC, REFUSAL, ClientHandshake
 from resile.wire.messages import Finished, JobOver
+from tests.wire.peers import Place, Serve
 
 
 def frame(body: bytes) -> bytes:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.wire.peers import Serve
 
-from resile.api.names import MAX_JOB_NAME, master_host
-from resile.certificates import LIFE, Pair
-from resile.operator.certificate import new_pair
+from resile.api.manifests.names import MAX_JOB_NAME, master_host
+from resile.common.certificates import LIFE, Pair
+from resile.operator.jobs.certificate import new_pair
 from resile.wire.handshake import NotWelcome
 from resile.wire.tls import client_context, server_context
+from tests.wire.peers import Serve
 
 JOB, NAMESPACE = "mnist", "red"
 

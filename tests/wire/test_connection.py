@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from tests.wire.peers import TOKEN, Ear, Place, Serve, soon
 
 from resile.wire.connection import BadFrame, CannotConnect, CannotListen, Connection, NotWelcome, connect, encode, serve
 from resile.wire.frames import HEARTBEAT_FRAME, MAX_FRAME, PREFIX
 from resile.wire.messages import Answer, Ask, Finished, Heartbeat, MasterMessage, Message, RoundOver, ToMaster
+from tests.wire.peers import TOKEN, Ear, Place, Serve, soon
 
 
 async def test_messages_arrive_in_order_and_heartbeats_among_them(place: Place) -> None:
@@ -246,5 +246,5 @@ async def test_a_burst_of_connections_is_served_without_a_task_each(place: Place
 
 
 def test_importing_the_messages_and_the_worker_channel_costs_no_asyncio() -> None:
-    program = "import sys, resile.wire.local; sys.exit('asyncio' in sys.modules or 'ssl' in sys.modules)"
+    program = "import sys, resile.wire.agent_client; sys.exit('asyncio' in sys.modules or 'ssl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

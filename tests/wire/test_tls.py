@@ -8,12 +8,12 @@ from asyncio import sslproto
 from pathlib import Path
 
 import pytest
-from tests.authority import Authority
-from tests.wire.peers import TOKEN, Serve
 
 from resile.wire.connection import CannotConnect, NotWelcome, connect
 from resile.wire.messages import Finished, MasterMessage
 from resile.wire.tls import BadTLS, client_context, server_context
+from tests.support.certificates import Authority
+from tests.wire.peers import TOKEN, Serve
 
 
 @pytest.fixture

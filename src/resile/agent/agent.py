@@ -15,23 +15,23 @@ from pathlib import Path
 
 import msgspec
 
-from resile.agent.attempt import Attempt, LogDirectory
+from resile.agent.checkpoints.checkpoint_server import Vault
 from resile.agent.options import RunOptions
-from resile.agent.output import Output
-from resile.agent.ports import free_port
 from resile.agent.relay import Relay
-from resile.agent.seats import Seats
+from resile.agent.round_log import rendezvous_result, story
 from resile.agent.session import Session
-from resile.agent.standbys import Facts, Standbys
-from resile.agent.vault import Vault
-from resile.agent.waiting import Waiting
-from resile.agent.words import rendezvous_result, story
-from resile.agent.workers import stdin
+from resile.agent.standby.pool import Facts, Standbys
+from resile.agent.wait_log import Waiting
+from resile.agent.workers.attempt import Attempt, LogDirectory
+from resile.agent.workers.elastic_workers import Seats
+from resile.agent.workers.output import Output
+from resile.agent.workers.ports import free_port
+from resile.agent.workers.workers import stdin
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.reports import Place, WorkerFailure
-from resile.checkpoint.line import SOCKET as CHECKPOINT_SOCKET
+from resile.checkpoint.memory_client import SOCKET as CHECKPOINT_SOCKET
 from resile.wire import messages as ms
-from resile.wire.protocol import Connection
+from resile.wire.transport import Connection
 
 log = logging.getLogger("resile.agent")
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from resile.agent import scratch
+from resile.agent import tempdirs
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
-from resile.agent.attempt import LogDirectory
-from resile.agent.hosting import (
+from resile.agent.master_launcher import (
     CannotHost,
     MasterHost,
     hosts_master,
@@ -30,14 +29,15 @@ from resile.agent.hosting import (
     token_of,
 )
 from resile.agent.options import Endpoint, RunOptions, Security
-from resile.agent.output import Output, Words
-from resile.agent.ports import NoFreePort, free_port
 from resile.agent.session import Session
+from resile.agent.workers.attempt import LogDirectory
+from resile.agent.workers.output import Output, Words
+from resile.agent.workers.ports import NoFreePort, free_port
 from resile.api.ids import NodeId, Rank
+from resile.wire.agent_socket import serve_local
 from resile.wire.connection import CannotListen
-from resile.wire.directory import DirectoryError
 from resile.wire.handshake import NotWelcome
-from resile.wire.local_server import serve_local
+from resile.wire.job_directory import DirectoryError
 from resile.wire.tls import BadTLS, client_context
 
 log = logging.getLogger("resile.agent")
@@ -78,8 +78,8 @@ def launch(options: RunOptions) -> int:
 def _sweep_beside(directory: Path) -> None:
     """Hold this directory, and remove what killed agents left beside it, on the side. Held until this process ends."""
     with contextlib.suppress(OSError):
-        scratch.hold(directory)
-    threading.Thread(target=scratch.sweep, args=(directory.parent,), name="resile-sweep", daemon=True).start()
+        tempdirs.hold(directory)
+    threading.Thread(target=tempdirs.sweep, args=(directory.parent,), name="resile-sweep", daemon=True).start()
 
 
 class CannotRun(Exception):
@@ -97,7 +97,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:
-        return Path(tempfile.mkdtemp(prefix=scratch.PREFIX))
+        return Path(tempfile.mkdtemp(prefix=tempdirs.PREFIX))
     except OSError as error:  # without a number when no directory for temporary files can be written at all
         why = os.strerror(error.errno) if error.errno and error.filename else str(error.strerror or error)
         raise CannotRun(f"cannot make a directory for temporary files: {why}") from None

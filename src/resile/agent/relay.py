@@ -28,7 +28,7 @@ from resile.wire.messages import (
     WorkerGone,
     WorkerMessage,
 )
-from resile.wire.protocol import Connection
+from resile.wire.transport import Connection
 
 MAX_OPEN = 10_000
 """Requests that may wait for an answer; a process with more is broken."""

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 from resile.agent.options import Endpoint
 from resile.wire.connection import CannotConnect, Connection, connect
-from resile.wire.directory import DirectoryError
 from resile.wire.frames import encode
 from resile.wire.handshake import NotWelcome
+from resile.wire.job_directory import DirectoryError
 from resile.wire.messages import Heartbeat, Hello, MasterMessage, Message
 from resile.wire.tls import BadTLS
 

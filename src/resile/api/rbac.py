@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from resile.api import elasticjob, scaleplan
-from resile.api.metadata import GROUP
-from resile.api.names import master_name
+from resile.api.kinds import elasticjob, scaleplan
+from resile.api.manifests.metadata import GROUP
+from resile.api.manifests.names import master_name
 
 Rules = list[dict[str, Any]]
 

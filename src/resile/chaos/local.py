@@ -17,8 +17,8 @@ import msgspec
 
 from resile.platform.local import files, processes
 from resile.platform.local.shim import start_time, stat_of
-from resile.wire.directory import JobDirectory
-from resile.wire.variables import WORKER
+from resile.wire.env import WORKER
+from resile.wire.job_directory import JobDirectory
 
 RANK_VARIABLE = "RANK"
 SWEEPS = 10

@@ -1,7 +1,8 @@
 """Writes the `.metadata` file of torch's distributed checkpoints (DCP) without importing torch.
 
 DCP's format is a pickle of torch's own classes, so the pickle's instructions are written out by hand: the agent that
-commits a checkpoint has no torch. Nothing here reads a pickle; `resile.torch.stored` does, for these classes only.
+commits a checkpoint has no torch. Nothing here reads a pickle; `torch/_checkpoint/dcp_reader.py` does, for these
+classes only.
 """
 
 from __future__ import annotations

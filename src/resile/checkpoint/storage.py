@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.checksums import sums_of
 from resile.checkpoint.dcp_metadata import data_file, metadata
-from resile.checkpoint.layout import Layout, Part, chunks
-from resile.checkpoint.refusals import (
+from resile.checkpoint.errors import (
     CannotStore,
     Unreadable,
     Unwritable,
@@ -38,11 +38,11 @@ from resile.checkpoint.refusals import (
     probe_name,
     unwritable,
 )
-from resile.checkpoint.sums import sums_of
-from resile.files import draft_of, write_atomically
+from resile.checkpoint.layout import Layout, Part, chunks
+from resile.common.atomic_files import draft_of, write_atomically
 
 if TYPE_CHECKING:
-    from resile.checkpoint.objects import ObjectStorage
+    from resile.checkpoint.object_storage import ObjectStorage
 
 METADATA = ".metadata"
 _STEP = re.compile(r"step-(\d{1,18})")
@@ -396,7 +396,7 @@ def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> 
     """
     if "://" not in directory:
         return Storage(directory, keep_last=keep_last, keep_every=keep_every)
-    from resile.checkpoint.objects import ObjectStorage
+    from resile.checkpoint.object_storage import ObjectStorage
 
     return ObjectStorage(directory, keep_last=keep_last, keep_every=keep_every)
 

@@ -1,7 +1,7 @@
 """The entry point of `resile`: finds the command and loads only what that command needs.
 
 `run` is on the way of every new agent, and an agent's start is part of recovery: it must not wait for click or rich.
-Every other command is in the click group `resile.cli.commands:cli`, loaded when one is asked for.
+Every other command is in the click group `resile.cli.loader:cli`, loaded when one is asked for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     first = words[0] if words else "--help"
     if first == "run":
-        from resile.cli.run import main as run
+        from resile.cli.run.main import main as run
 
         run(words[1:], "resile run")
     elif first in ("--help", "-h", "help"):
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"resile {__version__}")
     elif first in COMMANDS:
         try:
-            from resile.cli.commands import main as command
+            from resile.cli.loader import main as command
 
             command(words)
         except KeyboardInterrupt:  # while modules are loaded

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
 from resile.api.reports import Meeting, NodeEnd, NodeStatus
-from resile.core import endings, holders, ledger, membership, rounds
+from resile.core import completion, ledger
+from resile.core.completion import Reason
+from resile.core.context import Turn
 from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
-from resile.core.endings import Reason
 from resile.core.events import AgentCame, AgentLeaving, NodeFinished, WorkerFailed
+from resile.core.nodes import lifecycle
+from resile.core.rendezvous import rounds, state_holders
 from resile.core.state import Agent, Blame, Done, Forming, Idle, JobState, Node, Phase, Resting, Training, Underway
-from resile.core.turn import Turn
 
 MAX_BLAMED = 64
 """How many failures of one round are kept: the first is the one that matters, the rest are collateral."""
@@ -20,7 +22,7 @@ def came(turn: Turn, event: AgentCame) -> None:
     """An agent said Hello: find or make its node, and bring both sides to the same view of the round."""
     state = turn.state
     if state.phase.over:
-        endings.tell(turn, event.session)
+        completion.tell(turn, event.session)
         return
     error = _rules_error(state, event)
     if error:
@@ -61,7 +63,7 @@ def came(turn: Turn, event: AgentCame) -> None:
     turn.decide(Admit(session=event.session, node=node.key, rank=node.rank, elastic=bool(turn.index.elastic)))
     _agree_on_round(turn, node, node.agent, event)
     turn.touch(node)
-    holders.relieve(turn)
+    state_holders.relieve(turn)
     rounds.form(turn)
 
 
@@ -88,7 +90,7 @@ def elastic(turn: Turn, node: Node) -> None:
 def leaving(turn: Turn, node: Node, event: AgentLeaving) -> None:
     """An agent takes its leave: its peers need not find out the hard way."""
     if node.alive:
-        membership.ended(turn, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
+        lifecycle.ended(turn, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
 
 
 def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
@@ -126,7 +128,7 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
         rounds.failed(turn, node)
     if grow:
         turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
-        membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
+        lifecycle.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return
     if not event.placed or node.crashed_in != event.placed:
         node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
@@ -138,9 +140,9 @@ def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
     message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
     if state.spec.managed:
         turn.decide(SendAway(node=node.key, because=message, exit_code=1))
-        membership.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
+        lifecycle.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
     else:
-        endings.fail(turn, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
+        completion.fail(turn, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
 
 
 def _counts(node: Node, pid: int) -> bool:
@@ -191,7 +193,7 @@ def _node_of(turn: Turn, event: AgentCame) -> Node | str:
         if state.spec.managed:
             if node is None:
                 return f"this job has no node {event.role}-{event.node_id}"
-            how = node.leaving or membership.describe(node.status, node.end)
+            how = node.leaving or lifecycle.describe(node.status, node.end)
             return f"{node.key} {how}; it is not part of the job any more"
     elif state.spec.managed:
         return "this job's nodes have ids (NODE_ID) and this agent has none"
@@ -199,7 +201,7 @@ def _node_of(turn: Turn, event: AgentCame) -> Node | str:
     if known is not None and state.nodes[known].alive:
         return state.nodes[known]
     node = Node(
-        key=membership.new_key(turn, event.role),
+        key=lifecycle.new_key(turn, event.role),
         rank=_free_rank(turn, event.role, event.rank),
         status=NodeStatus.RUNNING,
         launched_at=turn.now,

@@ -10,14 +10,16 @@ from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
 from resile.api.reports import NodeStatus
-from resile.core import agents, changes, endings, holders, ledger, membership, progress, rounds, scaling
+from resile.core import agents, completion, ledger, progress
 from resile.core import events as ev
+from resile.core.completion import Reason
+from resile.core.context import Index, Turn
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
-from resile.core.endings import Reason
 from resile.core.ledger import Lease, Wish
+from resile.core.nodes import lifecycle, scale_operations, scaling
+from resile.core.rendezvous import rounds, state_holders
 from resile.core.state import Forming, JobState, Phase, Underway
-from resile.core.turn import Index, Turn
 
 NOTE_STEPS = 1 / 60
 """Of the time after which a failure is forgiven: how much training time the journal may lack."""
@@ -78,7 +80,7 @@ class Engine:
         turn = Turn(self.state, self._index, self._deadlines, now)
         _handle(turn, event)
         _serve_wishes(turn)
-        changes.settle(turn)
+        scale_operations.settle(turn)
         if turn.note_steps:
             self._steps_due = now
         return turn.decisions
@@ -92,9 +94,9 @@ def _handle(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.MasterReturned():
             _return(turn)
         case ev.NodeSeen():
-            membership.seen(turn, event)
+            lifecycle.seen(turn, event)
         case ev.NodesListed():
-            membership.listed(turn, event)
+            lifecycle.listed(turn, event)
         case ev.AgentCame():
             agents.came(turn, event)
         case ev.ScaleWanted():
@@ -102,12 +104,12 @@ def _handle(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.PlanWanted():
             scaling.plan(turn, event)
         case ev.PlanDropped():
-            changes.dropped(turn, event.uid)
+            scale_operations.dropped(turn, event.uid)
         case ev.SuspendWanted():
-            membership.suspend(turn, event)
+            lifecycle.suspend(turn, event)
         case ev.StopWanted():
             turn.decide(Reply(request=event.request))
-            endings.fail(turn, Reason.STOPPED, event.because)
+            completion.fail(turn, Reason.STOPPED, event.because)
         case ev.SettleOver():
             rounds.settle_over(turn)
         case ev.JoinOver():
@@ -140,16 +142,16 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.WorkerWent():
             ledger.release_worker(turn.state.ledger, event.node, event.worker)
         case ev.AgentStayedAway() if turn.state.phase.over:
-            endings.clear_away(turn, node)
+            completion.clear_away(turn, node)
         case _ if turn.state.phase.over:
             return
         case ev.AgentLeaving():
             agents.leaving(turn, node, event)
         case ev.AgentJoined():
             if node.relieves is not None and rounds.took_the_last_step(turn, node.relieves):
-                membership.dismiss_reserve(turn, turn.state.nodes[node.relieves])
+                lifecycle.dismiss_reserve(turn, turn.state.nodes[node.relieves])
             else:
-                membership.take_over(turn, node)
+                lifecycle.take_over(turn, node)
             rounds.join(turn, node, event)
         case ev.AgentElastic():
             agents.elastic(turn, node)
@@ -158,7 +160,7 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
         case ev.RoundComplete():
             rounds.complete(turn, node, event)
         case ev.AgentStuck():
-            holders.stuck(turn, node, event)
+            state_holders.stuck(turn, node, event)
             rounds.form(turn)  # nobody who is near waits for it any more
         case ev.WorkerFailed():
             agents.worker_failed(turn, node, event)
@@ -170,17 +172,17 @@ def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
             _want_shard(turn, event)
         case ev.AgentSilent():
             if node.connected:
-                membership.suspect(turn, node)
-                membership.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
+                lifecycle.suspect(turn, node)
+                lifecycle.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
             if node.agent is None:
-                membership.miss_agent(turn, node)
+                lifecycle.miss_agent(turn, node)
             elif not node.connected:
-                membership.lose(turn, node, "its agent's connection closed and did not come back")
+                lifecycle.lose(turn, node, "its agent's connection closed and did not come back")
         case ev.LaunchDue():
-            membership.launch_due(turn, node)
+            lifecycle.launch_due(turn, node)
         case ev.PendOver():
-            membership.pend_over(turn, node)
+            lifecycle.pend_over(turn, node)
 
 
 def _start(turn: Turn) -> None:
@@ -196,7 +198,7 @@ def _start(turn: Turn) -> None:
     turn.note("JobStarted", f"job {state.spec.name} starts")
     if not state.spec.managed:
         rounds.open_forming(turn)
-    membership.fill(turn)
+    lifecycle.fill(turn)
 
 
 def _return(turn: Turn) -> None:
@@ -213,9 +215,9 @@ def _return(turn: Turn) -> None:
         if node.agent is not None and not node.status.ended:
             turn.detach(node, turn.now + turn.timeouts.homecoming)
         if node.status is NodeStatus.PENDING:
-            membership.watch_pending(turn, node)
+            lifecycle.watch_pending(turn, node)
         elif node.status is NodeStatus.RUNNING:
-            membership.expect_agent(turn, node)
+            lifecycle.expect_agent(turn, node)
     known = turn.state.meeting is not None or not turn.state.spec.managed
     if isinstance(turn.state.gathering, Forming) and known and not turn.state.suspended:
         rounds.open_forming(turn)
@@ -224,7 +226,7 @@ def _return(turn: Turn) -> None:
 def _join_over(turn: Turn) -> None:
     state = turn.state
     if state.nodes and not turn.index.trainers and not state.spec.managed and isinstance(state.gathering, Forming):
-        membership.deserted(turn, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
+        lifecycle.deserted(turn, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
     else:
         rounds.join_over(turn)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from resile.api.ids import NodeKey
-from resile.api.permutation import ShuffledOrder
+from resile.common.permutation import ShuffledOrder
 
 KEPT_FINISHED = 32
 """Leases per worker whose end is remembered; more than a worker holds at a time."""

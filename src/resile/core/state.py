@@ -10,8 +10,8 @@ from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import CHIEF, WORKER, JobSpec
 from resile.api.reports import Door, Meeting, NodeEnd, NodeResources, NodeStatus, Place, WorkerFailure
 from resile.core.ledger import Ledger
+from resile.core.nodes.relaunch import Spent
 from resile.core.progress import Progress
-from resile.core.relaunch import Spent
 
 TRAINERS = (CHIEF, WORKER)
 """The roles whose agents meet in rounds and whose end is the job's end."""

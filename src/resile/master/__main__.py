@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resile.master import supervisor
-from resile.wire.directory import DirectoryError, JobDirectory
+from resile.wire.job_directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:
     from resile.master.app import Options
-    from resile.platform.port import Platform
+    from resile.platform.base import Platform
 
 
 LOCK_SECONDS = 0.2
@@ -56,7 +56,7 @@ def main() -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from resile.master.app import Options, run_master
-    from resile.master.journal import JournalDamaged, JournalError
+    from resile.master.journal.sqlite import JournalDamaged, JournalError
     from resile.wire.connection import CannotListen
     from resile.wire.tls import BadTLS, server_context
 
@@ -92,7 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
-    from resile.master.on_kubernetes import NoJob, Where, serve_on_kubernetes
+    from resile.master.kubernetes.app import NoJob, Where, serve_on_kubernetes
 
     where = Where(namespace=arguments.namespace, job=arguments.job, advertise=arguments.advertise)
     try:

@@ -16,15 +16,15 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import new_state
-from resile.master.asks import Asks
 from resile.master.clock import Clock
-from resile.master.journal import Journal, JournalDamaged, SQLiteJournal
+from resile.master.commands import Asks
+from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
 from resile.master.server import Executor, Switchboard
 from resile.master.shell import RETRY_SECONDS, Shell
 from resile.master.view import JobView, view
-from resile.platform.port import Launch, Observation, Platform
+from resile.platform.base import Launch, Observation, Platform
 from resile.wire.connection import Server, serve
-from resile.wire.directory import JobDirectory, MasterAddress
+from resile.wire.job_directory import JobDirectory, MasterAddress
 from resile.wire.messages import ToMaster
 
 log = logging.getLogger("resile.master")

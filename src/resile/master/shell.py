@@ -23,7 +23,7 @@ from resile.api.ids import NodeKey
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, Stepped
-from resile.master.journal import Journal, JournalDamaged, JournalError, Told
+from resile.master.journal.sqlite import Journal, JournalDamaged, JournalError, Told
 
 log = logging.getLogger("resile.master")
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from resile.api.elasticjob import Phase
 from resile.api.ids import NO_ROUND, Bytes, NodeKey
 from resile.api.job import ROLES, node_name
+from resile.api.kinds.elasticjob import Phase
 from resile.api.reports import NodeStatus
 from resile.core import progress
 from resile.core import state as core

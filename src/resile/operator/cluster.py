@@ -18,8 +18,8 @@ from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus
 from lightkube.types import PatchType
 
-from resile.api import elasticjob, scaleplan
-from resile.api.metadata import GROUP, VERSION
+from resile.api.kinds import elasticjob, scaleplan
+from resile.api.manifests.metadata import GROUP, VERSION
 from resile.operator import settings
 from resile.platform.kubernetes.client import pace_watches
 

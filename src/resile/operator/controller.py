@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from resile.api.labels import MASTER_APP, MASTER_APP_VALUE, PREFIXED_JOB_NAME
+from resile.api.kinds.labels import MASTER_APP, MASTER_APP_VALUE, PREFIXED_JOB_NAME
 from resile.operator import settings
 from resile.operator.cluster import ELASTIC_JOB, POD, SCALE_PLAN, SERVICE, Cluster, Object
-from resile.operator.jobs import Jobs
+from resile.operator.informer import Mirror, key_of
+from resile.operator.jobs.reconciler import Jobs
 from resile.operator.metrics import Metrics
-from resile.operator.mirror import Mirror, key_of
-from resile.operator.plans import is_open, job_named_by
-from resile.operator.reading import metadata_only, pod_only, resource_only
-from resile.operator.scaleplans import ScalePlans
+from resile.operator.scaleplans.decisions import is_open, job_named_by
+from resile.operator.scaleplans.reconciler import ScalePlans
+from resile.operator.trim import metadata_only, pod_only, resource_only
 from resile.operator.workqueue import Key, WorkQueue
 
 MASTERS = {MASTER_APP: MASTER_APP_VALUE}

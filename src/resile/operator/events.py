@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 
-from resile.api.metadata import API_VERSION
+from resile.api.manifests.metadata import API_VERSION
 from resile.operator import settings
 from resile.operator.cluster import EVENT, Cluster, ClusterError, Object
 from resile.operator.status import stamp

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from resile.api.elasticjob import Phase
-from resile.api.scaleplan import PlanPhase
+from resile.api.kinds.elasticjob import Phase
+from resile.api.kinds.scaleplan import PlanPhase
 from resile.operator.cluster import Object
 
 

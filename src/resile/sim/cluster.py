@@ -15,16 +15,16 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
-from resile.sim.agent import Mode, SimAgent
-from resile.sim.checks import Checks, require
 from resile.sim.clock import Clock
-from resile.sim.elastic import ElasticAgent
-from resile.sim.journal import MemoryJournal
-from resile.sim.master import SimMaster
-from resile.sim.network import Network
-from resile.sim.plan import Plan, draw
-from resile.sim.platform import SimPlatform
-from resile.sim.training import SAVE_EVERY, Training
+from resile.sim.invariants import Checks, require
+from resile.sim.schedule import Plan, draw
+from resile.sim.world.agent import Mode, SimAgent
+from resile.sim.world.elastic_agent import ElasticAgent
+from resile.sim.world.journal import MemoryJournal
+from resile.sim.world.master import SimMaster
+from resile.sim.world.network import Network
+from resile.sim.world.platform import SimPlatform
+from resile.sim.world.training import SAVE_EVERY, Training
 
 ASK_AGAIN = 1.0
 """Seconds after which a person whose wish was not answered repeats it."""

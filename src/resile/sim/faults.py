@@ -8,9 +8,9 @@ from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.job import WORKER
 from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.core import events as ev
-from resile.sim.agent import SimAgent
 from resile.sim.cluster import Cluster
-from resile.sim.plan import FAULTS_UNTIL, Fault
+from resile.sim.schedule import FAULTS_UNTIL, Fault
+from resile.sim.world.agent import SimAgent
 
 
 def arm(cluster: Cluster) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.reports import NodeStatus
-from resile.core.endings import Reason
-from resile.core.relaunch import LARGEST_MEMORY
-from resile.core.rounds import fit
+from resile.core.completion import Reason
+from resile.core.nodes.relaunch import LARGEST_MEMORY
+from resile.core.rendezvous.rounds import fit
 from resile.core.state import Phase
 from resile.sim import faults
-from resile.sim.agent import Mode
-from resile.sim.checks import require
 from resile.sim.cluster import Cluster, Line
+from resile.sim.invariants import require
+from resile.sim.world.agent import Mode
 
 LONGEST = 600.0
 """Virtual seconds: every plan's work, after every plan's faults and time-outs, is done before this."""

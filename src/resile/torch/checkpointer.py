@@ -31,26 +31,26 @@ import msgspec
 from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import Buffer, NotWhole, Record, places
+from resile.checkpoint.errors import CannotStore, not_stored
 from resile.checkpoint.layout import Layout
-from resile.checkpoint.line import Line, NoVault
-from resile.checkpoint.own import OwnBuffers
-from resile.checkpoint.refusals import CannotStore, not_stored
-from resile.checkpoint.saying import Once
+from resile.checkpoint.log_once import Once
+from resile.checkpoint.memory_client import Line, NoVault
+from resile.checkpoint.process_buffers import OwnBuffers
 from resile.checkpoint.storage import open_storage
-from resile.torch.agreement import Agreement
-from resile.torch.arguments import check_directory, check_state, whole
-from resile.torch.checking import Checking, begin
-from resile.torch.direct import store_directly
-from resile.torch.entries import Entry, State, entries
-from resile.torch.growth import growth
-from resile.torch.heard import be_heard
-from resile.torch.image import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
-from resile.torch.pages import WRITE, populate
-from resile.torch.peers import LeftOut, Peers
-from resile.torch.proof import prove
-from resile.torch.restoring import Memory, Restoring
-from resile.torch.slots import Slot
-from resile.wire.variables import AGENT_SOCKET, WORKER
+from resile.torch._checkpoint.buffer_choice import Slot
+from resile.torch._checkpoint.check_writable import prove
+from resile.torch._checkpoint.direct_store import store_directly
+from resile.torch._checkpoint.estimate_state import growth
+from resile.torch._checkpoint.flatten import Entry, State, entries
+from resile.torch._checkpoint.packing import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
+from resile.torch._checkpoint.prefault import WRITE, populate
+from resile.torch._checkpoint.restore import Memory, Restoring
+from resile.torch._checkpoint.save_group import LeftOut, Peers
+from resile.torch._checkpoint.verify import Checking, begin
+from resile.torch._loop.collectives import Agreement
+from resile.torch._support.arguments import check_directory, check_state, whole
+from resile.torch._support.log_setup import be_heard
+from resile.wire.env import AGENT_SOCKET, WORKER
 
 log = logging.getLogger(__name__)
 

@@ -48,16 +48,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resile.api.ids import Round
-from resile.torch.arguments import check_checkpointer, check_parts, whole
-from resile.torch.course import Course
-from resile.torch.group import default_backend
-from resile.torch.heard import be_heard
-from resile.torch.keeping import Keeping
+from resile.torch._loop.group import default_backend
+from resile.torch._loop.loop_checkpoints import Keeping
+from resile.torch._loop.rendezvous import Rounds
+from resile.torch._loop.train_state import Course
+from resile.torch._loop.training import Built, Stateful, built_of, others_of
+from resile.torch._support.arguments import check_checkpointer, check_parts, whole
+from resile.torch._support.log_setup import be_heard
 from resile.torch.loader import ElasticLoader, Step, dealt
 from resile.torch.progress import report_step
-from resile.torch.rounds import Rounds
 from resile.torch.sampler import ElasticBatchSampler
-from resile.torch.training import Built, Stateful, built_of, others_of
 
 if TYPE_CHECKING:
     from resile.torch.checkpointer import Checkpointer

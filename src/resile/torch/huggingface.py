@@ -21,9 +21,9 @@ from typing import Any, Unpack
 
 import msgspec
 
-from resile.torch.continuation import Continuation, Saving
+from resile.torch._support.rng_state import capture, reinstate
+from resile.torch._trainers.continuation import Continuation, Saving
 from resile.torch.progress import report_step
-from resile.torch.randomness import capture, reinstate
 
 try:
     from transformers import TrainerCallback

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
-from resile.torch.continuation import Continuation, Saving
+from resile.torch._support.rng_state import capture, reinstate
+from resile.torch._trainers.continuation import Continuation, Saving
+from resile.torch._trainers.resumable_loader import ResumableLoader
 from resile.torch.progress import report_step
-from resile.torch.randomness import capture, reinstate
-from resile.torch.resumable import ResumableLoader
 
 try:
     from lightning.fabric.plugins.environments import ClusterEnvironment

@@ -29,9 +29,9 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, IterableDataset, _utils, default_collate
 
-from resile.torch.arguments import check_known, whole
-from resile.torch.dealing import Share, passes, steps_in
-from resile.torch.readers import Ask, Batches, MapReader, Reader, Samples, StreamReader, asks
+from resile.torch._data.partition import Share, passes, steps_in
+from resile.torch._data.sample_reader import Ask, Batches, MapReader, Reader, Samples, StreamReader, asks
+from resile.torch._support.arguments import check_known, whole
 from resile.torch.sampler import ElasticBatchSampler, Position, StepSize
 
 OURS = ("batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "shuffle", "generator", "worker_init_fn")

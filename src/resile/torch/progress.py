@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from resile.api.ids import Round
-from resile.wire.variables import AGENT_SOCKET
+from resile.wire.env import AGENT_SOCKET
 
 
 def report_step(step: int, total: int = 0) -> None:
@@ -24,7 +24,7 @@ def report_step(step: int, total: int = 0) -> None:
     """
     if not os.environ.get(AGENT_SOCKET):
         return
-    from resile.wire.local import AgentChannel  # here, so that a script outside resile does not pay for it
+    from resile.wire.agent_client import AgentChannel  # here, so that a script outside resile does not pay for it
 
     channel = AgentChannel.from_environment()
     if channel is not None:
@@ -33,7 +33,7 @@ def report_step(step: int, total: int = 0) -> None:
 
 def enter_round(round_: Round) -> None:
     """From now on steps are steps of this round; for a process that goes from round to round."""
-    from resile.wire.local import AgentChannel
+    from resile.wire.agent_client import AgentChannel
 
     channel = AgentChannel.from_environment()
     if channel is not None:

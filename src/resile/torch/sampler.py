@@ -16,10 +16,10 @@ scaled:
             optimizer.step()
             sampler.advance(share.total)             # belongs to the step: save state_dict() with the model
 
-`ElasticLoader` does all of this by itself. The guarantee, held by `tests/torch/test_sampler.py`: with a state that is
-saved and restored together with the model, through any sequence of resizes, every sample of an epoch enters the model
-exactly once, all ranks take the same number of steps, and the gradient of a step is the mean over the samples of that
-step.
+`ElasticLoader` does all of this by itself. The guarantee, held by `tests/torch/data/test_sampler.py`: with a state
+that is saved and restored together with the model, through any sequence of resizes, every sample of an epoch enters
+the model exactly once, all ranks take the same number of steps, and the gradient of a step is the mean over the
+samples of that step.
 
 This module does not import torch: a `DataLoader` takes any iterable of indices or of index lists.
 """
@@ -32,10 +32,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from resile.torch.arguments import whole
-from resile.torch.dealing import Share, passes, spans, steps_in
-from resile.torch.heard import be_heard
-from resile.torch.orders import Order
+from resile.torch._data.partition import Share, passes, spans, steps_in
+from resile.torch._data.shuffle import Order
+from resile.torch._support.arguments import whole
+from resile.torch._support.log_setup import be_heard
 
 __all__ = ["ElasticBatchSampler", "ElasticSampler", "Iteration", "Position", "Share"]
 

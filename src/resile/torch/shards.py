@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from resile.wire.local import AgentChannel
+from resile.wire.agent_client import AgentChannel
 from resile.wire.messages import OpenDataset, ShardProgress, TakeShard
 
 FOR_EVER = math.inf

@@ -11,7 +11,7 @@ from typing import Any
 from resile.api.ids import Seconds
 from resile.wire.frames import MAX_ANSWER, MAX_FRAME, BadFrame, encode
 from resile.wire.handshake import HANDSHAKE_DEADLINE, NotWelcome
-from resile.wire.protocol import (
+from resile.wire.transport import (
     LINGER,
     UNSENT_LIMIT,
     CallingConnection,

@@ -277,7 +277,7 @@ class ShardNoted(Message, frozen=True, kw_only=True):
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """A command for the master; `what` is one of the verbs in `resile.master.asks`."""
+    """A command for the master; `what` is one of the verbs in `resile.master.commands`."""
 
     request: int
     what: str

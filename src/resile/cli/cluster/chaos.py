@@ -6,17 +6,17 @@ import time
 
 import click
 
-from resile.api.labels import PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE
-from resile.api.names import master_name
-from resile.cli.attach import clock
-from resile.cli.cluster import view
-from resile.cli.cluster.connection import Cluster, Manifest, Wanted, on
-from resile.cli.cluster.find import find
-from resile.cli.errors import CommandError
-from resile.cli.jobs import meant, pod_name
-from resile.cli.options import print_json
-from resile.cli.place import Place
-from resile.cli.tables import took
+from resile.api.kinds.labels import PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE
+from resile.api.manifests.names import master_name
+from resile.cli.common_options import print_json
+from resile.cli.output.follow import clock
+from resile.cli.output.tables import took
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
+from resile.client.cluster.find import find
+from resile.client.errors import CommandError
+from resile.client.local.jobs import meant, pod_name
+from resile.client.target import Place
 from resile.platform.kubernetes import client as kube
 
 REPLACED_SECONDS = 60.0

@@ -7,24 +7,24 @@ import time
 import click
 import msgspec
 
-from resile.api.elasticjob import ElasticJob
-from resile.api.manifest import read_manifest
-from resile.api.mistakes import BadManifest
-from resile.api.names import master_name
-from resile.api.translate import to_job_spec
-from resile.cli import rows
-from resile.cli.attach import outage_table
-from resile.cli.cluster import view
-from resile.cli.cluster.connection import Cluster, Manifest, Wanted, on
-from resile.cli.cluster.find import find
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.errors import BadManifest
+from resile.api.manifests.names import master_name
+from resile.api.manifests.reader import read_manifest
 from resile.cli.cluster.get import event_entry, node_entry
-from resile.cli.describe import LAST_EVENTS, LAST_LINES, facts, failure_text, first_failure, section
-from resile.cli.errors import CommandError
-from resile.cli.options import print_json
-from resile.cli.place import Place
-from resile.cli.tables import table
+from resile.cli.commands.describe import LAST_EVENTS, LAST_LINES, facts, failure_text, first_failure, section
+from resile.cli.common_options import print_json
+from resile.cli.output import rows
+from resile.cli.output.follow import outage_table
+from resile.cli.output.tables import table
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
+from resile.client.cluster.find import find
+from resile.client.errors import CommandError
+from resile.client.target import Place
 from resile.core.state import JobState
-from resile.master.kubernetes_journal import peek
+from resile.master.journal.configmap import peek
 from resile.master.view import JobView
 from resile.master.view import view as whole_view
 from resile.platform.kubernetes import client as kube

@@ -7,13 +7,13 @@ import time
 import click
 import msgspec
 
-from resile.cli import rows
-from resile.cli.cluster import view
-from resile.cli.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch, on
-from resile.cli.cluster.find import find
-from resile.cli.listing import Entry, Listing
-from resile.cli.place import Place
-from resile.cli.tables import age
+from resile.cli.output import rows
+from resile.cli.output.listing import Entry, Listing
+from resile.cli.output.tables import age
+from resile.client.cluster import view
+from resile.client.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch, on
+from resile.client.cluster.find import find
+from resile.client.target import Place
 from resile.platform.kubernetes import client as kube
 
 REST_SECONDS = 30.0

@@ -8,14 +8,14 @@ import time
 
 import msgspec
 
-from resile.api.names import master_name
-from resile.api.podtemplate import MAIN
-from resile.cli.cluster import view
-from resile.cli.cluster.connection import PATIENCE, Cluster, Manifest, Wanted, Watch, on
-from resile.cli.cluster.find import find_pod
-from resile.cli.errors import CommandError
-from resile.cli.place import Place
-from resile.operator.masterpod import MAIN_ANNOTATION
+from resile.api.manifests.names import master_name
+from resile.api.manifests.pod_template import MAIN
+from resile.client.cluster import view
+from resile.client.cluster.connection import PATIENCE, Cluster, Manifest, Wanted, Watch, on
+from resile.client.cluster.find import find_pod
+from resile.client.errors import CommandError
+from resile.client.target import Place
+from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 from resile.platform.kubernetes import client as kube
 
 REST_SECONDS = 5.0

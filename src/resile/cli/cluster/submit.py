@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from resile.api.elasticjob import ElasticJob, Phase
-from resile.api.manifest import Resource
-from resile.cli.attach import Dismissed, Screen, closing_words, screen_for
-from resile.cli.cluster import view
-from resile.cli.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch, on
+from resile.api.kinds.elasticjob import ElasticJob, Phase
+from resile.api.manifests.reader import Resource
 from resile.cli.cluster.describe import failure_lines, journal_view
-from resile.cli.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
-from resile.cli.options import print_json
-from resile.cli.place import Place
-from resile.master.journal import Told
+from resile.cli.common_options import print_json
+from resile.cli.output.follow import Dismissed, Screen, closing_words, screen_for
+from resile.client.cluster import view
+from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch, on
+from resile.client.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
+from resile.client.target import Place
+from resile.master.journal.sqlite import Told
 from resile.platform.kubernetes import client as kube
 
 TAKE_UP_SECONDS = 10.0

@@ -10,15 +10,15 @@ import click
 from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericNamespacedStatus
 
-from resile.api import elasticjob
 from resile.api.job import WORKER
-from resile.api.metadata import GROUP, VERSION
-from resile.cli.cluster import view
-from resile.cli.cluster.connection import Cluster, Manifest, Wanted, on
-from resile.cli.cluster.find import find
-from resile.cli.errors import CommandError
-from resile.cli.options import tell
-from resile.cli.place import Place
+from resile.api.kinds import elasticjob
+from resile.api.manifests.metadata import GROUP, VERSION
+from resile.cli.common_options import tell
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
+from resile.client.cluster.find import find
+from resile.client.errors import CommandError
+from resile.client.target import Place
 from resile.platform.kubernetes import client as kube
 
 DELETE_SECONDS = 60.0

@@ -21,9 +21,9 @@ from lightkube.core.exceptions import ConfigError, NotReadyError
 from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus
 
-from resile.api import elasticjob, scaleplan
 from resile.api.ids import Seconds
-from resile.api.metadata import GROUP, VERSION
+from resile.api.kinds import elasticjob, scaleplan
+from resile.api.manifests.metadata import GROUP, VERSION
 
 log = logging.getLogger("resile.kubernetes")
 

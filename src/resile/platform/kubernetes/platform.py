@@ -17,11 +17,13 @@ from lightkube import AsyncClient
 
 from resile.api.ids import NodeKey, Rank, Seconds
 from resile.api.job import JobSpec, node_name
-from resile.api.labels import PREFIXED_JOB_NAME
-from resile.api.names import node_of_pod
+from resile.api.kinds.labels import PREFIXED_JOB_NAME
+from resile.api.manifests.names import node_of_pod
 from resile.api.reports import NodeEnd, NodeStatus
+from resile.platform.base import Launch, Observation
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.placement import NO_ROOM, held_back, released
+from resile.platform.kubernetes.pod_status import gone, observation
 from resile.platform.kubernetes.pods import (
     Manifest,
     master_address,
@@ -30,8 +32,6 @@ from resile.platform.kubernetes.pods import (
     pod_manifest,
     service_manifest,
 )
-from resile.platform.kubernetes.sight import gone, observation
-from resile.platform.port import Launch, Observation
 
 log = logging.getLogger("resile.kubernetes")
 

@@ -12,18 +12,18 @@ import copy
 from fractions import Fraction
 from typing import Any
 
-from resile.api.elasticjob import KIND
-from resile.api.environment import PS_PORT, TASK_PORT, node_environment, tf_config
 from resile.api.ids import NodeKey, Rank
 from resile.api.job import MASTER_PORT, PS, ROLES, JobSpec, Strategy, node_name
-from resile.api.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
-from resile.api.metadata import API_VERSION
-from resile.api.names import master_host, token_secret
-from resile.api.podtemplate import is_gpu, main_container
+from resile.api.kinds.elasticjob import KIND
+from resile.api.kinds.environment import PS_PORT, TASK_PORT, node_environment, tf_config
+from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
+from resile.api.manifests.metadata import API_VERSION
+from resile.api.manifests.names import master_host, token_secret
+from resile.api.manifests.pod_template import is_gpu, main_container
 from resile.api.quantity import amount, write_cores, write_size
 from resile.api.reports import NodeResources
+from resile.platform.base import Launch
 from resile.platform.kubernetes.placement import avoid
-from resile.platform.port import Launch
 
 Manifest = dict[str, Any]
 

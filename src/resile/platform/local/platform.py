@@ -19,17 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from resile.api.environment import PS_PORT, TASK_PORT, node_environment, tf_config
 from resile.api.ids import NodeId, NodeKey, Rank, Seconds
 from resile.api.job import PS, ROLES, JobSpec, Strategy, node_name
+from resile.api.kinds.environment import PS_PORT, TASK_PORT, node_environment, tf_config
 from resile.api.reports import NodeStatus
+from resile.platform.base import Launch, Observation
 from resile.platform.local import files
 from resile.platform.local.addresses import Addresses, AddressesUsedUpError, Places
 from resile.platform.local.cgroup import MemoryLimits, NoMemoryLimitsError
 from resile.platform.local.node import LocalNode
 from resile.platform.local.processes import COOKIE
 from resile.platform.local.shim import NOT_EXECUTABLE, NOT_FOUND, STATUS_FD
-from resile.platform.port import Launch, Observation
 
 HOST_ADDRESS = "127.0.0.1"
 

@@ -1,0 +1,337 @@
+"""Copies of another node's checkpoints, in this node's memory: so that losing a node costs no shard of a sharded state.
+
+Two buffers for each process of that node, like its own: while one is being filled the other holds the copy before it,
+so a node that is lost in mid-copy has still a whole one here. Whoever brings a copy must hold the job's token, and know
+of no older round than this agent. Copies come in on threads of their own; the agent's event loop has no part in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from resile.api.ids import NO_ROUND, Round
+from resile.api.reports import Door
+from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
+from resile.checkpoint.layout import Layout, chunks
+from resile.checkpoint.memory_client import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
+from resile.wire.bulk_stream import Stream, admit, fingerprint
+from resile.wire.handshake import NotWelcome
+from resile.wire.messages import Copy, CopyAnswer
+from resile.wire.tls import OLDEST
+
+log = logging.getLogger("resile.agent")
+
+UNPROVEN = 16
+"""Callers at a time that have not shown the job's token yet; one more, and the one that took longest must go."""
+PROOF = 5.0
+"""Seconds that each of them has; it takes milliseconds."""
+PAUSE = 0.2
+"""Seconds until the next try, when nobody can be let in for lack of descriptors or threads."""
+GIVE_WAY = 5.0
+"""Seconds that a copy has to end when a newer one takes its place."""
+BACKLOG = 16
+LARGEST = 1 << 62
+SUM = 8
+"""Bytes of a checksum."""
+
+
+def copy_deadline(data: int) -> float:
+    """Until when a copy of so many bytes must be through."""
+    return time.monotonic() + COPY_GRACE + data / COPY_SLOWEST
+
+
+class _Arrival(NamedTuple):
+    """A copy that is whole."""
+
+    number: int
+    """They are counted: senders' own numbers do not tell which is newer, as their clocks may differ."""
+    round: Round
+
+
+class Copies:
+    """What this node keeps for another."""
+
+    def __init__(self, room: Callable[[int], str]) -> None:
+        """Nothing comes in before `open`.
+
+        Args:
+            room: why there is no memory for so many more bytes; empty if there is. Called from any thread.
+        """
+        self._room = room
+        self._buffers: dict[int, list[Buffer]] = {}
+        self._locks: dict[int, threading.Lock] = {}
+        self._coming: dict[int, tuple[Round, Stream]] = {}
+        """By local rank: whose copy is coming in."""
+        self._arrivals: dict[Buffer, _Arrival] = {}
+        self._guard = threading.RLock()
+        self._round: Round = NO_ROUND
+        self._listener: socket.socket | None = None
+        self._closed = threading.Event()
+        self._fingerprint = ""
+        self._token: Callable[[], bytes] = bytes
+        self._tls: ssl.SSLContext | None = None
+        self._unproven: dict[socket.socket, str] = {}
+        """In the order in which they came: a second grip on each connection, and who calls."""
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """All of them, whether they hold something or not."""
+        with self._guard:
+            return [buffer for pair in self._buffers.values() for buffer in pair]
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes that they take, and those of them that nobody has written to yet."""
+        with self._guard:
+            return sum(each.size for each in self.buffers), sum(each.untouched for each in self.buffers)
+
+    def descriptors(self, most: int) -> list[int]:
+        """Of those that hold a copy, as far as there are descriptors to be had; whoever asked closes them."""
+        found: list[int] = []
+        with self._guard, contextlib.suppress(OSError):
+            for each in [each for each in self.buffers if each.record() is not None][:most]:
+                found.append(os.dup(each.descriptor))
+        return found
+
+    def give_back(self) -> None:
+        """Keep nothing any longer, except what is coming in."""
+        with self._guard:
+            self._forget(self._buffers)
+
+    def open(self, host: str, token: Callable[[], bytes], *, tls: bool) -> None:
+        """Let copies in.
+
+        Args:
+            host: the address to listen on.
+            token: the job's secret, asked for at every call.
+            tls: whether the job speaks TLS: then so does this door, with a certificate made here and now.
+
+        Raises:
+            OSError: there is no port to listen on.
+        """
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        if tls:
+            self._tls, self._fingerprint = _own_identity()
+        self._token, self._listener = token, listener
+        threading.Thread(target=self._serve, args=(listener,), name="resile-copies", daemon=True).start()
+
+    def door(self, address: str) -> Door | None:
+        """Where others bring their copies, if they reach this node by that address; None: they cannot."""
+        if self._listener is None:
+            return None
+        return Door(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
+
+    def enter(self, round_: Round) -> None:
+        """From now on nothing is taken of who knows only older rounds, nor the rest of what they have begun."""
+        with self._guard:
+            self._round = round_
+            for known, stream in self._coming.values():
+                if known < round_:
+                    stream.cut()
+
+    def close(self) -> None:
+        """Let nobody in any more. The memory goes with this process: somebody may be writing to it."""
+        self._closed.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.close()
+            self._listener = None
+
+    def _serve(self, listener: socket.socket) -> None:
+        said = ""
+        while not self._closed.is_set():
+            try:
+                sock, peer = listener.accept()
+                self._let_in(sock, peer[0])
+            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the caller is gone: it may pass
+                if self._closed.wait(PAUSE):
+                    return
+                if said != str(error):
+                    said = str(error)
+                    log.warning("a copy of a checkpoint could not be let in: %s", error)
+
+    def _let_in(self, sock: socket.socket, peer: str) -> None:
+        grip: socket.socket | None = None
+        try:
+            grip = sock.dup()
+            with self._guard:
+                self._unproven[grip] = peer
+                if len(self._unproven) > UNPROVEN:
+                    callers = list(self._unproven.values())
+                    most = max(callers, key=callers.count)
+                    oldest = next(each for each, caller in self._unproven.items() if caller == most)
+                    del self._unproven[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._welcome, args=(sock, grip, peer), name="resile-copy-in", daemon=True).start()
+        except BaseException:
+            sock.close()
+            if grip is not None:
+                with self._guard:
+                    self._unproven.pop(grip, None)
+                    grip.close()
+            raise
+
+    def _welcome(self, sock: socket.socket, grip: socket.socket, peer: str) -> None:
+        try:
+            with contextlib.closing(self._proven(sock, grip, peer)) as stream:
+                self._take(stream)
+        except (OSError, NotWelcome) as error:
+            log.warning("no copy of a checkpoint was taken from %s: %s", peer, error)
+        except Exception:  # the thread of one caller: the next must not suffer from what this one sent
+            log.exception("no copy of a checkpoint was taken from %s", peer)
+
+    def _proven(self, sock: socket.socket, grip: socket.socket, peer: str) -> Stream:
+        with contextlib.ExitStack() as stack:
+            stack.callback(sock.close)
+            try:
+                stream = admit(sock, peer, self._token(), self._tls, PROOF)
+            finally:
+                with self._guard:
+                    self._unproven.pop(grip, None)
+                    grip.close()
+            stack.pop_all()
+            return stream
+
+    def _take(self, stream: Stream) -> None:
+        copy = stream.hear(Copy, time.monotonic() + COPY_GRACE)
+        if not _is_checkpoint(copy):
+            stream.say(CopyAnswer(error="it is no checkpoint"), time.monotonic() + COPY_GRACE)
+            return
+        deadline = copy_deadline(copy.data)
+        with self._turn(copy, stream) as mine:
+            error = self._refusal(copy) if mine else "another copy of this rank is coming in"
+            stream.say(CopyAnswer(error=error), deadline)
+            if not error:
+                self._fill(stream, copy, deadline)
+        if not error:  # only now: who hears of it may send the next one at once
+            stream.say(CopyAnswer(), deadline)
+
+    @contextlib.contextmanager
+    def _turn(self, copy: Copy, stream: Stream) -> Iterator[bool]:
+        """Whether the buffers of this rank are free; they are this thread's meanwhile.
+
+        A node brings one copy at a time, so one that is still coming in is of who was lost or frozen: it gives way.
+        """
+        with self._guard:
+            lock = self._locks.setdefault(copy.local_rank, threading.Lock())
+            round_, other = self._coming.get(copy.local_rank, (NO_ROUND, None))
+            if other is not None and round_ <= copy.round:
+                other.cut()
+        mine = lock.acquire(timeout=GIVE_WAY)
+        try:
+            if mine:
+                with self._guard:
+                    self._coming[copy.local_rank] = (copy.round, stream)
+            yield mine
+        finally:
+            if mine:
+                with self._guard:
+                    del self._coming[copy.local_rank]
+                lock.release()
+
+    def _refusal(self, copy: Copy) -> str:
+        """Why a copy is not taken; empty: there is a buffer for it."""
+        if copy.round < self._round:
+            return self._too_late(copy)
+        buffer = self._oldest(copy.local_rank)
+        size = places_of(copy.layout, copy.data)[2]
+        if size > buffer.size and (why := self._room(size - buffer.size)):
+            return why
+        try:
+            buffer.resize(size)
+        except OSError as error:
+            return f"no memory for copies of checkpoints: {error.strerror}"
+        return ""
+
+    def _oldest(self, local_rank: int) -> Buffer:
+        with self._guard:
+            pair = self._buffers.get(local_rank)
+            if pair is None:
+                pair = self._buffers[local_rank] = [
+                    Buffer.make(f"resile-copy-{local_rank}-{n}") for n in range(BUFFERS)
+                ]
+            return min(pair, key=lambda buffer: self._arrivals[buffer].number if buffer in self._arrivals else 0)
+
+    def _fill(self, stream: Stream, copy: Copy, deadline: float) -> None:
+        buffer = self._oldest(copy.local_rank)
+        with self._guard:
+            self._arrivals.pop(buffer, None)
+        buffer.begin(b"", copy.data)
+        sums_at, data_at, _ = places_of(copy.layout, copy.data)
+        with memoryview(buffer.map()) as memory:
+            for at, size in ((PAGE, copy.layout), (sums_at, copy.sums), (data_at, copy.data)):
+                with memory[at : at + size] as target:
+                    stream.read(target, deadline)
+            text, table = bytes(memory[PAGE : PAGE + copy.layout]), bytes(memory[sums_at : sums_at + copy.sums])
+        try:
+            fits = Layout.decode(text, copy.data).sums * SUM == len(table)
+        except ValueError as error:
+            raise ConnectionError(f"its table of contents is not usable: {error}") from None
+        if not fits:
+            raise ConnectionError("it has not as many checksums as its table of contents says")
+        with self._guard:
+            if copy.round < self._round:
+                raise ConnectionError(self._too_late(copy))
+            buffer.seal(buffer.commit(copy.sequence, copy.step, text, copy.data), array("q", table))
+            number = max((each.number for each in self._arrivals.values()), default=0) + 1
+            self._arrivals[buffer] = _Arrival(number, copy.round)
+            self._forget_older(copy)
+
+    def _too_late(self, copy: Copy) -> str:
+        return f"it is of round {copy.round}, and this node is in round {self._round}"
+
+    def _forget_older(self, copy: Copy) -> None:
+        """The second copy of a round is sent when all nodes have a first one: what is of older rounds has no use."""
+        newest = {
+            rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
+            for rank, pair in self._buffers.items()
+        }
+        pair = self._buffers[copy.local_rank]
+        if all(each in self._arrivals and self._arrivals[each].round == copy.round for each in pair):
+            self._forget([rank for rank, round_ in newest.items() if round_ < copy.round])
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in [each for each in ranks if each not in self._coming]:
+            for buffer in self._buffers.pop(rank):
+                self._arrivals.pop(buffer, None)
+                buffer.close()
+
+
+def _is_checkpoint(copy: Copy) -> bool:
+    """Whether its numbers can be those of a checkpoint: looked at before anything is done by them."""
+    return (
+        0 <= copy.local_rank < MAX_LOCAL_RANKS
+        and 0 <= copy.step < LARGEST
+        and 0 <= copy.sequence < LARGEST
+        and 0 < copy.layout <= MAX_LAYOUT
+        and 0 <= copy.data < LARGEST
+        and 0 <= copy.sums <= SUM * (chunks(copy.data) + 1)
+    )
+
+
+def _own_identity() -> tuple[ssl.SSLContext, str]:
+    """A certificate that this process alone has the key of, and what it is known by."""
+    from resile.common.certificates import self_signed
+
+    pair = self_signed("resile-agent", ["resile-agent"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = OLDEST
+    context.num_tickets = 0
+    with tempfile.TemporaryDirectory() as directory:  # mode 0700; OpenSSL reads keys from files alone
+        certificate, key = Path(directory) / "crt", Path(directory) / "key"
+        certificate.write_bytes(pair.certificate)
+        key.write_bytes(pair.key)
+        context.load_cert_chain(certificate, key)
+    return context, fingerprint(ssl.PEM_cert_to_DER_cert(pair.certificate.decode()))

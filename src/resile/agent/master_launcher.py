@@ -1,0 +1,329 @@
+"""Who runs the master of a job without a cluster: an agent on the machine that the endpoint names.
+
+The master is a process of its own under a supervisor of its own, so it outlives this agent and this agent outlives
+it. Every agent on that machine may try: a lock in the job's directory lets one master through. The directory is
+found by the run id and the port, so agents of one user on one machine share the job's token through it.
+
+Beside the directory lie two files that outlive it. Whoever holds NAME.launch may look and decide. NAME.present is held
+by every agent of the run on this machine and by the supervisor, so a newcomer can tell a job whose master is
+just being started again from what an earlier run left behind, and clears only the latter. What runs left behind under
+other names is swept away by the next run, after a time for whoever wants to look into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import ipaddress
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from resile.agent.options import Endpoint, RunOptions, Security
+from resile.api.job import FrontDoor, JobSpec
+from resile.wire.job_directory import DirectoryError, JobDirectory
+
+log = logging.getLogger("resile.agent")
+
+LAUNCH_PATIENCE = 15.0
+MAX_STARTS = 10
+"""How often one agent starts a supervisor whose master keeps vanishing."""
+REVIVE_AFTER = 2.0
+"""Seconds without a master after which an agent looks whether another agent's supervisor is gone as well."""
+
+
+KEPT_SECONDS = 3600.0
+"""How long the directory of a run that is over stays, for whoever wants to know what happened."""
+
+
+class CannotHost(Exception):
+    """The master could not be started; the text is one sentence."""
+
+
+def hosts_master(options: RunOptions) -> bool:
+    """Whether this machine is the one to run the master."""
+    if options.managed:
+        return False
+    if options.endpoint is None:
+        return True
+    return options.hosts if options.hosts is not None else is_here(options.endpoint.host)
+
+
+def is_here(host: str) -> bool:
+    """Whether `host` is an address of this machine."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> JobDirectory:
+    """Where the job of this run is kept on this machine."""
+    fallback = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resile"
+    root = Path(options.state_dir or fallback) / "runs"
+    name = hashlib.sha256(f"{options.run_id}@{endpoint.port}".encode()).hexdigest()[:16]
+    return JobDirectory(root / name)
+
+
+def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> bytes:
+    """The job's secret.
+
+    On one machine the secret is in the job's private directory. Machines that were given none can only agree on what
+    they all know: the run id.
+
+    Raises:
+        DirectoryError: the secret is in the job's directory, and that is not there (yet).
+    """
+    if options.security.token:
+        return options.security.token.encode()
+    if is_loopback(endpoint.host):
+        return directory.token()
+    return hashlib.sha256(f"resile run {options.run_id}".encode()).hexdigest().encode()
+
+
+def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
+    """A sentence if the job's secret is not much of one."""
+    if options.managed or options.security.token or is_loopback(endpoint.host):
+        return ""
+    return (
+        "no token was given, so whoever knows the run id can join this job; "
+        "give all machines the same RESILE_TOKEN to keep others out"
+    )
+
+
+class MasterHost:
+    """Starts the master's supervisor, and starts it again should both be gone."""
+
+    def __init__(self, options: RunOptions, endpoint: Endpoint, directory: JobDirectory) -> None:
+        self._options = options
+        self._endpoint = endpoint
+        self._directory = directory
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._presence: int | None = None
+
+    async def start(self) -> None:
+        """Start a master for this run unless the run is under way. What an earlier run left behind is cleared.
+
+        Raises:
+            CannotHost: the master does not come up; the sentence says why, and nothing is left running.
+        """
+        try:
+            async with asyncio.timeout(LAUNCH_PATIENCE):
+                self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                sweep(self._directory.path.parent)
+                with await self._turn():
+                    if self._someone_is_there() or (self._directory.exists and self._directory.master_lives()):
+                        return  # should its master be gone for good, `revive` will see to it
+                    shutil.rmtree(self._directory.path, ignore_errors=True)
+                    self._directory.create(self._spec(), self._token())
+                    self._spawn()
+                    await self._wait_until_up()
+        except DirectoryError as error:
+            raise CannotHost(str(error)) from error
+        except TimeoutError:
+            raise CannotHost(f"the master did not come up within {LAUNCH_PATIENCE:g} s") from None
+        except OSError as error:
+            where, why = self._directory.path.parent, os.strerror(error.errno or 0)
+            raise CannotHost(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
+
+    def close(self) -> None:
+        """Be there no more; the master and its supervisor stay."""
+        if self._presence is not None:
+            os.close(self._presence)
+            self._presence = None
+
+    def _someone_is_there(self) -> bool:
+        """Whether an agent of this run or its supervisor lives on this machine; from now on, we are there ourselves."""
+        path = self._directory.path.with_suffix(".present")
+        self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+    def revive(self, seconds_away: float) -> None:
+        """If neither master nor supervisor is left, start them again from the journal.
+
+        Our own supervisor is known to be gone at once; one that another agent started is given a moment.
+        """
+        if self._starts >= MAX_STARTS or not self._directory.exists:
+            return
+        gone = self._supervisor.poll() is not None if self._supervisor is not None else seconds_away > REVIVE_AFTER
+        if gone and not self._directory.master_lives():
+            try:
+                self._spawn()
+            except CannotHost as error:
+                log.warning("%s", error)  # training goes on, and the next call tries again
+
+    async def end(self, patience: float) -> None:
+        """See our own supervisor off: it ends with the job; one that takes longer is told to."""
+        if self._supervisor is None:
+            return
+        try:
+            async with asyncio.timeout(patience):
+                await self._supervisor_ended()
+        except TimeoutError:
+            self.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAUNCH_PATIENCE):
+                    await self._supervisor_ended()
+
+    def stop(self) -> None:
+        """End the supervisor and its master, if they are ours and still there."""
+        if self._supervisor is not None and self._supervisor.poll() is None:
+            self._supervisor.terminate()
+
+    async def _supervisor_ended(self) -> None:
+        assert self._supervisor is not None
+        if self._supervisor.poll() is not None:
+            return
+        loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(self._supervisor.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._supervisor.wait()
+
+    def _spec(self) -> JobSpec:
+        return JobSpec(name=self._options.job_name, front_door=FrontDoor.RUN, timeouts=self._options.timeouts)
+
+    def _token(self) -> str | None:
+        if self._options.security.token or is_loopback(self._endpoint.host):
+            return self._options.security.token or None
+        return token_of(self._options, self._directory, self._endpoint).decode()
+
+    def _spawn(self) -> None:
+        """Start the supervisor.
+
+        Raises:
+            CannotHost: the machine has no room for another process or file.
+        """
+        host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
+        command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(self._directory.path)]
+        command += ["--host", host, "--port", str(self._endpoint.port), *_tls_flags(self._options.security)]
+        try:
+            with self._directory.log.open("ab") as words:
+                self._supervisor = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    start_new_session=True,
+                    pass_fds=() if self._presence is None else (self._presence,),
+                )
+        except OSError as error:
+            raise CannotHost(f"cannot start the master: {os.strerror(error.errno or 0)}") from error
+        self._starts += 1
+
+    async def _wait_until_up(self) -> None:
+        """Until the master has announced itself; each look is cheap and the wait is bounded by the caller."""
+        try:
+            while self._directory.address() is None:
+                assert self._supervisor is not None
+                if self._supervisor.poll() is not None:
+                    raise CannotHost(_last_line(self._directory.log) or "the master ended without a word")
+                await asyncio.sleep(0.01)
+        except BaseException:
+            self.stop()
+            raise
+
+    async def _turn(self) -> contextlib.AbstractContextManager[None]:
+        """Agents of this machine take turns in starting the master."""
+        path = self._directory.path.with_suffix(".launch")
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_file_at(descriptor, path):
+                    return _closing(descriptor)
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            await asyncio.sleep(0.02)
+
+
+def sweep(runs: Path, kept: float = KEPT_SECONDS) -> None:
+    """Remove what runs that began at least `kept` seconds ago left behind, if nobody of them is there any more."""
+    for file in runs.glob("*.launch"):
+        home = file.with_suffix("")
+        with contextlib.suppress(OSError):  # somebody is there, or sweeps too
+            if (home if home.exists() else file).stat().st_mtime <= time.time() - kept:
+                _remove_unless_held(home)
+
+
+def _remove_unless_held(home: Path) -> None:
+    """Remove a run's directory and both files.
+
+    Raises:
+        OSError: somebody holds one of them.
+    """
+    launch, present = home.with_suffix(".launch"), home.with_suffix(".present")
+    with launch.open("rb+") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_file_at(turn.fileno(), launch):
+            return
+        with present.open("ab") as presence:
+            fcntl.flock(presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+            present.unlink()
+            launch.unlink()
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of this name: the lock on one that was removed keeps nobody out."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _tls_flags(security: Security) -> list[str]:
+    pairs = {"--tls-cert": security.tls_cert, "--tls-key": security.tls_key, "--tls-ca": security.tls_ca}
+    if not security.tls_cert:
+        return []
+    return [word for flag, value in pairs.items() if value for word in (flag, value)]
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("resile master: ") if lines else ""

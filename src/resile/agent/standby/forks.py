@@ -1,0 +1,122 @@
+"""Standbys that were asked for and have not answered yet, and those who wait for one.
+
+A warm interpreter forks another one when it is asked to, and that one answers on a line of its own. It is an orphan at
+first, so the agent adopts orphans until the last of them has come. Nobody is waited for here: whoever does not answer
+within `FORK_WITHIN` makes the interpreter that was asked count as one that hangs. Those who wait for a standby get the
+first that comes, and may have a deadline of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import select
+import socket
+from collections.abc import Callable
+
+from resile.agent.standby.interpreter import FORK, MAX_PACKET
+from resile.agent.standby.standby import COLLECT_WITHIN, Interpreter
+from resile.agent.workers import process_control
+from resile.api.ids import Seconds
+
+log = logging.getLogger("resile.agent")
+
+FORK_WITHIN = Seconds(10.0)
+
+Answered = Callable[[Interpreter | None], None]
+"""Told of an interpreter that was asked for; None if it was lost before it was ready."""
+
+
+class Forks:
+    """The lines of all that are on their way."""
+
+    def __init__(self, hangs: Callable[[], None]) -> None:
+        """`hangs` is called for each that does not answer in time."""
+        self._hangs = hangs
+        self._loop = asyncio.get_running_loop()
+        self._lines: dict[socket.socket, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def ask(self, old: Interpreter, answered: Answered) -> bool:
+        """Ask for one more; False if there is no room for its line."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return False
+        self._lines[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
+        self._loop.add_reader(ours, lambda: answered(self._arrived(ours)))
+        process_control.adopt_orphans(True)
+        with contextlib.suppress(OSError), theirs:  # it may be ending: then this line ends, too
+            old.send(FORK, [theirs.fileno()])
+        return True
+
+    def rest(self) -> list[Interpreter]:
+        """Wait for those that are on their way, a moment at most for each, and tell nobody else of them."""
+        late = []
+        for line in list(self._lines):
+            select.select([line], [], [], COLLECT_WITHIN)
+            if (interpreter := self._arrived(line)) is not None:
+                late.append(interpreter)
+        return late
+
+    def _arrived(self, line: socket.socket) -> Interpreter | None:
+        """The interpreter that has just answered on this line; None if there is none."""
+        self._loop.remove_reader(line)
+        self._lines.pop(line).cancel()
+        if not self._lines:
+            process_control.adopt_orphans(False)
+        try:
+            return Interpreter(json.loads(line.recv(MAX_PACKET, socket.MSG_DONTWAIT))["ready"], line)
+        except (OSError, ValueError):
+            line.close()
+            return None
+
+
+Come = Callable[[Interpreter | None], None]
+"""Told of a standby that was waited for; None if there will be none."""
+
+
+class Queue:
+    """Those who wait for a standby, the first of them first."""
+
+    def __init__(self) -> None:
+        self._all: dict[Come, asyncio.TimerHandle | None] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, come: Come, within: Seconds | None = None) -> Callable[[], None]:
+        """Let one more wait: so long, or for as long as somebody sees to it. What calls that off; twice is fine."""
+        self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
+        return lambda: self._leave(come)
+
+    def serve(self, standby: Interpreter | None) -> None:
+        """Give it to whoever came first; None: start from scratch."""
+        come = next(iter(self._all))
+        self._leave(come)
+        come(standby)
+
+    def disappoint(self) -> None:
+        """Nobody need wait any longer: whoever does starts from scratch."""
+        while self._all:
+            self.serve(None)
+
+    def dismiss(self) -> None:
+        """Nobody is waited with any longer, and nobody is told: they are about to be ended."""
+        for come in list(self._all):
+            self._leave(come)
+
+    def _late(self, come: Come) -> None:
+        log.info("no standby came in time; a process starts from scratch")
+        self._leave(come)
+        come(None)
+
+    def _leave(self, come: Come) -> None:
+        timer = self._all.pop(come, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,391 @@
+"""A warm interpreter: it has imported what a script will import, and waits to become one of its processes.
+
+The first one, the *template*, does the importing and forks a *standby* whenever the agent asks for one: what was
+imported is shared memory then, and another standby costs milliseconds. A standby can do the same, so that one of them
+goes on as the template where the template itself becomes a process. Where imports left threads or open files behind,
+which a fork would not survive, the template is a standby itself, good for one start.
+
+A standby knows nothing of the round it will serve. It gets command, environment and streams when it begins, undoes
+whatever this module did to the process, draws new random numbers, and runs the script as `python SCRIPT` or
+`python -m MODULE` would: same variables, same words, same /proc, same tracebacks, same exit codes. What it has
+imported must not be older than the files it came from: if one of them has changed since, it says so and ends, and the
+agent starts the process from scratch.
+
+The agent is on the other end of a socket. Its end ends template and standbys, and so does the agent's death.
+This module imports nothing but the standard library, so that it leaves no traces in a training process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import socket
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+from resile.agent.workers import process_control
+
+BOOT = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); from resile.agent.standby.interpreter import main; "
+    "main(int(sys.argv[1]))"
+)
+"""What the template is started with, as `python -u -c`, so that its flags are those of `python -u SCRIPT`."""
+NAME = "resile-standby"
+ADOPTION = 5.0
+"""Seconds that a new standby has to become the agent's child."""
+MAX_PACKET = 64 * 1024
+BEGIN, FORK = b"begin", b"fork"
+"""What the agent may say: become a process (with its command and its streams), or fork a standby (with its line)."""
+STDOUT, STDERR = 1, 2
+
+
+class Unfit(Exception):
+    """No process of this script can start from here; the text is one sentence."""
+
+
+class Changed(Unfit):
+    """A file is not what was read; another interpreter may do."""
+
+
+class NotWanted(Unfit):
+    """Nothing is to be imported ahead."""
+
+
+class Unripe(Unfit):
+    """A module can only be imported by the process that needs it; an interpreter without it may do."""
+
+    def __init__(self, module: str, variable: str) -> None:
+        super().__init__(f"{module} reads {variable} when it is imported")
+        self.module = module
+
+
+def main(control: int) -> None:
+    """Serve the agent at the other end of this descriptor until it hangs up, or become a training process."""
+    line = socket.socket(fileno=control)
+    request = json.loads(line.recv(MAX_PACKET))
+    script = Script(request["command"])
+    agent = os.getppid()
+    priority = score = 0
+    opened = _descriptors()
+    began = time.time_ns()
+    try:
+        # First of all, since a process that cannot show what it is would be lost to whoever looks for it.
+        process_control.show_command([NAME, *request["command"]], os.environ)
+        process_control.show_name(NAME)
+        score, priority = process_control.die_first(), os.getpriority(os.PRIO_PROCESS, 0)
+        if not request["urgent"]:
+            process_control.yield_cpu()
+        sys.path[:0] = script.path
+        names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
+        _import(names, script.needed, request["changing"])
+        files = _states({*script.files, *_module_files()}, began)
+    except Exception as error:  # of whatever kind: the agent is to know why there will be no standby
+        without = error.module if isinstance(error, Unripe) else ""
+        kind = {"again": isinstance(error, Changed), "quiet": isinstance(error, NotWanted), "without": without}
+        _say(line, unfit=str(error), **kind)
+        os._exit(0)
+    os.setpriority(os.PRIO_PROCESS, 0, priority)
+    start = Start(script, files, score)
+    left = _left_behind(opened)
+    _say(line, warm=True, pid=os.getpid(), modules=names, left=left)
+    if left:
+        start.wait(line)
+    else:
+        _fork_on_demand(line, agent, start)
+
+
+class Script:
+    """What is to be run, and how: a file, or a module."""
+
+    def __init__(self, command: list[str]) -> None:
+        """`command` is `[python, "-u", SCRIPT, …]` or `[python, "-u", "-m", MODULE, …]`."""
+        self.module = command[3] if command[2] == "-m" else ""
+        self.file = "" if self.module else command[2]
+        self.needed: set[str] = set()
+        """Modules that somebody asked for by name: they must be there."""
+        self.files: list[str] = [sys.executable]
+        """On whose content it depends what may be imported ahead."""
+
+    @property
+    def path(self) -> list[str]:
+        """What Python puts in front of `sys.path` for it."""
+        if sys.flags.safe_path:
+            return []
+        return [os.getcwd() if self.module else os.path.dirname(os.path.realpath(self.file))]
+
+    def wanted(self, named: list[str]) -> list[str]:
+        """Modules to import ahead: what of torch the source surely imports, and what was asked for.
+
+        Raises:
+            Unfit: it needs a torch that is imported later.
+            NotWanted: it needs none.
+        """
+        from resile.agent.standby import (
+            script_imports,  # here, so that agents, which import this module too, do not pay for it
+        )
+
+        self.needed = set(named)
+        paths = script_imports.files_of(self.module, [*self.path, *sys.path]) if self.module else [self.file]
+        source = script_imports.read(paths, self.path[0] if self.path else "")
+        self.files += source.files
+        if source.sets_variables:
+            raise Unfit(f"{source.sets_variables} sets variables before torch is imported")
+        wanted = [*source.modules, *(name for name in named if name not in source.modules)]
+        if not wanted:
+            raise NotWanted("its source imports no torch, and --preload names nothing else")
+        return wanted
+
+    def run(self) -> None:
+        """Be it, from here to the end."""
+        # As the interpreter makes it; whoever looks for `__main__` from now on finds the script.
+        program = types.ModuleType("__main__")
+        vars(program).update(__annotations__={}, __builtins__=sys.modules["builtins"])
+        sys.modules["__main__"] = program
+        if self.module:
+            import runpy
+
+            runpy._run_module_as_main(self.module)  # type: ignore[attr-defined]
+            return
+        path = os.path.abspath(self.file)
+        with open(path, "rb") as file:
+            source = file.read()
+        vars(program).update(__loader__=SourceFileLoader("__main__", path), __file__=path, __cached__=None)
+        exec(compile(source, path, "exec", dont_inherit=True), vars(program))
+
+
+class Start:
+    """What a standby needs to know to begin; the same for all that a template forks."""
+
+    def __init__(self, script: Script, files: Mapping[str, tuple[int, int]], score: int) -> None:
+        self._script = script
+        self._files = files
+        self._score = score
+
+    def wait(self, line: socket.socket) -> None:
+        """Wait for the agent's word, and become the process that it asks for."""
+        self.begin(line, _hear(line)[1])
+
+    def begin(self, line: socket.socket, descriptors: list[int]) -> None:
+        """Become the process that the agent has asked for."""
+        with open(descriptors[0], "rb") as file:
+            order = json.load(file)
+        changed = next((path for path, state in self._files.items() if _state(path) != state), "")
+        try:
+            if changed:
+                raise Changed(f"{changed} has changed since it was read")
+            process_control.set_oom_score(self._score)
+            process_control.show_command(order["command"], order["environment"])
+        except (Unfit, OSError) as error:
+            _say(line, unfit=str(error))
+            os._exit(0)
+        process_control.show_name(os.path.basename(order["command"][0]))
+        for stream, descriptor in ((STDOUT, descriptors[1]), (STDERR, descriptors[2])):
+            _take_over(stream, descriptor)
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        sys.orig_argv[:] = order["command"]
+        sys.argv[:] = ["-m", *order["command"][4:]] if self._script.module else order["command"][2:]
+        _be_another()
+        _say(line, begun=True)
+        line.close()
+        try:
+            self._script.run()
+        except BaseException:
+            sys.excepthook = _without_us(sys.excepthook)
+            raise
+
+
+# importing ------------------------------------------------------------------------------------------------------------
+
+
+class _Watched(type(os.environ)):  # type: ignore[misc]
+    """The environment, noting which of the variables that change from start to start somebody asks for."""
+
+    changing: frozenset[str] = frozenset()
+    asked: set[str] = set()  # noqa: RUF012 - there is one environment
+
+    def __getitem__(self, key: str) -> str:
+        if key in self.changing:
+            self.asked.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        if key in self.changing:
+            self.asked.add(str(key))
+        return bool(super().__contains__(key))
+
+
+def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> None:
+    """Import all of them.
+
+    Raises:
+        Unfit: one that was asked for cannot be imported.
+        Unripe: one wants to know what is not known yet.
+    """
+    plain = type(os.environ)
+    _Watched.changing = frozenset(changing)
+    os.environ.__class__ = _Watched
+    try:
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except (Exception, SystemExit) as error:  # whatever a module does then, the script will see it, too
+                if name in needed:
+                    raise Unfit(f"cannot import {name}: {error}") from error
+            if _Watched.asked:
+                raise Unripe(name, min(_Watched.asked))
+    finally:
+        os.environ.__class__ = plain
+
+
+def _module_files() -> set[str]:
+    found = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {path for path in found if isinstance(path, str) and os.path.isabs(path)}
+
+
+def _states(paths: Iterable[str], began: int) -> dict[str, tuple[int, int]]:
+    """What tells whether a file has changed, for those that are there.
+
+    Raises:
+        Changed: one changed while it was being read.
+    """
+    states = {path: state for path in paths if (state := _state(path)) is not None}
+    for path, (modified, _) in states.items():
+        if modified > began:
+            raise Changed(f"{path} changed while it was being imported")
+    return states
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _descriptors() -> set[str]:
+    """The numbers of all files that are open, without the one that is open only to list them."""
+    return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+
+
+def _left_behind(opened: set[str]) -> str:
+    """What imports left behind that a fork would not survive: one sentence, or nothing.
+
+    Those threads of OpenBLAS that wait for work end before any fork, and come back when there is work: one fork tells.
+    """
+    if _threads():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads before a fork
+            if (tried := os.fork()) == 0:
+                os._exit(0)
+        os.waitpid(tried, 0)
+    if threads := _threads():
+        return f"imports left {threads} thread{'s' if threads > 1 else ''} behind"
+    for name in _descriptors() - opened:
+        return f"imports left {os.readlink(f'/proc/self/fd/{name}')} open"
+    return ""
+
+
+def _threads() -> int:
+    """How many threads there are beside this one."""
+    return len(os.listdir("/proc/self/task")) - 1
+
+
+# forking --------------------------------------------------------------------------------------------------------------
+
+
+def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
+    """Fork a standby whenever the agent says so; it returns only in an interpreter that has become a process and ended.
+
+    Template and standbys are alike here. Of a fork, the process in between ends at once, so that the agent, which
+    adopts orphans while it asks for one, is the parent.
+    """
+    while True:
+        word, descriptors = _hear(line)
+        if word == BEGIN:
+            start.begin(line, descriptors)
+            return
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            os.close(descriptors[0])
+            continue
+        if os.fork():
+            os._exit(0)
+        line.close()
+        line = socket.socket(fileno=descriptors[0])
+        _become_child_of(agent)
+        os.setpgid(0, 0)
+        _say(line, ready=os.getpid())
+
+
+def _hear(line: socket.socket) -> tuple[bytes, list[int]]:
+    """The agent's next word, and the descriptors that come with it; the end of this process if the agent hung up."""
+    word, descriptors, _, _ = socket.recv_fds(line, MAX_PACKET, 3)
+    if not word:
+        os._exit(0)
+    return word, descriptors
+
+
+def _become_child_of(agent: int) -> None:
+    parent = os.getppid()
+    if parent != agent:
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(parent)
+            select.select([pidfd], [], [], ADOPTION)
+            os.close(pidfd)
+    if not process_control.die_with(agent):
+        os._exit(1)
+
+
+# becoming another process ---------------------------------------------------------------------------------------------
+
+
+def _take_over(stream: int, descriptor: int) -> None:
+    """Write to this from now on, beginning with what imports have printed: they would have printed it here, too."""
+    printed = os.pread(stream, os.fstat(stream).st_size, 0)
+    os.dup2(descriptor, stream)
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        while printed:
+            printed = printed[os.write(stream, printed) :]
+
+
+def _be_another() -> None:
+    """Draw anew what must differ from process to process, and forget where modules were not found."""
+    importlib.invalidate_caches()
+    modules: dict[str, Any] = sys.modules  # those that are there; `random` draws anew by itself after a fork
+    if (numbers := modules.get("random")) is not None:
+        numbers.seed()
+    if (numbers := modules.get("numpy.random")) is not None:
+        numbers.seed()
+    if (processes := modules.get("multiprocessing.process")) is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+def _without_us(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook for exceptions that shows the script's part of the stack alone."""
+
+    def shown(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
+            trace = trace.tb_next
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        hook(kind, error.with_traceback(trace), trace)
+
+    return shown
+
+
+def _say(line: socket.socket, **words: object) -> None:
+    with contextlib.suppress(OSError):  # nobody is there any more; the end of the line says so
+        line.send(json.dumps(words).encode())

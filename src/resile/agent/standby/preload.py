@@ -1,0 +1,124 @@
+"""What an agent has imported ahead: for which runs, by what interpreter, and how much memory that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
+from resile.agent.standby.interpreter import Script, Unfit
+from resile.agent.standby.standby import Interpreter, template
+from resile.agent.workers import process_control
+from resile.agent.workers.env import CHANGING, shared_environment
+from resile.api.ids import Bytes, MiB
+from resile.checkpoint.memory_limits import short_of
+
+log = logging.getLogger("resile.agent")
+
+MEMORY = "RESILE_STANDBY_MEMORY"
+"""How much memory standbys may take on a node, as in `1Gi`; without it, what machine and container have."""
+USUAL = Bytes(384 * MiB)
+"""What torch takes in an interpreter, as long as it was not measured."""
+TORCH = ("torch", "torch._dynamo")
+"""What standbys are for: without it there is no use in them."""
+
+
+def cold_because(options: RunOptions) -> str:
+    """Why no process of this run can start from a standby: one sentence; empty if it can."""
+    command = options.command
+    if command[:2] != (sys.executable, "-u") or len(command) < 3:
+        return "it is not run by the interpreter that runs resile"
+    program = command[3] if command[2] == "-m" and len(command) > 3 else command[2]
+    if LOCAL_RANK_MACRO in program:
+        return f"its name depends on the process ({program})"
+    if command[2] != "-m" and not os.path.isfile(program):
+        return f"{program} is not a plain file"
+    if options.virtual_local_rank:
+        return "with --virtual-local-rank every process has an environment of its own"
+    meeting = options.meeting
+    if meeting.max_nodes == 1 and not meeting.max_restarts and not options.managed:
+        return "nothing is ever restarted (--max-restarts is 0)"
+    return ""
+
+
+class NoRoom(Exception):
+    """There is no memory for another interpreter; the text is one sentence."""
+
+
+class Warming:
+    """How one agent imports ahead, and what it has learned of it."""
+
+    def __init__(self, options: RunOptions, environ: Mapping[str, str], stdin: int | None) -> None:
+        self._environment = shared_environment(environ, options=options, run_id=options.run_id)
+        self._environ = environ
+        self._program = list(options.command[: 4 if "-m" in options.command[2:3] else 3])
+        """Without what it is told, which comes with the order."""
+        self.preload = options.preload
+        self._without: list[str] = []
+        """Modules that cannot be imported ahead."""
+        self._stdin = stdin
+        self._loop = asyncio.get_running_loop()
+        self._began = 0.0
+        self._need = USUAL
+
+    def imports_torch(self) -> bool:
+        """Whether an import of torch is a start for a process of this run, told from its source."""
+        try:
+            return bool(Script(self._program).wanted([]))
+        except Unfit:
+            return False
+
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with these variables can start from what is imported here."""
+        return {name: value for name, value in environment.items() if name not in CHANGING} == self._environment
+
+    def leave_out(self, module: str) -> bool:
+        """Import this no more; False if it is what all this is for."""
+        if module in TORCH:
+            return False
+        self._without.append(module)
+        return True
+
+    def start(self, taken: Bytes, *, urgent: bool) -> Interpreter:
+        """Start an interpreter that imports, beside what `taken` of memory others have.
+
+        Raises:
+            NoRoom: there is no memory for it.
+            OSError: the machine has no room for another process or file.
+        """
+        if why := short_of(self._need, taken, what="a standby", limit=MEMORY, environ=self._environ):
+            raise NoRoom(why)
+        request = {
+            "command": self._program,
+            "preload": self.preload,
+            "changing": sorted(CHANGING),
+            "without": self._without,
+            "urgent": urgent,
+        }
+        new = template(self._environment, request, self._stdin)
+        self._began = self._loop.time()
+        return new
+
+    def imported(self, new: Interpreter, words: Mapping[str, Any]) -> None:
+        """One is done, and says what it has imported."""
+        self._need = Bytes(max(process_control.memory_of(new.pid), 1))
+        names = [name for name in words["modules"] if not name.startswith("torch.")]
+        took = self._loop.time() - self._began
+        log.info(
+            "%s imported ahead in %.1f s (%d MiB)%s",
+            ", ".join(names),
+            took,
+            self._need // MiB,
+            f"; {words['left']}, so it is good for one start" if words["left"] else "",
+        )
+
+    def too_big(self, others: Iterable[Interpreter]) -> str:
+        """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
+        if not self._environ.get(MEMORY):
+            return ""
+        total = self._need + sum(process_control.memory_of(other.pid) for other in others)
+        return short_of(total, what="standbys", limit=MEMORY, environ=self._environ)

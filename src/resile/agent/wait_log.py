@@ -1,0 +1,82 @@
+"""What a node says while it waits, so that nobody has to guess before a silent terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from resile.agent.master_launcher import is_loopback
+from resile.agent.options import Endpoint
+from resile.api.reports import Meeting
+from resile.api.timeouts import Timeouts
+
+log = logging.getLogger("resile.agent")
+
+AWAY_EVERY = 10.0
+"""Seconds between two lines about a master that cannot be reached."""
+FIRST_AFTER = 2.0
+AGAIN_EVERY = 30.0
+"""Seconds without a round before that is said, and between two lines about it."""
+
+
+class Waiting:
+    """One node's waits: for its master, and for the nodes that a round needs."""
+
+    def __init__(self, meeting: Meeting, timeouts: Timeouts, place: Endpoint | None = None) -> None:
+        """`place` is where whoever starts the nodes has them meet; None: a platform sees to that."""
+        self._meeting = meeting
+        self._timeouts = timeouts
+        self._place = place
+        self._told_away_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def away(self, endpoint: Endpoint | None, seconds: float, why: str, patience: float) -> None:
+        """The master could not be reached, for so long now: said at once, then now and then."""
+        if seconds >= patience or endpoint is None:
+            return
+        if self._told_away_at is None or not 0 <= seconds - self._told_away_at < AWAY_EVERY:
+            self._told_away_at = seconds
+            left = f"trying for {patience:g} s" if seconds < 1.0 else f"trying for another {patience - seconds:.0f} s"
+            log.warning("cannot reach %s (%s); %s", endpoint, _reason(why, endpoint), left)
+
+    def joined(self, again: bool) -> None:
+        """This node asked for a round, for the first time or after another one."""
+        self.over()
+        self._timer = asyncio.get_running_loop().call_later(FIRST_AFTER, self._tell, FIRST_AFTER, again)
+
+    def met(self) -> None:
+        """The master answers."""
+        self._told_away_at = None
+
+    def over(self) -> None:
+        """A round came, or nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self, waited: float, again: bool) -> None:
+        place = self._place
+        where = "" if place is None else f" at {place}"
+        so_far = f" ({waited:.0f} s so far)" if waited > 9 else ""
+        hint = ""
+        if place is not None and is_loopback(place.host) and not again:
+            hint = "; other machines cannot reach that: give --rdzv-endpoint, the same to all, for them to meet"
+        log.info("waiting for other nodes%s: %s%s%s", where, self._rules(again), so_far, hint)
+        self._timer = asyncio.get_running_loop().call_later(AGAIN_EVERY, self._tell, waited + AGAIN_EVERY, again)
+
+    def _rules(self, again: bool) -> str:
+        meeting, timeouts = self._meeting, self._timeouts
+        join = timeouts.join if meeting.join_timeout is None else meeting.join_timeout
+        if meeting.min_nodes == meeting.max_nodes:
+            return f"--nnodes={meeting.min_nodes} have to come within {join:g} s"
+        call = timeouts.last_call if meeting.last_call is None else meeting.last_call
+        wait = "" if again else f", and {call:g} s after enough have come it begins without the rest"
+        return (
+            f"at least {meeting.min_nodes} of --nnodes={meeting.min_nodes}:{meeting.max_nodes} within {join:g} s{wait}"
+        )
+
+
+def _reason(why: str, endpoint: Endpoint) -> str:
+    """The cause alone, of a sentence that may name the endpoint again."""
+    _, named, cause = why.partition(f"{endpoint}: ")
+    return cause if named else why

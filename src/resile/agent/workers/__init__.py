@@ -1,0 +1,1 @@
+"""The training processes of one node: started, watched, stopped, and reported on."""

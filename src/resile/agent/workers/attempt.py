@@ -1,0 +1,255 @@
+"""One node's processes: what they are told, and which of them failed by their own fault.
+
+They serve one round, and end with it; those of an elastic script stay for round after round, and one of them that fails
+is replaced by itself (`resile.agent.workers.elastic_workers` decides that).
+
+When one process fails its siblings are stopped, and how those end says nothing. But a sibling may have failed first
+and taken longer to die (a long traceback, a slow exit): if its error was recorded before it was asked to stop, it
+counts, and the earliest is the one to blame.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from resile.agent.options import RunOptions, Std
+from resile.agent.standby.pool import Standbys
+from resile.agent.workers.env import NoDeviceError, worker_environment
+from resile.agent.workers.failures import read_failure
+from resile.agent.workers.oom import oom_kills
+from resile.agent.workers.output import Outlet, Output, console
+from resile.agent.workers.workers import CANNOT_RUN, CannotStart, Ended, Spawn, WorkerGroup
+from resile.api.ids import Round
+from resile.api.reports import Place, WorkerFailure
+
+
+class LogDirectory:
+    """Where the files of an agent's processes are: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it.
+
+    Every agent has a directory of its own in DIR, so agents on one machine can share the flag's value.
+    """
+
+    def __init__(self, options: RunOptions, private: Path) -> None:
+        """Make it. Only if nobody asked for files is it in `private`, which is removed at exit.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.kept = bool(options.log_dir) or any(options.to_file(rank) for rank in range(options.nproc))
+        base = options.log_dir or (tempfile.mkdtemp(prefix="resile_logs_") if self.kept else private / "logs")
+        os.makedirs(base, exist_ok=True)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{options.run_id.replace('/', '_')}_", dir=base))
+
+    def of(self, attempt: int, local_rank: int) -> Path:
+        """The directory of one process."""
+        return self.path / f"attempt_{attempt}" / str(local_rank)
+
+
+class Attempt:
+    """The processes of one round on this node, or of many rounds if they are elastic."""
+
+    def __init__(
+        self,
+        round_: Round,
+        place: Place,
+        *,
+        number: int,
+        options: RunOptions,
+        logs: LogDirectory,
+        socket: Path,
+        owner: str,
+        output: Output,
+        standbys: Standbys,
+        on_end: Callable[[str, list[WorkerFailure]], None],
+    ) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            round_: the round; NO_ROUND for processes that are started ahead of it.
+            place: this node's place in it, or what comes closest.
+            number: how many attempts there were before on this node.
+            options: the flags.
+            logs: where files go.
+            socket: where processes reach the agent.
+            owner: the agent, in the names of its processes.
+            output: who moves what they print.
+            standbys: interpreters that processes can start from.
+            on_end: called for every process that ends, with its name and the failures that this shows.
+        """
+        self.round = round_
+        self.place = place
+        self.number = number
+        self.names = {rank: f"{owner}.{number}.{rank}" for rank in range(options.nproc)}
+        self.failures: list[WorkerFailure] = []
+        """Of processes that were not replaced."""
+        self.ranks = {rank: place.first_rank + rank for rank in self.names}
+        """The global rank of each local rank that has a place in the round."""
+        self._numbers = dict.fromkeys(self.names, number)
+        self._owner = owner
+        self._dismissed: set[int] = set()
+        self._options = options
+        self._logs = logs
+        self._socket = socket
+        self._on_end = on_end
+        self._group = WorkerGroup(output, self._ended, standbys)
+        self._started = False
+        self._stopped_at: float | None = None
+        self._oom_kills = oom_kills()
+
+    @property
+    def running(self) -> bool:
+        """Whether some process runs."""
+        return self._group.alive > 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether its processes run, and were not asked to stop."""
+        return self.running and self._stopped_at is None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its processes were asked to stop, or could not be started."""
+        return self._stopped_at is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all processes ended well, of their own accord."""
+        return self._started and not self.running and self._stopped_at is None and not self.failures
+
+    def log_of(self, failure: WorkerFailure) -> str:
+        """The file with the last words of a process of this attempt; empty if none was kept."""
+        if not self._logs.kept or all(own.pid != failure.pid for own in self.failures):
+            return ""
+        directory = self._logs.of(self._numbers[failure.local_rank], failure.local_rank)
+        return next((str(file) for n in ("stderr", "stdout") if (file := directory / f"{n}.log").exists()), "")
+
+    def start(self) -> None:
+        """Start all processes; if one cannot be started, that is a failure like any other and is told at once."""
+        try:
+            self._group.start([self._spawn(rank) for rank in range(self._options.nproc)])
+            self._started = True
+        except (CannotStart, NoDeviceError, OSError) as error:
+            self._stopped_at = time.time()
+            self.failures.append(
+                WorkerFailure(
+                    global_rank=self.place.first_rank,
+                    local_rank=0,
+                    pid=0,
+                    at=self._stopped_at,
+                    exit_code=CANNOT_RUN,
+                    error=str(error),
+                )
+            )
+            self._on_end("", self.failures[-1:])
+
+    async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Ask all processes to end, kill them after `grace` seconds; returns when nothing of them is left."""
+        self._stopped_at = self._stopped_at or time.time()
+        await self._group.stop(grace, number)
+
+    def enter(self, round_: Round, place: Place, local_ranks: list[int]) -> None:
+        """These of the same processes are in another round now, in this order."""
+        self.round, self.place = round_, place
+        self.ranks = {local_rank: place.first_rank + number for number, local_rank in enumerate(local_ranks)}
+
+    def replace(self, local_rank: int, number: int) -> str:
+        """Start a process in the place of one that failed, as attempt `number`; returns its name.
+
+        Raises:
+            CannotStart: it cannot be started.
+        """
+        self._numbers[local_rank] = number
+        self.names[local_rank] = f"{self._owner}.{number}.{local_rank}"
+        try:
+            self._group.start_one(local_rank, self._spawn(local_rank))
+        except (NoDeviceError, OSError) as error:
+            raise CannotStart(str(error)) from error
+        self.failures = [failure for failure in self.failures if failure.local_rank != local_rank]
+        return self.names[local_rank]
+
+    def pid_of(self, local_rank: int) -> int:
+        """The pid of a process that runs; 0 if it does not."""
+        return self._group.pid_of(local_rank)
+
+    def kill_one(self, local_rank: int) -> None:
+        """End one process; that is a failure like any other."""
+        self._group.kill_one(local_rank)
+
+    def dismiss(self, local_rank: int) -> None:
+        """End one process that is not needed any more; how it ends says nothing."""
+        self._dismissed.add(local_rank)
+        self._group.kill_one(local_rank)
+
+    def kill(self) -> None:
+        """End all processes and what they forked at once."""
+        self._stopped_at = self._stopped_at or time.time()
+        self._group.kill()
+
+    def _ended(self, ended: Ended) -> None:
+        found: list[WorkerFailure] = []
+        if not ended.well and ended.local_rank not in self._dismissed:
+            failure = self._failure(ended)
+            if self._stopped_at is None or failure.at < self._stopped_at:
+                found.append(failure)
+        self.failures += found
+        self._on_end(self.names[ended.local_rank], found)
+
+    def _failure(self, ended: Ended) -> WorkerFailure:
+        kills = oom_kills()
+        by_kernel, self._oom_kills = kills > self._oom_kills, kills
+        return read_failure(
+            returncode=ended.returncode,
+            global_rank=self.ranks.get(ended.local_rank, self.place.first_rank + ended.local_rank),
+            local_rank=ended.local_rank,
+            pid=ended.pid,
+            ended_at=ended.at,
+            error_file=str(self._logs.of(self._numbers[ended.local_rank], ended.local_rank) / "error.json"),
+            log_tail=ended.tail,
+            oom_killed=by_kernel and ended.returncode == -signal.SIGKILL,
+        )
+
+    def _spawn(self, local_rank: int) -> Spawn:
+        options = self._options
+        number = self._numbers[local_rank]
+        directory = self._logs.of(number, local_rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        environment = worker_environment(
+            os.environ,
+            options=options,
+            place=self.place,
+            local_rank=local_rank,
+            nproc=options.nproc,
+            round_=self.round,
+            restart_count=number,
+            run_id=options.run_id,
+            error_file=str(directory / "error.json"),
+            agent_socket=str(self._socket),
+            worker=self.names[local_rank],
+        )
+        return Spawn(
+            options.command_of(local_rank),
+            environment,
+            self._outlet(local_rank, Std.OUT, directory),
+            self._outlet(local_rank, Std.ERR, directory),
+            self._prefix(local_rank) if options.tee.get(local_rank, Std.NONE) else b"",
+        )
+
+    def _outlet(self, local_rank: int, which: Std, directory: Path) -> Outlet:
+        name = "stdout" if which is Std.OUT else "stderr"
+        return Outlet(
+            directory / f"{name}.log" if self._options.to_file(local_rank) & which else None,
+            console(name) if self._options.to_console(local_rank) & which else None,
+        )
+
+    def _prefix(self, local_rank: int) -> bytes:
+        template = self._options.log_prefix or "[${role_name}${rank}]:"
+        rank = self.place.first_rank + local_rank
+        words = {"${role_name}": self._options.role, "${rank}": str(rank), "${local_rank}": str(local_rank)}
+        for word, value in words.items():
+            template = template.replace(word, value)
+        return template.encode()

@@ -1,0 +1,139 @@
+"""The environment of one training process: what a script may rely on under `resile run`.
+
+A script cannot tell the difference from torchrun (or dlrover-run) by its variables, so it runs unchanged under either.
+One thing differs on purpose: TORCHELASTIC_USE_AGENT_STORE is False. The agent imports no torch and holds no store;
+rank 0 of the round hosts it, on a port that belongs to this round alone, so nothing of an older round can reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from resile.agent.options import RunOptions
+from resile.api.ids import Round
+from resile.api.reports import Place
+from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
+
+KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", OWNER)
+"""Secrets are for the agent alone: a training process speaks to nobody but its agent, over a socket that needs none.
+The last says whose channel an older process had, and would be wrong here."""
+
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_DLROVER_FILES = {
+    "DLROVER_PARAL_CONFIG_PATH": "/tmp/dlrover/auto_paral_config.json",
+    "RUNTIME_METRICS_PATH": "/tmp/dlrover/runtime_metrics.json",
+}
+"""Where DLRover's own trainer library looks; a value that the user set is kept."""
+
+_TUNABLES = "GLIBC_TUNABLES"
+_PAST_THE_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x400000"
+"""From 4 MiB on, copies within memory go past the caches: a checkpoint of many tensors then takes as long as one copy
+of all its bytes, where glibc's own threshold (104 MB on a machine with a large cache) makes it take 1.6 times as long.
+Ignored where it means nothing; whoever sets the variable has their own way."""
+
+
+CHANGING = frozenset(
+    {
+        "LOCAL_RANK",
+        "RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_ERROR_FILE",
+        AGENT_SOCKET,
+        WORKER,
+        ROUND,
+    }
+)
+"""What differs from process to process and from start to start; all else is the same for every process of an agent."""
+
+
+class NoDeviceError(ValueError):
+    """A process has no GPU of its own to see; the message says which and why."""
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    *,
+    options: RunOptions,
+    place: Place,
+    local_rank: int,
+    nproc: int,
+    round_: Round,
+    restart_count: int,
+    run_id: str,
+    error_file: str,
+    agent_socket: str,
+    worker: str,
+) -> dict[str, str]:
+    """All variables of the process with `local_rank`, from the agent's own (`base`) and its place in the round.
+
+    Pure: the same words give the same environment. Every node is taken to be of one role, so ROLE_RANK is the global
+    rank and ROLE_WORLD_SIZE the world size, as torchrun has it for a single role.
+
+    Raises:
+        NoDeviceError: `--virtual-local-rank` with more processes than entries in CUDA_VISIBLE_DEVICES.
+    """
+    rank = str(place.first_rank + local_rank)
+    environment = shared_environment(base, options=options, run_id=run_id)
+    environment.update(
+        {
+            "LOCAL_RANK": str(local_rank),
+            "RANK": rank,
+            "GROUP_RANK": str(place.group_rank),
+            "ROLE_RANK": rank,
+            "LOCAL_WORLD_SIZE": str(nproc),
+            "WORLD_SIZE": str(place.world_size),
+            "GROUP_WORLD_SIZE": str(place.group_world_size),
+            "ROLE_WORLD_SIZE": str(place.world_size),
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": str(place.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+            "TORCHELASTIC_ERROR_FILE": error_file,
+            AGENT_SOCKET: agent_socket,
+            WORKER: worker,
+            ROUND: str(round_),
+        }
+    )
+    if options.virtual_local_rank:
+        environment["LOCAL_RANK"] = "0"
+        environment["CUDA_VISIBLE_DEVICES"] = _own_device(base.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    return environment
+
+
+def shared_environment(base: Mapping[str, str], *, options: RunOptions, run_id: str) -> dict[str, str]:
+    """The variables that all processes of this agent have alike, in every round: all but those in `CHANGING`."""
+    environment = {name: value for name, value in base.items() if name not in KEPT_BACK and name not in CHANGING}
+    environment.update(options.environment)
+    environment.update(
+        {
+            "ROLE_NAME": options.role,
+            "TORCHELASTIC_MAX_RESTARTS": str(options.meeting.max_restarts),
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            _NCCL_ERRORS: base.get(_NCCL_ERRORS, "1"),
+        }
+    )
+    for name, path in _DLROVER_FILES.items():
+        environment.setdefault(name, path)
+    environment.setdefault(_TUNABLES, _PAST_THE_CACHES)
+    return environment
+
+
+def _own_device(visible: str | None, local_rank: int) -> str:
+    """The one GPU that a process with its own view of the devices sees."""
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    if local_rank >= len(devices):
+        raise NoDeviceError(
+            f"--virtual-local-rank: local rank {local_rank} has no GPU of its own, "
+            f"CUDA_VISIBLE_DEVICES={visible} lists {len(devices)}"
+        )
+    return devices[local_rank].strip()

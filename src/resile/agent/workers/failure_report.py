@@ -1,0 +1,178 @@
+"""The block printed at the end of a failed run: who failed first, why, and who followed.
+
+Written for somebody who sees nothing else: the first line answers the question, the rest is evidence. One screen, as
+wide as the terminal within bounds, however much the process wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import Sequence
+from datetime import datetime
+
+from resile.agent.workers.failures import find_traceback, head, without_rank
+from resile.api.reports import WorkerFailure, signal_name
+
+WIDTH = 100
+NARROWEST = 60
+SHOWN_FRAMES = 16
+SHOWN_LOG_LINES = 10
+SHOWN_OTHERS = 8
+
+_INDENT = "    "
+_HINTS = {
+    signal.SIGKILL: "killed from outside; if nobody did it, the kernel may have, for want of memory (see dmesg)",
+    signal.SIGSEGV: "native code touched memory that is not its own",
+    signal.SIGABRT: "native code gave up: a failed assertion, or NCCL's watchdog after a time-out",
+    signal.SIGBUS: "often /dev/shm is full; data loaders need more shared memory",
+    signal.SIGFPE: "native code divided by zero",
+    signal.SIGILL: "native code was built for another CPU",
+    signal.SIGTERM: "asked to end from outside",
+    signal.SIGINT: "interrupted from the keyboard",
+    signal.SIGHUP: "its terminal went away",
+}
+_SHELL_SIGNALS = 128
+_NOT_STARTED = (126, 127)
+"""A shell's exit codes for a program that cannot be run or is not there."""
+_PYTHON_CANNOT_START = re.compile(
+    r"^\S*python\S*: (can't open file|No module named|Error while finding module) ?.*", re.M
+)
+
+
+def terminal_width() -> int:
+    """The columns of the terminal on standard error, within bounds; the widest where there is none."""
+    try:
+        columns = int(os.environ.get("COLUMNS", "")) or WIDTH
+    except ValueError:
+        try:
+            columns = os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else 2).columns
+        except (OSError, ValueError):
+            columns = WIDTH
+    return max(NARROWEST, min(columns, WIDTH))
+
+
+def report(
+    failure: WorkerFailure,
+    *,
+    node: str,
+    others: Sequence[WorkerFailure] = (),
+    log_file: str = "",
+    width: int = WIDTH,
+) -> str:
+    """The block, without a final newline.
+
+    Args:
+        failure: The one that came first.
+        node: The name of the node it happened on.
+        others: Those that failed too; shown in the order of time, at most `SHOWN_OTHERS` of them.
+        log_file: Where the whole log is, if it was kept on this machine.
+        width: Longest line, in characters.
+    """
+    facts = {
+        "why": _why(failure),
+        "how": _how(failure),
+        "who": f"rank {failure.global_rank} (local rank {failure.local_rank}), pid {failure.pid}, on {node}",
+        "when": datetime.fromtimestamp(failure.at).astimezone().isoformat(sep=" ", timespec="milliseconds"),
+        "log": log_file,
+    }
+    parts = [_facts(facts, width)]
+    stack = [line.rstrip() for line in failure.traceback.splitlines()]
+    if stack:
+        parts.append(_section("where", _last(stack, SHOWN_FRAMES), width))
+    log = _log_lines(failure.log_tail, stack)
+    if log:
+        parts.append(_section("last lines of its log", _last(log, SHOWN_LOG_LINES), width))
+    elif not stack:
+        parts.append(_section("its log", ["not kept; run with --tee 3 to see its last lines here"], width))
+    if others:
+        parts.append(_section("others that followed", _others(failure, others), width))
+    title = f"━━ rank {failure.global_rank} failed first "
+    return "\n\n".join([title.ljust(width, "━"), *parts, "━" * width])
+
+
+def _why(failure: WorkerFailure) -> str:
+    if failure.error.strip():
+        return _both_ends(failure.error.strip().splitlines()[0], 4 * WIDTH)
+    if failure.oom:
+        return "out of memory: the kernel killed it"
+    if failure.signal:
+        return _hint(failure.signal) or "a signal ended it"
+    if unstarted := _PYTHON_CANNOT_START.search(failure.log_tail):
+        return _both_ends(unstarted[0], 4 * WIDTH)
+    if failure.exit_code in _NOT_STARTED:
+        return "the program could not be started"
+    return "it left no exception; decorate its main function with torch's @record to have it here"
+
+
+def _both_ends(text: str, limit: int) -> str:
+    """A text that is too long without its middle: how a message begins and how it ends both tell something."""
+    if len(text) <= limit:
+        return text
+    return f"{head(text, limit // 2)}{text[len(text) - limit + limit // 2 :]}"
+
+
+def _how(failure: WorkerFailure) -> str:
+    if failure.signal:
+        name = signal_name(failure.signal)
+        words = name if name.endswith(str(failure.signal)) else f"{name} (signal {failure.signal})"
+        if failure.error.strip() or failure.oom:
+            return words + (", out of memory" if failure.oom else "")
+        return words
+    words = f"exit code {failure.exit_code}" + (", out of memory" if failure.oom else "")
+    inner = failure.exit_code - _SHELL_SIGNALS
+    if 0 < inner < signal.NSIG and _hint(inner):
+        words += f", a shell's way to say {signal_name(inner)}: {_hint(inner)}"
+    return words
+
+
+def _hint(number: int) -> str:
+    return next((words for known, words in _HINTS.items() if known == number), "")
+
+
+def _facts(facts: dict[str, str], width: int) -> str:
+    lines = []
+    for name, words in facts.items():
+        if words:
+            wrapped = textwrap.wrap(words, width - 8, break_on_hyphens=False) or [""]
+            lines.append(f"  {name:<6}{wrapped[0]}")
+            lines.extend(" " * 8 + line for line in wrapped[1:])
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Sequence[str], width: int) -> str:
+    room = width - len(_INDENT)
+    return "\n".join([f"  {title}", *((_INDENT + head(line.expandtabs(4), room)).rstrip() for line in lines)])
+
+
+def _last(lines: Sequence[str], count: int) -> list[str]:
+    if len(lines) <= count:
+        return list(lines)
+    return [f"… {len(lines) - count} lines before", *lines[-count:]]
+
+
+def _log_lines(tail: str, stack: Sequence[str]) -> list[str]:
+    """The log up to the traceback that is shown above it anyway, without blank lines at the end."""
+    lines = [line.rstrip() for line in without_rank(tail).splitlines()]
+    logged = find_traceback("\n".join(lines))
+    if logged.error and logged.error in stack:
+        end = len(lines) - lines[::-1].index(logged.error)
+        lines = lines[: end - len(logged.traceback.splitlines())]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _others(first: WorkerFailure, others: Sequence[WorkerFailure]) -> list[str]:
+    ordered = sorted(others, key=lambda other: (other.at, other.global_rank))
+    rank_width = max(len(str(other.global_rank)) for other in ordered)
+    lines = []
+    for other in ordered[:SHOWN_OTHERS]:
+        how = signal_name(other.signal) if other.signal else f"exit code {other.exit_code}"
+        why = other.error.strip().splitlines()[0] if other.error.strip() else ""
+        lines.append(f"rank {other.global_rank:<{rank_width}}  +{other.at - first.at:.1f} s  {how:<12}  {why}".rstrip())
+    hidden = len(ordered) - SHOWN_OTHERS
+    return [*lines, f"… and {hidden} more"] if hidden > 0 else lines

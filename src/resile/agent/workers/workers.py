@@ -1,0 +1,346 @@
+"""The training processes of one node in one round: started together, watched by pidfd, stopped together.
+
+The end of a process is known within a millisecond (its pidfd becomes readable; nothing polls). A process and
+whatever it forked form a process group, so stopping it leaves nothing behind; the agent's own death ends it too (but
+not what it forked, if the agent was killed with SIGKILL). Where a shell stands around the program, a signal that ends
+the shell is passed on to the rest of its group, which then has the rest of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from resile.agent.standby.pool import Standbys
+from resile.agent.standby.standby import Interpreter, die_with_agent
+from resile.agent.workers.output import Outlet, Output, Stream, Tail
+
+log = logging.getLogger("resile.agent")
+
+CANNOT_RUN = 127
+"""The exit code that shells give for a program that cannot be started."""
+
+
+class Ended(NamedTuple):
+    """How one process ended."""
+
+    local_rank: int
+    pid: int
+    returncode: int
+    at: float
+    """Wall-clock seconds when its end was seen."""
+    tail: bytes
+    """The end of what it printed."""
+
+    @property
+    def well(self) -> bool:
+        """Whether it ended as it should."""
+        return self.returncode == 0
+
+
+class Spawn(NamedTuple):
+    """What one process is started with."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    stdout: Outlet = Outlet()
+    stderr: Outlet = Outlet()
+    prefix: bytes = b""
+
+    @property
+    def outlets(self) -> tuple[Outlet, Outlet]:
+        """Where its streams go, in the order of their numbers."""
+        return self.stdout, self.stderr
+
+
+class CannotStart(Exception):
+    """A process could not be started; the text is one sentence."""
+
+
+class Process(Protocol):
+    """A child of ours."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Collect it, once it has ended; its exit code, negative for a signal."""
+
+
+class _Worker(NamedTuple):
+    process: Process
+    pidfd: int
+    streams: list[Stream]
+    tail: Tail
+    fallen: bool = False
+    """It died of the signal that asked it to stop, and is kept as a zombie while the rest of its group saves."""
+
+
+class WorkerGroup:
+    """All training processes of this node in one round."""
+
+    def __init__(self, output: Output, on_end: Callable[[Ended], None], standbys: Standbys | None = None) -> None:
+        self._output = output
+        self._on_end = on_end
+        self._standbys = standbys
+        self._beginning: set[int] = set()
+        """Local ranks whose standby was told to begin and has not said that it has."""
+        self._awaited: dict[int, Callable[[], None]] = {}
+        """What calls off the wait for a standby, of each local rank that waits for one."""
+        self._alive: dict[int, _Worker] = {}
+        self._loop = asyncio.get_running_loop()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._asked: int | None = None
+        """The signal by which all were asked to stop."""
+
+    @property
+    def alive(self) -> int:
+        """How many processes run, or are about to."""
+        return len(self._alive) + len(self._awaited)
+
+    def start(self, spawns: Sequence[Spawn]) -> None:
+        """Start one process per entry, local rank 0 first.
+
+        Raises:
+            CannotStart: the program cannot be run; those already started are killed, and their end is told.
+        """
+        try:
+            for local_rank, spawn in enumerate(spawns):
+                self._start(local_rank, spawn)
+        except OSError as error:
+            self.kill()
+            raise CannotStart(_cannot_start(spawns[0], error)) from error
+
+    def start_one(self, local_rank: int, spawn: Spawn) -> None:
+        """Start one more process, in the place of one that ended.
+
+        Raises:
+            CannotStart: the program cannot be run.
+        """
+        try:
+            self._start(local_rank, spawn)
+        except OSError as error:
+            raise CannotStart(_cannot_start(spawn, error)) from error
+
+    def kill_one(self, local_rank: int) -> None:
+        """SIGKILL to one process and what it forked; fine if it is gone."""
+        worker = self._alive.get(local_rank)
+        if worker is None:
+            self._call_off([local_rank], signal.SIGKILL)
+        else:
+            self._beginning.discard(local_rank)
+            _signal_group(worker.process.pid, signal.SIGKILL)
+
+    def pid_of(self, local_rank: int) -> int:
+        """The pid of a process that runs; 0 if it does not."""
+        worker = self._alive.get(local_rank)
+        return worker.process.pid if worker is not None else 0
+
+    def _start(self, local_rank: int, spawn: Spawn) -> None:
+        """Start a process from a standby, if there is one or one can be forked in time, or else from scratch."""
+        standby = None
+        if self._standbys is not None:
+            standby = self._standbys.take(spawn.environment)
+            if standby is None:
+                call_off = self._standbys.wait_for(
+                    spawn.environment, lambda come: self._start_late(local_rank, spawn, come)
+                )
+                if call_off is not None:
+                    self._awaited[local_rank] = call_off
+                    self._empty.clear()
+                    return
+        self._start_from(standby, local_rank, spawn)
+
+    def _start_late(self, local_rank: int, spawn: Spawn, standby: Interpreter | None) -> None:
+        """Start a process that was waited with, from a standby or from scratch; its failure is told as its end."""
+        self._awaited.pop(local_rank, None)
+        try:
+            self._start_from(standby, local_rank, spawn)
+        except OSError as error:
+            log.error("%s", _cannot_start(spawn, error))
+            self._tell_end(Ended(local_rank, 0, CANNOT_RUN, time.time(), b""))
+
+    def _start_from(self, standby: Interpreter | None, local_rank: int, spawn: Spawn) -> None:
+        tail = Tail(*(o.file for o in spawn.outlets if o.file is not None and o.console is None))
+        descriptors: list[int] = []
+        streams: list[Stream] = []
+        try:
+            try:
+                for outlet in spawn.outlets:
+                    descriptor, stream = self._output.open(outlet, spawn.prefix, tail)
+                    descriptors.append(descriptor)
+                    streams += [stream] if stream is not None else []
+            except OSError:
+                if standby is not None and self._standbys is not None:
+                    self._standbys.discard(standby)
+                raise
+            if standby is not None:
+                self._alive[local_rank] = _Worker(standby, standby.pidfd, streams, tail)
+                self._empty.clear()
+                self._begin(local_rank, spawn, standby, descriptors)
+                return
+            process = subprocess.Popen(
+                spawn.command,
+                env=spawn.environment,
+                stdin=stdin(),
+                stdout=descriptors[0],
+                stderr=descriptors[1],
+                process_group=0,
+                preexec_fn=die_with_agent(os.getpid()),
+            )
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._alive[local_rank] = _Worker(process, os.pidfd_open(process.pid), streams, tail)
+        self._empty.clear()
+        self._watch(local_rank)
+
+    def _watch(self, local_rank: int) -> None:
+        self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
+
+    def _begin(self, local_rank: int, spawn: Spawn, standby: Interpreter, streams: Sequence[int]) -> None:
+        """Have a standby become this process; should it not, start one from scratch, unless none is wanted any more."""
+
+        def begun() -> None:
+            self._beginning.discard(local_rank)
+            log.info("local rank %d began in a standby (pid %d)", local_rank, standby.pid)
+            self._watch(local_rank)
+
+        def lost(returncode: int) -> None:
+            worker = self._alive.pop(local_rank)
+            self._output.collect(worker.streams)
+            if local_rank not in self._beginning or self._asked is not None:
+                self._tell_end(Ended(local_rank, standby.pid, returncode, time.time(), worker.tail.read()))
+                return
+            self._beginning.discard(local_rank)
+            log.warning("a standby (pid %d) was lost; local rank %d starts from scratch", standby.pid, local_rank)
+            self._start_late(local_rank, spawn, None)
+
+        self._beginning.add(local_rank)
+        assert self._standbys is not None
+        self._standbys.begin(standby, spawn.command, spawn.environment, streams, begun, lost)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to every process, but not to what they forked: a data loader must live until the last save."""
+        for worker in self._alive.values():
+            if worker.fallen:
+                _signal_group(worker.process.pid, number)
+            else:  # by its pidfd: Popen would reap one that is dead, and its group's number would be free for others
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(worker.pidfd, number)
+
+    async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Signal all, and after `grace` seconds kill them; returns when all are gone, with all they forked."""
+        self._asked = number
+        self.pass_on(number)
+        self._call_off(list(self._awaited), number)
+        try:
+            async with asyncio.timeout(grace):
+                await self._empty.wait()
+        except TimeoutError:
+            self.kill()
+            await self._empty.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to every process and what it forked."""
+        self._beginning.clear()
+        self._call_off(list(self._awaited), signal.SIGKILL)
+        for worker in self._alive.values():
+            _signal_group(worker.process.pid, signal.SIGKILL)
+
+    def _call_off(self, local_ranks: list[int], number: int) -> None:
+        """A signal for processes that wait for a standby, if they do: they end of it before they began."""
+        for local_rank in local_ranks:
+            call_off = self._awaited.get(local_rank)
+            if call_off is not None:
+                call_off()
+                self._awaited[local_rank] = lambda: None
+                self._loop.call_soon(self._never_began, local_rank, number)
+
+    def _never_began(self, local_rank: int, number: int) -> None:
+        if self._awaited.pop(local_rank, None) is not None:
+            self._tell_end(Ended(local_rank, 0, -number, time.time(), b""))
+
+    def _ended(self, local_rank: int) -> None:
+        """The process ended, or one of those that were to save when it fell."""
+        worker = self._alive[local_rank]
+        self._loop.remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        if self._asked is not None and not worker.fallen and _fell_to(self._asked, worker.process.pid):
+            worker = worker._replace(fallen=True)
+            _signal_group(worker.process.pid, self._asked)
+        pidfd = _rest_of_group(worker.process.pid) if worker.fallen else None
+        if pidfd is None:
+            self._over(local_rank, worker)
+            return
+        self._alive[local_rank] = worker._replace(pidfd=pidfd)
+        self._loop.add_reader(pidfd, self._ended, local_rank)
+
+    def _over(self, local_rank: int, worker: _Worker) -> None:
+        del self._alive[local_rank]
+        # Before its pid is given back, so that the number is nobody else's.
+        _signal_group(worker.process.pid, signal.SIGKILL)
+        returncode, at = worker.process.wait(), time.time()
+        self._output.collect(worker.streams)
+        self._tell_end(Ended(local_rank, worker.process.pid, returncode, at, worker.tail.read()))
+
+    def _tell_end(self, ended: Ended) -> None:
+        if not self.alive:
+            self._empty.set()
+        self._on_end(ended)
+
+
+def _cannot_start(spawn: Spawn, error: OSError) -> str:
+    why = os.strerror(error.errno or 0)
+    return f"cannot start {spawn.command[0]}: {why[:1].lower()}{why[1:]}"
+
+
+def stdin() -> int | None:
+    """Where training processes read from; None: where the agent does.
+
+    Not from a terminal: a process group in the background that reads from its terminal is stopped, without a word.
+    """
+    terminal = sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
+    return subprocess.DEVNULL if terminal else None
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone already, or another user's by now
+        os.killpg(group, number)
+
+
+def _fell_to(number: int, pid: int) -> bool:
+    """Whether an ended child died of a signal, or says so in a shell's way; the child is not reaped."""
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end is None:
+        return False
+    return end.si_status == (128 + number if end.si_code == os.CLD_EXITED else number)
+
+
+def _rest_of_group(group: int) -> int | None:
+    """A pidfd of some process of the group that lives; None if there is none. Reads all of /proc."""
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if _lives_in(group, pid):
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                if _lives_in(group, pid):  # still, so the descriptor is of no other process
+                    return pidfd
+                os.close(pidfd)
+    return None
+
+
+def _lives_in(group: int, pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, _, in_group, *_ = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return state not in (b"Z", b"X") and int(in_group) == group

@@ -1,0 +1,204 @@
+"""The ScalePlan resource: a change to the nodes of a running job, field by field as DLRover's.
+
+A plan of type `manual` comes from a user and is executed by the job's master; one of type `auto` is a record of what
+the master decided by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import msgspec
+
+from resile.api.ids import NodeId, NodeKey
+from resile.api.job import ROLES, Resources
+from resile.api.kinds.elasticjob import Count, Quantity
+from resile.api.kinds.labels import JOB_LABELS, SCALE_TYPE
+from resile.api.manifests.checks import matching, rule
+from resile.api.manifests.errors import Mistakes, listed, shown, under
+from resile.api.manifests.metadata import API_VERSION, Metadata
+from resile.api.manifests.names import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name, node_of_pod
+from resile.api.manifests.pod_template import check_resources, read_resources
+
+KIND = "ScalePlan"
+PLURAL = "scaleplans"
+
+
+class ScaleType(enum.StrEnum):
+    """Whose plan it is."""
+
+    MANUAL = "manual"
+    AUTO = "auto"
+
+
+class PlanPhase(enum.StrEnum):
+    """How far a plan has come."""
+
+    CREATED = "Created"
+    PENDING = "Pending"
+    SCALING = "Scaling"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Role(enum.StrEnum):
+    """The roles whose nodes a plan can change."""
+
+    CHIEF = "chief"
+    WORKER = "worker"
+    PS = "ps"
+    EVALUATOR = "evaluator"
+
+
+ResourceList = Annotated[dict[str, Quantity], rule(check_resources)]
+
+
+class ReplicaResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """How many nodes a role shall have and what each of them gets; what is not given stays as it is."""
+
+    replicas: Count | None = None
+    """How many nodes the role shall have."""
+    resource: ResourceList = {}
+    """What each new node gets, such as cpu and memory, laid over the requests of its template. Nodes that run stay as
+    they are; migratePods changes those."""
+
+    @property
+    def resources(self) -> Resources:
+        """The resource list as numbers."""
+        return read_resources(dict(self.resource))
+
+
+def _check_pod(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+    if "name" not in value and not ("type" in value and "id" in value):
+        mistakes.add(path, "must name a pod by its name, or by its type and id")
+
+
+class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One pod of a plan; of a pod to be created nothing need be known."""
+
+    name: str = ""
+    """The pod's name; type and id are an equal way to name it."""
+    id: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The number at the end of the pod's name."""
+    type: Role | None = None
+    """The pod's role."""
+    rank_index: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The place that the pod fills."""
+    service: str = ""
+    """The address of the pod's Service."""
+    resource: ResourceList = {}
+    """What the new pod gets, such as cpu and memory."""
+
+    @property
+    def resources(self) -> Resources:
+        """The resource list as numbers."""
+        return read_resources(dict(self.resource))
+
+    def node(self, job: str) -> NodeKey | None:
+        """Which node of `job` is meant, or None if the entry does not name one."""
+        if self.name:
+            return node_of_pod(self.name, job)
+        if self.type is None or self.id is None:
+            return None
+        return NodeKey(self.type.value, NodeId(self.id))
+
+
+NamedPod = Annotated[PodMeta, rule(_check_pod, anyOf=[{"required": ["name"]}, {"required": ["type", "id"]}])]
+
+
+class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The change."""
+
+    owner_job: str = ""
+    """The job to change; without it the label elasticjob-name names the job."""
+    replica_resource_specs: Annotated[
+        dict[str, ReplicaResourceSpec], msgspec.Meta(extra_json_schema={"maxProperties": len(ROLES)})
+    ] = {}
+    """By role (worker, ps, chief or evaluator), how many nodes there shall be."""
+    create_pods: tuple[PodMeta, ...] = ()
+    """Nodes to add, each at its rankIndex, or at the lowest free rank."""
+    remove_pods: tuple[NamedPod, ...] = ()
+    """Nodes to let go; their role has so many fewer."""
+    migrate_pods: tuple[NamedPod, ...] = ()
+    """Nodes to replace by new ones with the resources given here; an old one leaves when its new one has taken over."""
+    ps_hosts: tuple[str, ...] = ()
+    """The addresses of the parameter servers after the change. Refused: this version does not move them."""
+
+
+class ScalePlanStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What became of it."""
+
+    phase: PlanPhase | None = None
+    """How far the plan has come."""
+    reason: str = ""
+    """Why it is there, in one word that programs can rely on."""
+    message: str = ""
+    """Why it failed or what it waits for, in one sentence."""
+    create_time: str = ""
+    """When it was taken up."""
+    finish_time: str = ""
+    """When it was done, or given up."""
+
+
+def _check_metadata(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+    if isinstance(value.get("name"), str):
+        check_object_name(value["name"], under(path, "name"), mistakes)
+    scale_type = value.get("labels", {}).get(SCALE_TYPE)
+    if isinstance(scale_type, str) and scale_type not in list(ScaleType):
+        at = under(under(path, "labels"), SCALE_TYPE)
+        mistakes.add(at, f"must be {listed(ScaleType)}, not {shown(scale_type)}")
+
+
+_CHANGES = ("replicaResourceSpecs", "createPods", "removePods", "migratePods", "psHosts")
+
+
+def _check_spec(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+    if not any(value.get(change) for change in _CHANGES):
+        mistakes.add(path, f"must ask for a change with {listed(_CHANGES)}")
+    for role in value.get("replicaResourceSpecs", {}):
+        if role not in ROLES:
+            mistakes.add(under(under(path, "replicaResourceSpecs"), role), f"unknown role; known are {listed(ROLES)}")
+
+
+_NAME_SCHEMA = {"type": "string", "maxLength": MAX_OBJECT_NAME, "pattern": matching(OBJECT_NAMES)}
+
+
+class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One change to the nodes of a running job, executed once."""
+
+    api_version: str = API_VERSION
+    kind: str = KIND
+    metadata: Annotated[Metadata, rule(_check_metadata, properties={"name": _NAME_SCHEMA})]
+    spec: Annotated[ScalePlanSpec, rule(_check_spec, anyOf=[{"required": [change]} for change in _CHANGES])]
+    status: ScalePlanStatus = ScalePlanStatus()
+
+    @property
+    def job(self) -> str:
+        """The job to change: `ownerJob`, else the job that the labels name."""
+        return self.spec.owner_job or next(iter(self._labelled_jobs().values()), "")
+
+    @property
+    def scale_type(self) -> ScaleType:
+        """Whose plan it is; a plan that does not say is a user's."""
+        return ScaleType(self.metadata.labels.get(SCALE_TYPE, ScaleType.MANUAL))
+
+    def _labelled_jobs(self) -> dict[str, str]:
+        labels = self.metadata.labels
+        return {label: labels[label] for label in JOB_LABELS if label in labels}
+
+    def check(self, mistakes: Mistakes) -> None:
+        """Tell the mistakes that only the whole plan shows: which job it is for, and whose pods it names."""
+        if not self.job:
+            mistakes.add("spec.ownerJob", "must be given")
+            return
+        for label, job in self._labelled_jobs().items():
+            if job != self.job:
+                mistakes.add(f"metadata.labels.{label}", f"must be {self.job} like spec.ownerJob, not {shown(job)}")
+        for field, pods in (("removePods", self.spec.remove_pods), ("migratePods", self.spec.migrate_pods)):
+            for at, pod in enumerate(pods):
+                if pod.name and pod.node(self.job) is None:
+                    path = f"spec.{field}[{at}].name"
+                    mistakes.add(
+                        path, f"must be a pod of the job such as {self.job}-edljob-ps-0, not {shown(pod.name)}"
+                    )

@@ -1,0 +1,114 @@
+"""ElasticJob to `JobSpec`: fills in every default and leaves nothing of the manifest's shape for the engine to know."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+
+from resile.api.job import (
+    CHIEF,
+    DEFAULT_CRASH_BUDGET,
+    PS,
+    ROLES,
+    WORKER,
+    FrontDoor,
+    JobSpec,
+    RoleSpec,
+    Strategy,
+)
+from resile.api.kinds.annotations import read_options
+from resile.api.kinds.elasticjob import ElasticJob, EnvVar, MasterSpec, OptimizeMode, ReplicaSpec
+from resile.api.manifests.errors import Mistakes
+from resile.api.manifests.pod_template import command_of, literal_env, main_container, read_resources, resources_of
+
+STARTING_REPLICAS = 1
+"""Of ps and worker in a parameter-server job that scales itself and names no number."""
+
+
+def to_job_spec(job: ElasticJob) -> JobSpec:
+    """The job that an ElasticJob describes, complete; it shares nothing with `job`.
+
+    A parameter-server job without a chief gets one in the place of a worker: N workers become a chief and N-1 workers.
+
+    Raises:
+        BadManifest: when a master option is wrong, or no role has a replica.
+    """
+    mistakes = Mistakes()
+    options = read_options(job.metadata.annotations, "metadata.annotations", mistakes)
+    roles = _roles(job)
+    if not any(role.replicas for role in roles.values()):
+        mistakes.add("spec.replicaSpecs", "must have a role with replicas of 1 or more")
+    mistakes.raise_if_any()
+    master = job.spec.replica_specs.master
+    return JobSpec(
+        name=job.metadata.name,
+        namespace=job.metadata.namespace,
+        uid=job.metadata.uid,
+        front_door=FrontDoor.ELASTICJOB,
+        strategy=job.spec.distribution_strategy,
+        roles=roles,
+        master=None if master is None else _role(master, replicas=1, auto_scale=False, envs={}),
+        resource_limits=read_resources(msgspec.to_builtins(job.spec.resource_limits)),
+        optimize_mode=job.spec.optimize_mode.value,
+        brain_service=job.spec.brain_service,
+        suspend=job.spec.suspend,
+        timeouts=options.timeouts(),
+        labels=dict(job.metadata.labels),
+        annotations=dict(job.metadata.annotations),
+    )
+
+
+def _roles(job: ElasticJob) -> dict[str, RoleSpec]:
+    spec = job.spec
+    may_scale = spec.optimize_mode is not OptimizeMode.MANUAL and spec.enable_elastic_scheduling is not False
+    is_ps_job = spec.distribution_strategy is Strategy.PARAMETER_SERVER
+    roles: dict[str, RoleSpec] = {}
+    for role, replica in spec.replica_specs.given().items():
+        auto_scale = may_scale and replica.auto_scale is not False
+        replicas = replica.replicas
+        if replicas is None:
+            replicas = STARTING_REPLICAS if is_ps_job and auto_scale and role in (PS, WORKER) else 0
+        roles[role] = _role(replica, replicas=replicas, auto_scale=auto_scale, envs=spec.envs)
+    if is_ps_job and CHIEF not in roles and WORKER in roles and roles[WORKER].replicas:
+        worker = roles[WORKER]
+        roles[CHIEF] = msgspec.structs.replace(worker, replicas=1, template=copy.deepcopy(worker.template))
+        roles[WORKER] = msgspec.structs.replace(worker, replicas=worker.replicas - 1)
+    return {role: roles[role] for role in ROLES if role in roles}
+
+
+def _role(replica: ReplicaSpec | MasterSpec, *, replicas: int, auto_scale: bool, envs: dict[str, EnvVar]) -> RoleSpec:
+    template = copy.deepcopy(replica.template)
+    main = main_container(template)
+    _add_envs(main, envs)
+    pod = template.get("spec") or {}
+    return RoleSpec(
+        replicas=replicas,
+        command=command_of(main),
+        env=literal_env(main),
+        requests=resources_of(main, "requests"),
+        limits=resources_of(main, "limits"),
+        crash_budget=DEFAULT_CRASH_BUDGET if replica.restart_count is None else replica.restart_count,
+        auto_scale=auto_scale,
+        priority=replica.priority,
+        grace=pod.get("terminationGracePeriodSeconds"),
+        restart_policy=str(replica.restart_policy or pod.get("restartPolicy") or ""),
+        restart_timeout=replica.restart_timeout,
+        critical_nodes=replica.critical_nodes,
+        batch_scheduler=replica.batch_scheduler,
+        template=template,
+    )
+
+
+def _add_envs(container: dict[str, Any], envs: dict[str, EnvVar]) -> None:
+    """Give the job's own variables to a container, in front, so that its others can refer to them as `$(NAME)`."""
+    own = container.get("env") or []
+    names = {entry["name"] for entry in own}
+    added = [
+        {"name": name, **msgspec.to_builtins(msgspec.structs.replace(variable, name=""))}
+        for name, variable in envs.items()
+        if name not in names
+    ]
+    if added:
+        container["env"] = [*added, *own]

@@ -1,0 +1,34 @@
+"""What every resource has: its group and version, and its metadata."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from resile.api.manifests.checks import rule
+from resile.api.manifests.names import check_dns_label, check_labels
+
+GROUP = "elastic.iml.github.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """An object's metadata. What Kubernetes fills in is kept, so that an object read from a cluster can be applied."""
+
+    name: str
+    namespace: Annotated[str, rule(check_dns_label)] = "default"
+    labels: Annotated[dict[str, str], rule(check_labels)] = {}
+    annotations: dict[str, str] = {}
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+    deletion_timestamp: str = ""
+    deletion_grace_period_seconds: int = 0
+    generate_name: str = ""
+    self_link: str = ""
+    finalizers: tuple[str, ...] = ()
+    owner_references: tuple[dict[str, Any], ...] = ()
+    managed_fields: tuple[dict[str, Any], ...] = ()

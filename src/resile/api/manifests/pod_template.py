@@ -1,0 +1,240 @@
+"""The part of a pod template that resile relies on: containers, what they run, their environment and resources.
+
+Everything else in a template belongs to Kubernetes and is passed on unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from resile.api import quantity
+from resile.api.job import Resources
+from resile.api.manifests.errors import Mistakes, shown, text_problem, under
+from resile.api.manifests.names import check_dns_label, check_env_name
+
+MAIN = "main"
+"""The container that trains, where a pod has several; without one of this name it is the first."""
+
+Template = dict[str, Any]
+Container = dict[str, Any]
+
+
+_CONTAINER_SCHEMA = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string"}},
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+
+
+def _template_schema(required: bool) -> dict[str, Any]:
+    """What an API server can check of a template: where its containers are. All other fields pass as they are."""
+    at_least_one = {"minItems": 1} if required else {}
+    containers = {"type": "array", "items": _CONTAINER_SCHEMA}
+    spec = {
+        "type": "object",
+        **({"required": ["containers"]} if required else {}),
+        "properties": {"containers": {**containers, **at_least_one}, "initContainers": containers},
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    return {
+        **({"required": ["spec"]} if required else {}),
+        "properties": {"spec": spec},
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+
+
+TEMPLATE_SCHEMA = _template_schema(required=True)
+PARTIAL_TEMPLATE_SCHEMA = _template_schema(required=False)
+
+
+def main_container(template: Template) -> Container:
+    """The container that trains, or an empty one if the template has none. It is the template's own, not a copy."""
+    containers: list[Container] = (template.get("spec") or {}).get("containers") or []
+    for container in containers:
+        if container.get("name") == MAIN:
+            return container
+    return containers[0] if containers else {}
+
+
+def command_of(container: Container) -> tuple[str, ...]:
+    """Program and arguments: `command`, then `args`."""
+    return (*(container.get("command") or ()), *(container.get("args") or ()))
+
+
+def literal_env(container: Container) -> dict[str, str]:
+    """The variables whose values stand in the template; of one given twice the last, as Kubernetes does."""
+    entries = container.get("env") or []
+    return {entry["name"]: entry.get("value") or "" for entry in entries if not entry.get("valueFrom")}
+
+
+def resources_of(container: Container, which: str) -> Resources:
+    """The container's `requests` or `limits`."""
+    return read_resources((container.get("resources") or {}).get(which) or {})
+
+
+def read_resources(amounts: dict[str, Any]) -> Resources:
+    """What a resource list says of CPU, memory and GPUs of any maker; other resources are left to Kubernetes."""
+    given = {name: value for name, value in amounts.items() if value is not None}
+    return Resources(
+        cpu=quantity.cores(given["cpu"]) if "cpu" in given else None,
+        memory=quantity.size(given["memory"]) if "memory" in given else None,
+        gpu=sum(quantity.count(value) for name, value in given.items() if is_gpu(name)),
+    )
+
+
+def is_gpu(name: str) -> bool:
+    """Whether a resource of this name is a GPU: `nvidia.com/gpu`, `amd.com/gpu`, or just `gpu`."""
+    return name.rpartition("/")[2] == "gpu"
+
+
+def check_template(value: Template, path: str, mistakes: Mistakes) -> None:
+    """The template of a node: a list with at least one container, each with a name."""
+    spec = _mapping(value, "spec", path, mistakes, required=True)
+    if spec is not None:
+        _check_pod_spec(spec, under(path, "spec"), mistakes, required=True)
+
+
+def check_partial_template(value: Template, path: str, mistakes: Mistakes) -> None:
+    """The template of a master, which is laid over a complete one and may leave everything out."""
+    spec = _mapping(value, "spec", path, mistakes)
+    if spec is not None:
+        _check_pod_spec(spec, under(path, "spec"), mistakes, required=False)
+
+
+def check_resources(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+    """A mapping of resource names to quantities."""
+    for name, given in value.items():
+        if given is None:
+            continue
+        try:
+            if not isinstance(given, str | int | float):
+                raise quantity.BadQuantity(f"{quantity.ALLOWED}, not {shown(given)}")
+            if is_gpu(name):
+                quantity.count(given)
+            else:
+                quantity.amount(given)
+        except quantity.BadQuantity as bad:
+            mistakes.add(under(path, name), str(bad))
+
+
+def check_env_entry(entry: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+    """One variable: a value, or a place to take it from."""
+    _check(entry, "value", str, text_problem, path, mistakes)
+    source = _mapping(entry, "valueFrom", path, mistakes)
+    if source is not None and entry.get("value"):
+        mistakes.add(path, "must have either value or valueFrom, not both")
+
+
+def _check_pod_spec(spec: dict[str, Any], path: str, mistakes: Mistakes, *, required: bool) -> None:
+    if required and not spec.get("containers"):
+        got = "nothing" if spec.get("containers") is None else "an empty one"
+        mistakes.add(under(path, "containers"), f"must be a list with at least one container, not {got}")
+    names: set[str] = set()
+    for field in ("containers", "initContainers"):
+        for container, at in _mappings(spec, field, path, mistakes):
+            _check_container(container, at, mistakes)
+            name = container.get("name")
+            if isinstance(name, str) and name in names:
+                mistakes.add(
+                    under(at, "name"), f"must differ from the other containers' names, not {shown(name)} again"
+                )
+            elif isinstance(name, str):
+                names.add(name)
+    grace = spec.get("terminationGracePeriodSeconds")
+    if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int) or grace < 0):
+        mistakes.add(
+            under(path, "terminationGracePeriodSeconds"), f"must be a whole number of 0 or more, not {shown(grace)}"
+        )
+
+
+_CONTAINER_FIELDS = (
+    *("name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "envFrom", "ports", "resources"),
+    *("volumeMounts", "volumeDevices", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "tty"),
+    *("securityContext", "terminationMessagePath", "terminationMessagePolicy", "stdin", "stdinOnce"),
+)
+"""The fields people write; Kubernetes may know others, so only what looks like a slip of these is a mistake."""
+
+
+def _check_container(container: Container, path: str, mistakes: Mistakes) -> None:
+    for field in container:
+        near = get_close_matches(field, _CONTAINER_FIELDS, n=1, cutoff=0.8)
+        if near and near[0] != field:
+            mistakes.add(under(path, field), f"unknown field; did you mean {near[0]}?")
+    name = container.get("name")
+    if name is None:
+        mistakes.add(under(path, "name"), "must be given")
+    elif _check(container, "name", str, text_problem, path, mistakes):
+        check_dns_label(name, under(path, "name"), mistakes)
+    for field in ("command", "args"):
+        for word, at in _items(container, field, path, mistakes):
+            if not isinstance(word, str):
+                mistakes.add(at, text_problem(word))
+    for entry, at in _mappings(container, "env", path, mistakes):
+        if entry.get("name") is None:
+            mistakes.add(under(at, "name"), "must be given")
+        elif _check(entry, "name", str, text_problem, at, mistakes):
+            check_env_name(entry["name"], under(at, "name"), mistakes)
+        check_env_entry(entry, at, mistakes)
+    resources = _mapping(container, "resources", path, mistakes)
+    if resources is not None:
+        _check_requests_and_limits(resources, under(path, "resources"), mistakes)
+
+
+def _check_requests_and_limits(resources: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+    before = mistakes.count
+    requests = _mapping(resources, "requests", path, mistakes) or {}
+    limits = _mapping(resources, "limits", path, mistakes) or {}
+    check_resources(requests, under(path, "requests"), mistakes)
+    check_resources(limits, under(path, "limits"), mistakes)
+    if mistakes.count > before:
+        return
+    for name, given in requests.items():
+        limit = limits.get(name)
+        if given is not None and limit is not None and quantity.amount(given) > quantity.amount(limit):
+            mistakes.add(
+                under(under(path, "requests"), name), f"must be at most the limit of {limit}, not {shown(given)}"
+            )
+
+
+def _check(
+    owner: dict[str, Any],
+    field: str,
+    kind: type | tuple[type, ...],
+    problem: Callable[[Any], str],
+    path: str,
+    mistakes: Mistakes,
+) -> bool:
+    """Whether the field is absent or of the right kind; if not, that is told."""
+    value = owner.get(field)
+    if value is None or isinstance(value, kind):
+        return True
+    mistakes.add(under(path, field), problem(value))
+    return False
+
+
+def _mapping(
+    owner: dict[str, Any], field: str, path: str, mistakes: Mistakes, *, required: bool = False
+) -> dict[str, Any] | None:
+    if required and owner.get(field) is None:
+        mistakes.add(under(path, field), "must be given")
+        return None
+    if _check(owner, field, dict, lambda value: f"must be a mapping, not {shown(value)}", path, mistakes):
+        return owner.get(field)
+    return None
+
+
+def _items(owner: dict[str, Any], field: str, path: str, mistakes: Mistakes) -> Iterator[tuple[Any, str]]:
+    if _check(owner, field, list, lambda value: f"must be a list, not {shown(value)}", path, mistakes):
+        for at, item in enumerate(owner.get(field) or ()):
+            yield item, under(under(path, field), at)
+
+
+def _mappings(owner: dict[str, Any], field: str, path: str, mistakes: Mistakes) -> Iterator[tuple[dict[str, Any], str]]:
+    for item, at in _items(owner, field, path, mistakes):
+        if isinstance(item, dict):
+            yield item, at
+        else:
+            mistakes.add(at, f"must be a mapping, not {shown(item)}")

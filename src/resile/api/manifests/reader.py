@@ -1,0 +1,92 @@
+"""Reads manifests: text, or objects as a cluster returns them, into typed resources, telling every mistake at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resile.api.kinds.elasticjob import KIND as ELASTIC_JOB
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.scaleplan import KIND as SCALE_PLAN
+from resile.api.kinds.scaleplan import ScalePlan
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.checks import read
+from resile.api.manifests.errors import BadManifest, Mistake, Mistakes, listed, shown
+from resile.api.manifests.metadata import API_VERSION
+
+Resource = ElasticJob | ScalePlan
+
+KINDS = (ELASTIC_JOB, SCALE_PLAN)
+
+
+def load_manifests(text: str | bytes) -> list[Resource]:
+    """Read every document of a YAML text; empty documents between others are passed over, as by kubectl.
+
+    Raises:
+        BadManifest: with all mistakes of all documents; nothing of the text is to be used then.
+    """
+    from resile.api.manifests.documents import load_documents  # PyYAML takes 20 ms to import
+
+    documents = load_documents(text)
+    if not documents:
+        raise BadManifest([Mistake("", f"the manifest is empty; it must hold an {listed(KINDS)}")])
+    resources: list[Resource] = []
+    found: list[Mistake] = []
+    for number, document in enumerate(documents, start=1):
+        mistakes = Mistakes(f"document {number}" if len(documents) > 1 else "")
+        resource = _read(document, mistakes)
+        found.extend(mistakes.found())
+        if resource is not None:
+            resources.append(resource)
+    if found:
+        raise BadManifest(found)
+    return resources
+
+
+def read_manifest(document: Any) -> Resource:
+    """Read one object that is plain data already, such as a cluster's answer.
+
+    Raises:
+        BadManifest: with all its mistakes.
+    """
+    mistakes = Mistakes()
+    resource = _read(document, mistakes)
+    if resource is None:
+        raise BadManifest(mistakes.found())
+    return resource
+
+
+def _read(document: Any, mistakes: Mistakes) -> Resource | None:
+    if not isinstance(document, dict):
+        mistakes.add(
+            "", f"a manifest must be a mapping with apiVersion, kind, metadata and spec, not {shown(document)}"
+        )
+        return None
+    version, kind = document.get("apiVersion"), document.get("kind")
+    if version != API_VERSION:
+        mistakes.add("apiVersion", f"must be {API_VERSION}, not {shown(version)}")
+    if kind not in KINDS:
+        mistakes.add("kind", f"must be {listed(KINDS)}, not {shown(kind)}")
+        return None
+    rest = {field: value for field, value in document.items() if field not in ("apiVersion", "kind")}
+    if kind == ELASTIC_JOB:
+        return _read_job(rest, mistakes)
+    return _read_plan(rest, mistakes)
+
+
+def _read_job(document: dict[Any, Any], mistakes: Mistakes) -> ElasticJob | None:
+    job = read(ElasticJob, document, mistakes)
+    if job is None:
+        return None
+    try:
+        to_job_spec(job)
+    except BadManifest as bad:
+        for mistake in bad.mistakes:
+            mistakes.add(mistake.path, mistake.problem)
+    return None if mistakes else job
+
+
+def _read_plan(document: dict[Any, Any], mistakes: Mistakes) -> ScalePlan | None:
+    plan = read(ScalePlan, document, mistakes)
+    if plan is not None:
+        plan.check(mistakes)
+    return None if mistakes else plan

@@ -1,0 +1,63 @@
+"""Buffers without an agent, for scripts under plain torchrun: they die with the process, and only carry to storage."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+
+from resile.checkpoint.buffer import Buffer
+from resile.checkpoint.log_once import OnChange
+from resile.checkpoint.memory_client import BUFFERS
+from resile.checkpoint.memory_limits import short_of
+from resile.checkpoint.storage import store_committed
+
+log = logging.getLogger(__name__)
+
+
+class OwnBuffers:
+    """What `Line` is, within one process; storage is written by a thread of its own."""
+
+    def __init__(self) -> None:
+        self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
+        self._writer = ThreadPoolExecutor(1, "resile-store")
+        self._stored: dict[int, Future[str]] = {}
+        self._complaints = OnChange(log)
+
+    def make_room(self, size: int) -> str:
+        """Make each buffer at least this large; an empty answer, or the sentence that says why not."""
+        need = sum(max(0, size - buffer.size) for buffer in self.buffers)
+        if need and (why := short_of(need)):
+            return why
+        try:
+            for buffer in self.buffers:
+                buffer.resize(size)
+        except OSError as error:
+            return f"no memory for checkpoints: {error.strerror}"
+        return ""
+
+    def store(self, buffer: int, sequence: int) -> bool:
+        """Have a buffer written to storage; the process does not end before it is."""
+        self._stored = {number: answer for number, answer in self._stored.items() if not answer.done()}
+        self._stored[sequence] = self._writer.submit(self._store, self.buffers[buffer], sequence)
+        return True
+
+    def _store(self, buffer: Buffer, sequence: int) -> str:
+        error = store_committed(buffer, sequence)
+        self._complaints.say(error)
+        return error
+
+    def wait(self, sequence: int, timeout: float) -> str | None:
+        """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""
+        try:
+            answer = self._stored[sequence].result(timeout)
+        except NotYet:
+            return None
+        del self._stored[sequence]
+        return answer
+
+    def close(self) -> None:
+        """Finish writing, and give the memory back."""
+        self._writer.shutdown()
+        for buffer in self.buffers:
+            buffer.close()

@@ -1,0 +1,100 @@
+"""`resile explain`: what the engine derived from the settings, so that nobody has to guess."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from resile.api.ids import Seconds
+from resile.api.timeouts import (
+    DEFAULT_RECOVERY_BUDGET,
+    LARGEST_RECOVERY_BUDGET,
+    SMALLEST_RECOVERY_BUDGET,
+    BadTimeouts,
+    Timeouts,
+    derive,
+)
+from resile.cli.common_options import output_option, place_options, print_json
+from resile.cli.output.tables import table
+from resile.client.errors import CommandError, NotUsableError
+from resile.client.local.jobs import find
+from resile.client.target import Place
+from resile.wire.job_directory import DirectoryError
+
+PURPOSES = {
+    "recovery_budget": "the longest a job may stand still after losing a node while others can go on",
+    "heartbeat": "how often an agent speaks when it has nothing to say",
+    "silence": "an open connection that is silent for so long has lost its node",
+    "blink": "a closed connection that stays away for so long has lost its node",
+    "homecoming": "how long a restarted master waits for the agents its journal knows",
+    "settle": "how long a round that could close waits for nodes that are starting",
+    "last_call": "the same for the first round on bare machines, where nobody knows who may come",
+    "regroup_grace": "from SIGTERM to SIGKILL for processes whose round is over",
+    "exit_grace": "from SIGTERM to SIGKILL for a node that is asked to leave: time to save",
+    "join": "how long too few nodes wait for the rest before the job fails",
+    "pend": "how long a node the job needs may be unschedulable before the job fails",
+    "connect": "how long a new agent tries to reach its master",
+    "forgive": "a failure so much training time ago no longer counts against a budget",
+}
+"""What each rung of the ladder is for, in the order in which they are printed."""
+
+
+@click.group()
+def explain() -> None:
+    """Print what the engine derived from your settings."""
+
+
+@explain.command("timeouts", short_help="Print every interval and time-out.")
+@click.argument("job", required=False)
+@place_options
+@click.option("--recovery-budget", type=float, metavar="SECONDS", help="those that follow from this budget")
+@output_option("table", "json")
+def timeouts(job: str | None, place: Place, recovery_budget: float | None, output: str) -> None:
+    """Print every interval and time-out: the defaults, those of a budget, or those of JOB."""
+    ladder = _ladder(job, place, recovery_budget)
+    if output == "json":
+        print_json({name: _row(ladder, name) for name in PURPOSES})
+        return
+    rows = [(name, f"{getattr(ladder, name):g}", _share(ladder, name), what) for name, what in PURPOSES.items()]
+    click.echo(table(("NAME", "SECONDS", "OF BUDGET", "WHAT IT IS FOR"), rows))
+
+
+def _ladder(job: str | None, place: Place, budget: float | None) -> Timeouts:
+    if job is not None and budget is not None:
+        raise NotUsableError("give either a job or --recovery-budget, not both")
+    if job is not None and not place.here(job):
+        from resile.client.cluster.find import spec_there
+
+        return spec_there(place, job).timeouts
+    if job is not None:
+        try:
+            return find(job, place.namespace).directory.spec().timeouts
+        except DirectoryError as error:
+            raise CommandError(str(error)) from error
+    if budget is not None and not SMALLEST_RECOVERY_BUDGET <= budget <= LARGEST_RECOVERY_BUDGET:
+        bounds = f"between {SMALLEST_RECOVERY_BUDGET:g} and {LARGEST_RECOVERY_BUDGET:g} seconds"
+        raise NotUsableError(f"recovery_budget: must be {bounds}, not {budget:g}")
+    try:
+        return derive(DEFAULT_RECOVERY_BUDGET if budget is None else Seconds(budget))
+    except BadTimeouts as error:
+        raise NotUsableError(str(error)) from error
+
+
+def _row(ladder: Timeouts, name: str) -> dict[str, object]:
+    seconds = getattr(ladder, name)
+    share = seconds / ladder.recovery_budget if _is_share(ladder, name) else None
+    return {"seconds": seconds, "share": share, "purpose": PURPOSES[name]}
+
+
+def _share(ladder: Timeouts, name: str) -> str:
+    """The rung's part of the budget; a dash where the budget does not decide it."""
+    return f"{getattr(ladder, name) / ladder.recovery_budget:.0%}" if _is_share(ladder, name) else "-"
+
+
+def _is_share(ladder: Timeouts, name: str) -> bool:
+    """Whether a rung grows with the budget: it does when a larger budget would make it larger."""
+    doubled = derive(Seconds(2.0 * DEFAULT_RECOVERY_BUDGET))
+    return bool(getattr(doubled, name) != getattr(derive(), name))
+
+
+assert set(PURPOSES) == set(msgspec.structs.asdict(derive())), "every rung has a purpose"

@@ -1,0 +1,76 @@
+"""The options that many commands share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from resile.api.manifests.errors import Mistakes
+from resile.api.manifests.names import check_dns_label
+from resile.client.errors import NotUsableError
+from resile.client.target import Place
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def namespace_option(command: F) -> F:
+    """`-n NAMESPACE`."""
+    words = "where the job is (default: default, or that of the kubeconfig's context)"
+    return click.option("-n", "--namespace", metavar="NAMESPACE", callback=_namespace, help=words)(command)
+
+
+def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """It becomes the name of a folder, so it must be a name and nothing else."""
+    mistakes = Mistakes()
+    if value is not None:
+        check_dns_label(value, "-n", mistakes)
+    if mistakes:
+        raise NotUsableError(str(mistakes.found()[0]))
+    return value
+
+
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`, given to the command as one `place`."""
+
+    @functools.wraps(command)
+    def placed(
+        *words: Any, namespace: str | None, local: bool, cluster: bool, kubeconfig: str, context: str, **more: Any
+    ) -> Any:
+        place = Place(namespace=namespace, local=local, cluster=cluster, kubeconfig=kubeconfig, context=context)
+        if place.local and place.of_cluster:
+            raise NotUsableError("--local means this machine, and --cluster, --kubeconfig and --context a cluster")
+        return command(*words, place=place, **more)
+
+    for option in (
+        click.option("--context", default="", metavar="NAME", help="of the kubeconfig file; means a cluster"),
+        click.option("--kubeconfig", default="", metavar="FILE", help="which cluster (default: KUBECONFIG's)"),
+        click.option("--cluster", is_flag=True, help="the cluster's, also where this machine has jobs"),
+        click.option("--local", is_flag=True, help="this machine's jobs and no others"),
+        namespace_option,
+    ):
+        placed = option(placed)
+    return placed
+
+
+def output_option(*formats: str) -> Callable[[F], F]:
+    """`-o FORMAT`; the first format is the default."""
+    return click.option(
+        "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="how to print it"
+    )
+
+
+def print_json(value: Any) -> None:
+    """Print data as indented JSON, dataclasses and structs included."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def tell(output: str, sentence: str, **data: Any) -> None:
+    """Say what was done: a sentence for people, one JSON object for programs."""
+    if output == "json":
+        print_json(data)
+    else:
+        click.echo(sentence)

@@ -1,0 +1,1 @@
+"""`resile run` and `dlrover-run`: flags, their checks and their help."""

@@ -1,0 +1,36 @@
+"""`resile run` and `dlrover-run`: one program under two names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from resile.agent.options import RunOptions
+from resile.cli.run.flags import FlagError, parse
+from resile.cli.run.options import resolve
+
+BAD_USAGE = 2
+
+
+def options(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
+    """What the words and the environment ask for.
+
+    Raises:
+        FlagError: one sentence about the first thing that is wrong.
+        SystemExit: after printing the help (0).
+    """
+    return resolve(parse(argv, environ, prog), environ, prog)
+
+
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """Runs the script and ends the process with the run's exit code; 2 means that nothing was started."""
+    name = prog or os.path.basename(sys.argv[0])
+    try:
+        chosen = options(sys.argv[1:] if argv is None else argv, os.environ, name)
+    except FlagError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(BAD_USAGE)
+    from resile.agent.launch import launch  # after the flags are good: it brings the event loop
+
+    sys.exit(launch(chosen))

@@ -1,0 +1,81 @@
+"""`--rdzv-conf key=value,…`: the time-outs of torchrun's and DLRover's rendezvous, each with its meaning here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from resile.cli.run.flags import FlagError
+
+_SAME = {"lastcall_timeout": "last_call_timeout", "timeout": "join_timeout"}
+"""DLRover's word, and that of torchrun's older backends, for the same thing."""
+
+_TIMES = ("join_timeout", "last_call_timeout", "pend_timeout")
+_NO_EFFECT = {
+    "close_timeout": "a round closes the moment everybody knows of it",
+    "heartbeat_timeout": "heartbeats follow --recovery-budget",
+    "keep_alive_interval": "heartbeats follow --recovery-budget",
+    "keep_alive_max_attempt": "heartbeats follow --recovery-budget",
+    "read_timeout": "waits follow --recovery-budget",
+    "rank": "--node-rank gives the place",
+}
+_KNOWN = (*_TIMES, *_SAME, *_NO_EFFECT, "is_host", "store_type")
+_YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+
+
+class RdzvConf(NamedTuple):
+    """What the user set; None where nothing was said."""
+
+    join_timeout: float | None = None
+    last_call: float | None = None
+    pend_timeout: float | None = None
+    is_host: bool | None = None
+    notices: tuple[str, ...] = ()
+
+
+def read_rdzv_conf(name: str, text: str) -> RdzvConf:
+    """Reads the pairs; `name` is the flag or variable they came from.
+
+    Raises:
+        FlagError: for what is not a pair, a key that nobody knows (with the nearest that somebody does) or a bad value.
+    """
+    times: dict[str, float] = {}
+    is_host: bool | None = None
+    notices: list[str] = []
+    for pair in filter(None, (pair.strip() for pair in text.split(","))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not (key and equals and value):
+            raise FlagError(f"{name}: {pair!r} is not KEY=VALUE, such as join_timeout=600")
+        if key not in _KNOWN:
+            raise FlagError(f"{name}: {key!r} is no known key; {_nearest(key)}")
+        meaning = _SAME.get(key, key)
+        if meaning in _TIMES:
+            times[meaning] = _seconds(f"{name}: {key}", value)
+        elif key == "is_host":
+            if value.lower() not in _YES + _NO:
+                raise FlagError(f"{name}: is_host: {value!r} is neither 1 nor 0")
+            is_host = value.lower() in _YES
+        elif key == "store_type":
+            if value.lower() != "tcp":
+                raise FlagError(f"{name}: store_type: {value!r} is not tcp; nodes meet at a master, not in a file")
+        else:
+            notices.append(f"{name}: {key}: accepted; {_NO_EFFECT[key]}")
+    return RdzvConf(
+        times.get("join_timeout"), times.get("last_call_timeout"), times.get("pend_timeout"), is_host, tuple(notices)
+    )
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise FlagError(f"{name}: {value!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _nearest(key: str) -> str:
+    from difflib import get_close_matches  # only on the way out
+
+    near = get_close_matches(key, _KNOWN, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(_KNOWN)}"

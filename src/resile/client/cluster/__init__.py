@@ -1,0 +1,1 @@
+"""Jobs of a cluster, read from and written to its API server."""

@@ -1,0 +1,1 @@
+"""Jobs of this machine: their directories, their masters and their supervisors."""

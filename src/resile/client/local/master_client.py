@@ -1,0 +1,149 @@
+"""Asking a job's master: one connection, one question at a time, each with a deadline, from ordinary blocking code."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from resile.client.errors import CommandError
+from resile.wire.connection import BadFrame, CannotConnect, Connection, NotWelcome, connect
+from resile.wire.job_directory import DirectoryError, JobDirectory
+from resile.wire.messages import Answer, Ask, MasterMessage
+
+ANSWER_SECONDS = 2.0
+"""For one question to a master that is there; a healthy one takes a millisecond."""
+RESTART_SECONDS = 10.0
+"""For a wish that must reach the master: it may be starting again just now."""
+RETRY_SECONDS = 0.1
+STARTING = "the master is still starting"
+"""How the answer of a master begins that has not read its journal yet."""
+
+
+class MasterAway(Exception):
+    """Nobody answered in time; the text is one sentence. Asking again may help."""
+
+
+class Client:
+    """A way to one job's master. Connects when first asked, and again after the master came back."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self._directory = directory
+        self._runner = asyncio.Runner()
+        self._connection: Connection | None = None
+        self._asked = 0
+        self._answer: asyncio.Future[Answer] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._runner.run(self._hang_up(self._connection))
+        self._runner.close()
+
+    def ask(self, what: str, arguments: dict[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
+        """Ask once.
+
+        Raises:
+            MasterAway: nobody answered within `seconds`.
+            CommandError: the master does not take our token, or answered with a sentence instead of a result.
+        """
+        return self._runner.run(self._ask(what, arguments or {}, seconds))
+
+    def insist(self, what: str, arguments: dict[str, Any] | None = None, seconds: float = RESTART_SECONDS) -> Any:
+        """Ask until a master answers: one that was killed comes back within a second. The question may arrive twice.
+
+        Raises:
+            MasterAway: nobody answered within `seconds`.
+            CommandError: as for `ask`.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return self.ask(what, arguments, min(ANSWER_SECONDS, seconds))
+            except MasterAway:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    async def _ask(self, what: str, arguments: dict[str, Any], seconds: float) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                connection = await self._connected(seconds)
+                self._asked += 1
+                self._answer = asyncio.get_running_loop().create_future()
+                connection.send(Ask(request=self._asked, what=what, arguments=arguments))
+                answer = await self._answer
+        except TimeoutError:
+            self._drop()
+            raise MasterAway(f"the master did not answer within {seconds:g} s") from None
+        except BadFrame as error:
+            raise CommandError(f"the question is too long: {error}") from error
+        if answer.error.startswith(STARTING):
+            raise MasterAway(answer.error)
+        if answer.error:
+            raise CommandError(answer.error)
+        return answer.result
+
+    async def _connected(self, seconds: float) -> Connection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        address = self._directory.address()
+        if address is None:
+            raise MasterAway("the job has no master yet")
+        try:
+            self._connection = await connect(
+                address.reachable_host,
+                address.port,
+                token=self._directory.token(),
+                decode=MasterMessage,
+                on_message=self._hear,
+                on_close=self._closed,
+                timeout=seconds,
+            )
+        except CannotConnect as error:
+            raise MasterAway(str(error)) from error
+        except NotWelcome as error:
+            raise CommandError(f"the job's master refuses us: {error}") from error
+        except (DirectoryError, ValueError) as error:  # no token, or an empty one
+            raise CommandError(f"the job's token cannot be used: {error}") from error
+        return self._connection
+
+    def _hear(self, _: Connection, message: Any) -> None:
+        waiting = self._answer
+        if isinstance(message, Answer) and message.request == self._asked and waiting and not waiting.done():
+            waiting.set_result(message)
+
+    def _closed(self, connection: Connection, because: str) -> None:
+        if self._connection is connection:
+            self._connection = None
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(MasterAway(because))
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.abort("it did not answer")
+            self._connection = None
+
+    async def _hang_up(self, connection: Connection) -> None:
+        connection.close()
+        await connection.wait_closed()
+
+
+def wait_until(done: Callable[[], bool], seconds: float, every: float = RETRY_SECONDS) -> bool:
+    """Look until something is so; False if it is not after `seconds`."""
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > until:
+            return False
+        time.sleep(every)
+    return True

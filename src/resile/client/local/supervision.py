@@ -1,0 +1,169 @@
+"""The processes above a local job: starting its supervisor, knowing whether it lives, ending what is left.
+
+`supervisor.json` in the job's directory names the supervisor by pid, start time and boot, so that nobody else's process
+is ever taken for it. Whoever ends a job by force ends the supervisor first: it would bring the master back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from resile.api.ids import Seconds
+from resile.chaos.local import NothingStruckError, kill_master
+from resile.client.errors import CommandError
+from resile.client.local.master_client import wait_until
+from resile.common.atomic_files import write_atomically
+from resile.platform.local import files, processes
+from resile.platform.local.shim import start_time
+from resile.wire.job_directory import JobDirectory
+
+START_SECONDS = 30.0
+"""For a master to listen; it takes a third of a second on an idle machine."""
+MASTER_SAYS = "resile master: "
+"""How the sentence of a master begins that cannot serve."""
+BEYOND_GRACE = 5.0
+"""Seconds that a node may outlive its grace before its shim is killed, and the node with it."""
+
+
+class SupervisorFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`supervisor.json`."""
+
+    pid: int
+    start: int
+    boot: str
+    command: list[str] = []
+
+
+def start_master(directory: JobDirectory, workdir: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a supervised master in a session of its own and wait until it listens, or until the job is over already.
+
+    Raises:
+        CommandError: it did not come up; the sentence has its last words.
+    """
+    command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(directory.path)]
+    return _start(directory, [*command, "--platform", "local", "--workdir", str(workdir), *options])
+
+
+def restart_master(directory: JobDirectory) -> None:
+    """Give a job that has lost supervisor and master both of them again, with the words they were started with.
+
+    Raises:
+        CommandError: it is not known how, or the master did not come up.
+    """
+    record = _record(directory)
+    if record is None or not record.command:
+        raise CommandError(f"it is not known how the master in {directory.path} was started")
+    _start(directory, record.command)
+
+
+def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[bytes]:
+    before = directory.address()
+    process = None
+    try:
+        with open(directory.log, "ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            )
+        started, boot = start_time(process.pid), processes.boot_id()
+        record = SupervisorFile(pid=process.pid, start=started, boot=boot, command=command)
+        write_atomically(directory.path / "supervisor.json", msgspec.json.encode(record))
+    except OSError as error:
+        if process is not None:  # nobody could find it again
+            process.terminate()
+            process.wait()
+        raise CommandError(f"cannot start a master in {directory.path}: {os.strerror(error.errno or 0)}") from error
+    wait_until(lambda: directory.address() != before or process.poll() is not None, START_SECONDS, every=0.02)
+    if directory.address() == before:
+        process.terminate()
+        raise CommandError(f"the master did not come up: {_last_words(directory)}")
+    return process
+
+
+def supervisor_lives(directory: JobDirectory) -> bool:
+    """Whether somebody will start the master anew when it dies."""
+    record = _record(directory)
+    return record is not None and processes.is_alive(record.pid, record.start, record.boot)
+
+
+def served(directory: JobDirectory) -> bool:
+    """Whether the job has a master, or will have one again at once."""
+    return supervisor_lives(directory) or directory.master_lives()
+
+
+def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
+    """End supervisor, master and every node by their records; returns how many nodes there were to end.
+
+    Nodes get SIGTERM, and SIGKILL after `grace`; what has lost its shim is killed at once. Returns when all are gone.
+    """
+    record = _record(directory)
+    if record is not None:
+        _kill(record.pid, record.start, record.boot)
+    with contextlib.suppress(NothingStruckError):
+        kill_master(directory)
+    wait_until(lambda: not served(directory), BEYOND_GRACE, every=0.02)
+    return end_nodes(directory.path, grace)
+
+
+def end_nodes(directory: Path, grace: Seconds) -> int:
+    """End every node of a job directory whose master is gone; returns how many still lived."""
+    alive = [record for record in files.read_nodes(directory) if not record.status.ended]
+    for record in alive:
+        at = files.node_directory(directory, record.node)
+        with contextlib.suppress(OSError):
+            files.write(at / "stop.json", files.StopFile(asked_at=time.time(), grace=grace))
+        _signal_shim(at, signal.SIGTERM)
+    gone = wait_until(lambda: not _living(directory), grace + BEYOND_GRACE, every=0.05)
+    if not gone:
+        for record in _living(directory):
+            _signal_shim(files.node_directory(directory, record.node), signal.SIGKILL)
+    for at in files.node_directories(directory):
+        processes.kill_strays(at, session=None)
+    return len(alive)
+
+
+def _living(directory: Path) -> list[files.NodeRecord]:
+    return [record for record in files.read_nodes(directory) if not record.status.ended]
+
+
+def _signal_shim(at: Path, number: signal.Signals) -> None:
+    node = files.read(at / "node.json", files.NodeFile)
+    if node is None:
+        return
+    pidfd = processes.open_pidfd(node.shim_pid, node.shim_start)
+    if pidfd is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+        os.close(pidfd)
+
+
+def _record(directory: JobDirectory) -> SupervisorFile | None:
+    try:
+        return msgspec.json.decode((directory.path / "supervisor.json").read_bytes(), type=SupervisorFile)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _kill(pid: int, start: int, boot: str) -> None:
+    pidfd = processes.open_pidfd(pid, start) if boot == processes.boot_id() else None
+    if pidfd is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+
+
+def _last_words(directory: JobDirectory) -> str:
+    try:
+        lines = directory.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    sentences = [text.removeprefix(MASTER_SAYS) for text in lines if text.startswith(MASTER_SAYS)]
+    return next(reversed(sentences or [text for text in lines if text.strip()]), "it said nothing")

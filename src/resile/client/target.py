@@ -1,0 +1,71 @@
+"""Which jobs a command means: those of this machine, or those of a cluster. Knows no Kubernetes library.
+
+`--local` and `--cluster` (or `--kubeconfig`, `--context`) say it. Otherwise a job of this machine comes before one of
+the cluster: a name that a job of this machine has means that job, and a listing shows this machine's jobs if there are
+any. Where no cluster is configured, everything means this machine. `submit` alone never guesses.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from resile.api.manifests.names import master_name, node_of_pod
+from resile.client.local.jobs import DEFAULT_NAMESPACE, all_jobs
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+USUAL_CONFIG = Path("~/.kube/config")
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the user says the jobs are."""
+
+    namespace: str | None = None
+    local: bool = False
+    cluster: bool = False
+    kubeconfig: str = ""
+    context: str = ""
+
+    @property
+    def of_cluster(self) -> bool:
+        """Whether the flags say that the cluster is meant."""
+        return self.cluster or bool(self.kubeconfig or self.context)
+
+    def here(self, name: str = "", *, everywhere: bool = False) -> bool:
+        """Whether this machine is meant.
+
+        Args:
+            name: of a job or a pod; without one, a listing is meant.
+            everywhere: the listing is one of all namespaces.
+        """
+        if self.local or self.of_cluster:
+            return self.local
+        if not configured():
+            return True
+        if name:
+            return any(_has(job.name, name) for job in all_jobs(self.namespace))
+        return bool(all_jobs(None if everywhere else self.namespace or DEFAULT_NAMESPACE))
+
+
+def config_files(kubeconfig: str = "") -> list[Path]:
+    """The files that say where the cluster is: the flag's, else those of KUBECONFIG, else kubectl's usual one."""
+    if kubeconfig:
+        return [Path(kubeconfig).expanduser()]
+    named = [Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    return named or [USUAL_CONFIG.expanduser()]
+
+
+def in_a_pod() -> bool:
+    """Whether this is a pod that may speak to its cluster."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").is_file()
+
+
+def configured() -> bool:
+    """Whether anything says where a cluster is."""
+    return any(path.is_file() for path in config_files()) or in_a_pod()
+
+
+def _has(job: str, name: str) -> bool:
+    return name in (job, master_name(job)) or node_of_pod(name, job) is not None

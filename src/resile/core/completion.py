@@ -1,0 +1,108 @@
+"""How a job ends: phases, exit reasons, and what is cleared away."""
+
+from __future__ import annotations
+
+import enum
+
+from resile.api.ids import NodeKey
+from resile.api.reports import NodeStatus, WorkerFailure
+from resile.core.context import Turn
+from resile.core.deadlines import Alarm
+from resile.core.decisions import DeleteNode, Finish
+from resile.core.nodes import scale_operations
+from resile.core.state import TRAINERS, JobState, Node, Phase
+
+
+class Reason(enum.StrEnum):
+    """Why a job ended; DLRover's words where it has one."""
+
+    COMPLETED = "Completed"
+    WORKER_ERROR = "WorkerError"
+    WORKER_OOM = "WorkerOOM"
+    PS_ERROR = "PSError"
+    EVALUATOR_ERROR = "EvaluatorError"
+    RESTARTS_SPENT = "RestartOverLimit"
+    RENDEZVOUS_TIMEOUT = "RdzvTimeout"
+    PENDING_TIMEOUT = "PendingTimeout"
+    DESERTED = "NoNodesLeft"
+    STOPPED = "Stopped"
+
+
+def succeed(turn: Turn, message: str) -> None:
+    """Everything is done."""
+    _finish(turn, Phase.SUCCEEDED, Reason.COMPLETED, message)
+
+
+def fail(turn: Turn, reason: Reason, message: str) -> None:
+    """The job cannot go on."""
+    _finish(turn, Phase.FAILED, reason, message)
+
+
+def first_failure(state: JobState) -> tuple[NodeKey, WorkerFailure] | None:
+    """The process failure that came first in the newest broken round; what followed is collateral."""
+    return min(state.blame.failures, key=lambda pair: pair[1].at, default=None)
+
+
+def tell(turn: Turn, session: int = 0) -> None:
+    """Tell every agent, or the one on `session`, how the job ended."""
+    state = turn.state
+    first = first_failure(state) if state.phase is Phase.FAILED else None
+    turn.decide(
+        Finish(
+            succeeded=state.phase is Phase.SUCCEEDED,
+            reason=state.reason,
+            message=state.message,
+            failure=first[1] if first else None,
+            failed_node=str(first[0]) if first else "",
+            session=session,
+        )
+    )
+
+
+def clear_away(turn: Turn, node: Node) -> None:
+    """A node that should have left by itself after the job's end has not."""
+    if not node.status.ended:
+        node.leaving = node.leaving or "the job is over"
+        turn.touch(node)
+        turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="the job is over"))
+
+
+def succeed_if_done(turn: Turn) -> None:
+    """End the job well once every place that trains has been filled to a good end."""
+    state = turn.state
+    if state.phase.over or not state.spec.managed or state.suspended:
+        return
+    if turn.index.trainers:
+        return
+    done = {
+        (key.role, node.rank)
+        for key, node in state.nodes.items()
+        if key.role in TRAINERS and node.status is NodeStatus.SUCCEEDED
+    }
+    wanted = sum(state.targets.get(role, 0) for role in TRAINERS)
+    if done and len(done | {place for place in state.given_up if place[0] in TRAINERS}) >= wanted:
+        succeed(turn, f"all {wanted} training nodes finished" if wanted != 1 else "the training node finished")
+
+
+def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:
+    state = turn.state
+    if state.phase.over:
+        return
+    state.phase, state.reason, state.message, state.ended_at = phase, reason, message, turn.now
+    turn.deadlines.reset()
+    turn.note(f"Job{phase}", message, warning=phase is Phase.FAILED)
+    scale_operations.abandon(turn, scale_operations.OVER, f"the job is over ({phase})")
+    tell(turn)
+    if not state.spec.managed:
+        return
+    for key, node in state.nodes.items():
+        if node.status.ended:
+            continue
+        # Trainers whose agents finished exit by themselves, so that their pods stay as Completed; one that does not is
+        # out of reach and has to be removed.
+        if phase is Phase.SUCCEEDED and key.role in TRAINERS and node.connected:
+            turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.exit_grace, key)
+            continue
+        node.leaving = "the job is over"
+        turn.touch(node)
+        turn.decide(DeleteNode(node=key, grace=turn.timeouts.exit_grace, because="the job is over"))

@@ -1,0 +1,106 @@
+"""What the nodes of a job take, and what `resourceLimits` leaves: a plain sum over the places that should be filled.
+
+Counted is what Kubernetes sets aside for a node, its requests (or its limits, where it requests nothing). What nobody
+has named counts as nothing. A node in reserve, which is there until it takes over, is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+import msgspec
+
+from resile.api.ids import Bytes, NodeKey, Rank
+from resile.api.job import Resources
+from resile.api.quantity import write_cores, write_size
+from resile.api.reports import NodeResources
+from resile.core.context import Turn
+from resile.core.nodes import targets
+from resile.core.state import JobState
+
+Place = tuple[str, Rank]
+
+
+class Sum(msgspec.Struct):
+    """An amount of each kind."""
+
+    cpu: float = 0.0
+    memory: int = 0
+    gpu: int = 0
+
+    def add(self, taken: Resources) -> None:
+        """Count one node more."""
+        self.cpu = round(self.cpu + (taken.cpu or 0.0), 3)
+        self.memory += taken.memory or 0
+        self.gpu += taken.gpu
+
+
+def for_role(state: JobState, role: str) -> NodeResources:
+    """What a new node of a role gets beside its template."""
+    known = state.resources.get(role)
+    return known.resources if known is not None else NodeResources()
+
+
+def inherited(state: JobState, node: NodeKey, had: NodeResources) -> NodeResources:
+    """What the replacement of a node gets: the same, and what a plan has wanted for the role since."""
+    known = state.resources.get(node.role)
+    return known.resources.over(had) if known is not None and node.id < known.since else had
+
+
+def taken(state: JobState, role: str, given: NodeResources) -> Resources:
+    """What one node takes."""
+    declared = state.spec.roles[role]
+    asked, most = declared.requests, declared.limits
+    cpu = next((one for one in (given.cpu, asked.cpu, most.cpu) if one is not None), None)
+    memory = next((one for one in (given.memory, asked.memory, most.memory) if one is not None), None)
+    return Resources(cpu=cpu, memory=memory, gpu=(asked.gpu or most.gpu) if given.gpu is None else given.gpu)
+
+
+def total(turn: Turn, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
+    """What these places take; `given` is what some of them shall get, the others keep what they have."""
+    state, sum_ = turn.state, Sum()
+    for role, wanted in ranks.items():
+        fresh = for_role(state, role)
+        for rank in wanted:
+            key = turn.index.places.get((role, rank))
+            has = state.nodes[key].resources if key is not None else fresh
+            sum_.add(taken(state, role, given.get((role, rank), has)))
+    return sum_
+
+
+def now(turn: Turn) -> Sum:
+    """What the places take that should be filled now."""
+    return total(turn, {role: targets.wanted(turn.state, role) for role in turn.state.targets}, {})
+
+
+def refusal(turn: Turn, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
+    """Why a change is beyond the job's resourceLimits; empty if it is within, or wants no more than there is now."""
+    most = turn.state.spec.resource_limits
+    if most == Resources():
+        return ""
+    wanted, before = total(turn, ranks, given), now(turn)
+    for name, is_, was, limit in (
+        ("cpu", wanted.cpu, before.cpu, most.cpu),
+        ("memory", wanted.memory, before.memory, most.memory),
+        ("gpu", wanted.gpu, before.gpu, most.gpu or None),
+    ):
+        if limit is not None and is_ > limit and is_ > was:
+            asked, allowed = _shown(name, is_), _shown(name, limit)
+            return f"the nodes would take {asked} {name} together, and resourceLimits allows the job {allowed}"
+    return ""
+
+
+def _shown(name: str, amount: float) -> str:
+    if name == "cpu":
+        return write_cores(amount)
+    return write_size(int(amount)) if name == "memory" else str(int(amount))
+
+
+def memory_for(turn: Turn, role: str, rank: Rank) -> Bytes | None:
+    """How much memory this place may have beside the others; None if there is no limit."""
+    limit = turn.state.spec.resource_limits.memory
+    if limit is None:
+        return None
+    others = {known: targets.wanted(turn.state, known) for known in turn.state.targets}
+    others[role] = others.get(role, set()) - {rank}
+    return Bytes(max(0, limit - total(turn, others, {}).memory))

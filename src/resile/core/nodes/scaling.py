@@ -1,0 +1,248 @@
+"""What people want of a job's nodes: another number, certain nodes more or fewer, other resources.
+
+A wish is checked as a whole before anything is done, and refused with one sentence; what is granted is done at once
+and watched until it is complete (`changes`). A plan and a plain number go the same way.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.ids import NodeKey, Rank
+from resile.api.job import MAX_REPLICAS, PS, Strategy
+from resile.api.reports import NodeResources
+from resile.core.context import Turn
+from resile.core.decisions import Reply
+from resile.core.events import Move, NodeWish, PlanWanted, RoleWish, ScaleWanted
+from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
+from resile.core.rendezvous import rounds
+from resile.core.state import TRAINERS, Change, JobState, Node, RoleResources
+
+
+class Refused(Exception):
+    """A wish cannot be granted; the text is one sentence."""
+
+
+class _Design(msgspec.Struct):
+    """The job's places as a wish would have them."""
+
+    ranks: dict[str, set[Rank]]
+    given: dict[tuple[str, Rank], NodeResources] = {}
+    """What places get that shall have something of their own."""
+
+
+def scale(turn: Turn, event: ScaleWanted) -> None:
+    """Somebody wants a role to have another number of nodes."""
+    about = f"{event.role}={event.replicas}"
+    wish = PlanWanted(name="", uid="", roles={event.role: RoleWish(replicas=event.replicas)}, request=event.request)
+    _grant(turn, wish, f"a wish for {about}", why="ScaleRefused")
+
+
+def plan(turn: Turn, event: PlanWanted) -> None:
+    """Somebody wants what a ScalePlan says; a plan that is known is not executed again."""
+    state = turn.state
+    if event.uid in state.plan_ends or any(change.uid == event.uid for change in state.changes):
+        turn.decide(Reply(request=event.request))
+        return
+    if state.suspended and not state.phase.over:
+        turn.decide(Reply(request=event.request, error="the job is suspended; resume it first"))
+        return
+    _grant(turn, event, f"ScalePlan {event.name}", why="PlanRefused")
+
+
+def _grant(turn: Turn, wish: PlanWanted, about: str, *, why: str) -> None:
+    try:
+        design = _design(turn, wish)
+    except Refused as refused:
+        turn.decide(Reply(request=wish.request, error=str(refused)))
+        turn.note(why, f"{about} is refused: {refused}", warning=True)
+        return
+    turn.decide(Reply(request=wish.request))
+    state = turn.state
+    change = Change(
+        name=wish.name,
+        uid=wish.uid,
+        about=about,
+        numbers={role: wanted.replicas for role, wanted in wish.roles.items() if wanted.replicas is not None},
+    )
+    state.changes.append(change)
+    for role, wanted in wish.roles.items():
+        if wanted.resources != NodeResources():
+            before = resource_limits.for_role(state, role)
+            since = state.next_id.get(role, lifecycle.FIRST)
+            state.resources[role] = RoleResources(resources=wanted.resources.over(before), since=since)
+    roles = {*change.numbers, *(one.role for one in wish.create)}
+    there = {key for key, node in state.nodes.items() if key.role in roles and scale_operations.takes_part(turn, node)}
+    leaving = _resize(turn, design, about)
+    change.going |= leaving
+    for move in wish.migrate:
+        _move(turn, change, move)
+    lifecycle.fill(turn, design.given)
+    _await(turn, change, roles, there)
+    scale_operations.superseded(turn, change, leaving)
+    rounds.form(turn)
+
+
+def _resize(turn: Turn, design: _Design, about: str) -> set[NodeKey]:
+    """Make the places those of the design; returns who leaves because of that."""
+    state = turn.state
+    for role, ranks in design.ranks.items():
+        before = state.targets[role]
+        if ranks != targets.wanted(state, role):
+            targets.want(state, role, ranks)
+            turn.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
+    touched = design.ranks.keys()
+    state.given_up = {place for place in state.given_up if place[0] not in touched}
+    rounds.raise_max(state, sum(state.targets.get(role, 0) for role in TRAINERS))
+    surplus = [
+        node
+        for node in state.nodes.values()
+        if node.alive and node.key.role in touched and not targets.is_wanted(state, node.key.role, node.rank)
+    ]
+    for node in surplus:
+        lifecycle.send_off(turn, node, "was scaled down")
+    return {node.key for node in surplus}
+
+
+def _move(turn: Turn, change: Change, move: Move) -> None:
+    """Launch the node that will take over; the old one stays until then."""
+    old = turn.state.nodes[move.node]
+    wanted = move.resources.over(resource_limits.inherited(turn.state, old.key, old.resources))
+    new = lifecycle.launch(turn, old.key.role, old.rank, resources=wanted, relieves=old.key)
+    change.moves[old.key] = new.key
+    change.coming.add(new.key)
+    turn.note("NodeMigrating", f"{new.key} is to take over from {old.key}", new.key)
+
+
+def _await(turn: Turn, change: Change, roles: set[str], there: set[NodeKey]) -> None:
+    """Wait for every node of these roles that does not do yet what it should; `there` took part before the change."""
+    for node in turn.state.nodes.values():
+        if node.key.role not in roles or node.status.ended:
+            continue
+        if node.leaving:
+            change.going.add(node.key)
+        elif node.fills and node.key not in there:
+            change.coming.add(node.key)
+
+
+# what can be granted ------------------------------------------------------------------------------------------------
+
+
+def _design(turn: Turn, wish: PlanWanted) -> _Design:
+    """The job's places if the wish were granted.
+
+    Raises:
+        Refused: it cannot be.
+    """
+    state = turn.state
+    if state.phase.over:
+        raise Refused(f"the job is over ({state.phase})")
+    if not state.spec.managed:
+        raise Refused("this job runs on bare machines: start or stop `resile run` on them instead")
+    design = _Design(ranks={})
+    for role, wanted in wish.roles.items():
+        _check_role(state, role)
+        if wanted.replicas is not None:
+            design.ranks[role] = _numbered(state, role, wanted.replicas)
+    counted = set(design.ranks)
+    for node in _named(turn, wish):
+        if node.key in wish.remove:
+            _ranks(state, design, node.key.role, counted).discard(node.rank)
+    for one in wish.create:
+        _check_role(state, one.role)
+        _add(state, design, one, _ranks(state, design, one.role, counted))
+    _check_numbers(state, design)
+    fresh = {role: wanted.resources for role, wanted in wish.roles.items()}
+    _check_limits(turn, design, wish, fresh)
+    return design
+
+
+def _check_role(state: JobState, role: str) -> None:
+    if role not in state.targets:
+        raise Refused(f"the job has no role '{role}'; it has {', '.join(sorted(state.targets))}")
+
+
+def _numbered(state: JobState, role: str, replicas: int) -> set[Rank]:
+    if replicas < 0:
+        raise Refused(f"replicas must be 0 or more, not {replicas}")
+    if replicas > MAX_REPLICAS:
+        raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {replicas}")
+    return targets.resized(targets.wanted(state, role), replicas)
+
+
+def _ranks(state: JobState, design: _Design, role: str, counted: set[str]) -> set[Rank]:
+    if role in counted:
+        raise Refused(f"replicas of {role} is the number after the change; give it or createPods and removePods")
+    return design.ranks.setdefault(role, targets.wanted(state, role))
+
+
+def _named(turn: Turn, wish: PlanWanted) -> list[Node]:
+    """The nodes that a plan removes or migrates, each of them part of the job and named once."""
+    named = [*wish.remove, *(move.node for move in wish.migrate)]
+    for key in named:
+        if named.count(key) > 1:
+            raise Refused(f"{key} is named twice")
+    found = [_node(turn, key) for key in named]
+    for key in (move.node for move in wish.migrate):
+        if key.role == PS:
+            raise Refused(f"{key} is a parameter server, and those cannot be migrated in this version")
+        reserve = scale_operations.reserve_of(turn, key)
+        if reserve is not None:
+            raise Refused(f"{key} is being migrated already: {reserve} is to take over from it")
+    return found
+
+
+def _node(turn: Turn, key: NodeKey) -> Node:
+    _check_role(turn.state, key.role)
+    node = turn.state.nodes.get(key)
+    if node is None:
+        raise Refused(f"the job has no node {key}")
+    if node.relieves is not None and node.alive:
+        raise Refused(f"{key} has no place yet: it is to take over from {node.relieves}")
+    if node.alive:
+        return node
+    how = node.leaving or lifecycle.describe(node.status, node.end)
+    heir = turn.index.places.get((key.role, node.rank))
+    raise Refused(f"{key} {how}" + (f"; {heir} has its place" if heir is not None else ""))
+
+
+def _add(state: JobState, design: _Design, one: NodeWish, ranks: set[Rank]) -> None:
+    rank = targets.lowest_free(ranks) if one.rank is None else one.rank
+    if rank in ranks:
+        raise Refused(f"rank {rank} of {one.role} is taken")
+    if rank >= MAX_REPLICAS:
+        raise Refused(f"ranks must be below {MAX_REPLICAS}, not {rank}")
+    ranks.add(rank)
+    design.given[one.role, rank] = one.resources.over(resource_limits.for_role(state, one.role))
+
+
+def _check_numbers(state: JobState, design: _Design) -> None:
+    for role, ranks in design.ranks.items():
+        if len(ranks) > MAX_REPLICAS:
+            raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {len(ranks)}")
+        if state.spec.strategy is Strategy.PARAMETER_SERVER and max(ranks, default=-1) >= len(ranks):
+            raise Refused(f"the nodes of a parameter-server job are found by rank: {role} cannot have a gap among them")
+    if any(role in TRAINERS for role in design.ranks):
+        numbers = state.targets | {role: len(ranks) for role, ranks in design.ranks.items()}
+        wanted = sum(numbers.get(role, 0) for role in TRAINERS)
+        needed = state.meeting.min_nodes if state.meeting is not None else 1
+        if wanted < needed:
+            raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
+
+
+def _check_limits(turn: Turn, design: _Design, wish: PlanWanted, fresh: dict[str, NodeResources]) -> None:
+    state = turn.state
+    given = dict(design.given)
+    for move in wish.migrate:
+        node = state.nodes[move.node]
+        given[node.key.role, node.rank] = move.resources.over(
+            resource_limits.inherited(state, node.key, node.resources)
+        )
+    ranks = {role: targets.wanted(state, role) for role in state.targets} | design.ranks
+    for role, wanted in fresh.items():
+        for rank in ranks[role]:
+            if (role, rank) not in turn.index.places and (role, rank) not in given:
+                given[role, rank] = wanted.over(resource_limits.for_role(state, role))
+    refusal = resource_limits.refusal(turn, ranks, given)
+    if refusal:
+        raise Refused(refusal)

@@ -1,0 +1,1 @@
+"""The manifests that a cluster needs to run resile, and their kustomize files."""

@@ -1,0 +1,158 @@
+"""The folder `config/`: the objects of an installation, one concern a file, for those who adapt them with kustomize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from resile.api.crd.generate import DEFINITIONS, Definition, cel_patch, crd
+from resile.api.kinds.elasticjob import KIND as ELASTIC_JOB
+from resile.api.kinds.scaleplan import KIND as SCALE_PLAN
+from resile.api.manifests.metadata import API_VERSION, GROUP
+from resile.deploy import installation
+
+Object = dict[str, Any]
+
+WIDTH = 120
+
+_GENERATED = (
+    "Written by `resile manifests --kustomize config`; change src/resile/api or src/resile/deploy/installation.py."
+)
+
+_DEFAULT_ROLE = """\
+The tutorials of DLRover apply this file to let a job's master reach the API server through the namespace's default
+ServiceAccount, which every other pod there has as well, those that train included. Here the operator gives each master
+a ServiceAccount and a Role of its own, so this file grants nothing. Applied over DLRover's, it takes the old rights
+back."""
+
+_DEFAULT = """\
+Folders are `bases` here because kubectl before 1.21 takes none among `resources`; newer ones warn, and do the same."""
+
+_CEL = """\
+What `config/default` installs, with rules in CEL, for Kubernetes 1.25 and later. Older clusters do not know them,
+and kubectl before 1.21 cannot read this file."""
+
+_PRIORITY = """\
+The PriorityClasses that `priority: high`, `low` and fractions of an ElasticJob name: kubectl apply -k config/priority.
+Not part of the installation, because their names are the cluster's: it may have classes of its own under them."""
+
+_SAMPLE_JOB = """\
+Two workers that step together for a quarter of an hour: kubectl apply -f config/samples/elasticjob.yaml"""
+
+_SAMPLE_PLAN = """\
+A third worker for the job of elasticjob.yaml, while it trains. `kubectl scale elasticjob/sample --replicas=3` does the
+same."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what is given twice twice: an anchor is a riddle to whoever reads a manifest."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def to_yaml(objects: Iterable[Any]) -> str:
+    """One YAML stream; the fields keep their order, and the same objects give the same text."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=WIDTH, allow_unicode=True)
+
+
+def files() -> dict[str, str]:
+    """The text of every file of `config/`, by its path below it."""
+    crds = [f"bases/{GROUP}_{definition.plural}.yaml" for definition in DEFINITIONS]
+    name, _, tag = installation.IMAGE.partition(":")
+    written: dict[str, list[Any]] = {
+        "crd/kustomization.yaml": [_kustomization(crds)],
+        **{f"crd/{path}": [crd(definition)] for path, definition in zip(crds, DEFINITIONS, strict=True)},
+        "rbac/kustomization.yaml": [_kustomization([f"{part}.yaml" for part in _RBAC])],
+        "rbac/service_account.yaml": [installation.service_account()],
+        "rbac/operator_role.yaml": installation.operator_role(),
+        "rbac/leader_election_role.yaml": installation.election_role(),
+        "rbac/user_roles.yaml": installation.user_roles(),
+        "operator/kustomization.yaml": [
+            _kustomization(["deployment.yaml"], images=[{"name": name, "newName": name, "newTag": tag}])
+        ],
+        "operator/deployment.yaml": [installation.deployment()],
+        "default/kustomization.yaml": [_kustomization(["namespaces.yaml"], bases=["../crd", "../rbac", "../operator"])],
+        "default/namespaces.yaml": installation.namespaces(),
+        "cel/kustomization.yaml": [_kustomization(["../default"], patches=[*map(_cel, DEFINITIONS)])],
+        **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in DEFINITIONS},
+        "priority/kustomization.yaml": [_kustomization(["priority_classes.yaml"])],
+        "priority/priority_classes.yaml": installation.priority_classes(),
+        "samples/kustomization.yaml": [_kustomization(["elasticjob.yaml"])],
+        "samples/elasticjob.yaml": [_sample_job()],
+        "samples/scaleplan.yaml": [_sample_plan()],
+        "rbac/default_role.yaml": installation.default_role(),
+    }
+    comments = {
+        "default/kustomization.yaml": _DEFAULT,
+        "cel/kustomization.yaml": _CEL,
+        "priority/priority_classes.yaml": _PRIORITY,
+        "rbac/default_role.yaml": _DEFAULT_ROLE,
+        "samples/elasticjob.yaml": _SAMPLE_JOB,
+        "samples/scaleplan.yaml": _SAMPLE_PLAN,
+    }
+    return {path: _commented(objects, comments.get(path, "")) for path, objects in written.items()}
+
+
+def write(folder: Path) -> None:
+    """Write every file below `folder`, over what is there under the same names; other files stay.
+
+    Raises:
+        OSError: when a file cannot be written; those before it are.
+    """
+    for path, text in files().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+
+
+_RBAC = ("service_account", "operator_role", "leader_election_role", "user_roles")
+
+
+def _commented(objects: list[Any], comment: str) -> str:
+    lines = [*comment.splitlines(), _GENERATED]
+    return "".join(f"# {line}\n" for line in lines) + to_yaml(objects)
+
+
+def _kustomization(resources: list[str], **more: Any) -> Object:
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": resources,
+        **more,
+    }
+
+
+def _cel(definition: Definition) -> Object:
+    return {
+        "target": {"kind": "CustomResourceDefinition", "name": definition.name},
+        "path": f"{definition.plural}.yaml",
+    }
+
+
+def _sample_job() -> Object:
+    container = {
+        "name": "main",
+        "image": installation.IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/bash", "-c", "dlrover-run --nnodes=1:$NODE_NUM examples/hello.py --steps 9000"],
+    }
+    worker = {"replicas": 2, "restartCount": 3, "template": {"spec": {"containers": [container]}}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": ELASTIC_JOB,
+        "metadata": {"name": "sample", "namespace": installation.JOBS_NAMESPACE},
+        "spec": {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {"worker": worker}},
+    }
+
+
+def _sample_plan() -> Object:
+    labels = {"elasticjob-name": "sample", "scale-type": "manual"}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": SCALE_PLAN,
+        "metadata": {"name": "sample-plan", "namespace": installation.JOBS_NAMESPACE, "labels": labels},
+        "spec": {"ownerJob": "sample", "replicaResourceSpecs": {"worker": {"replicas": 3}}},
+    }

@@ -1,0 +1,368 @@
+"""The journal as one ConfigMap, for a master whose disk goes with its pod.
+
+    format, writer   which layout this is, and which master process writes
+    snapshot         the job's state at one moment, and the number of the first log entry that follows
+    log-000017 ...   what happened since, one entry for each write
+    story            the last lines of the story before the snapshot
+
+Every value is compressed and carries a checksum. A write is one merge patch that names the version it is based on, so
+two masters can never both write: the older one is told and ends. It costs one round trip and, inside the API server,
+a write of the whole ConfigMap; therefore the log is folded into the snapshot, by replaying it, long before the
+megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
+
+A ConfigMap that somebody deletes costs nothing as long as its master lives, which knows all of it and writes it again
+once the operator has made a new one. Without a master it is lost, and the job with it: an empty journal of a job that
+was served before is refused, or ids and shards would be handed out twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+from lightkube import Client
+from lightkube.types import PatchType
+
+from resile.api.ids import Bytes
+from resile.api.job import JobSpec
+from resile.api.manifests.names import master_name
+from resile.core.engine import Engine
+from resile.core.events import AnyEvent
+from resile.core.state import JobState
+from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalGone, JournalTaken, Told
+from resile.platform.kubernetes import client as kube
+from resile.platform.kubernetes.pods import owned
+
+FORMAT = "1"
+FOLD_BYTES = Bytes(128 * 1024)
+FOLD_ENTRIES = 200
+"""A log of this size becomes part of the snapshot: every write costs the API server the whole object."""
+LARGEST = Bytes(900 * 1024)
+"""Of all values together; a ConfigMap holds 1 MiB."""
+STORY_LINES = 300
+LOADS = 10
+"""How often it is read again because the master before this one wrote meanwhile, which it can as long as it lives."""
+_SNAPSHOT, _STORY, _LOG = "snapshot", "story", "log-"
+
+Values = dict[str, bytes]
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    events: list[tuple[float, AnyEvent]]
+    story: list[Told]
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    at: float
+    following: int
+    """The number of the first log entry after it."""
+    state: JobState
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entry = msgspec.msgpack.Decoder(_Entry).decode
+_decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
+_decode_story = msgspec.msgpack.Decoder(list[Told]).decode
+
+
+def seal(data: bytes) -> bytes:
+    """Compressed, behind a checksum."""
+    packed = zlib.compress(data)
+    return zlib.crc32(packed).to_bytes(4, "big") + packed
+
+
+def unseal(value: bytes) -> bytes:
+    """The reverse.
+
+    Raises:
+        ValueError: it is not what was sealed.
+    """
+    packed = value[4:]
+    if zlib.crc32(packed).to_bytes(4, "big") != value[:4]:
+        raise ValueError("a value does not match its checksum")
+    return zlib.decompress(packed)
+
+
+def _unpack(values: Values) -> tuple[History, list[Told], int, int] | None:
+    """What the values hold: history, story, and the numbers of the log's first and next entry; None if nothing yet."""
+    if _SNAPSHOT not in values:
+        if values:
+            raise ValueError("there are events but no state")
+        return None
+    snapshot = _decode_snapshot(unseal(values[_SNAPSHOT]))
+    entries = sorted(key for key in values if key.startswith(_LOG))
+    following = snapshot.following + len(entries)
+    if entries != [f"{_LOG}{number:06d}" for number in range(snapshot.following, following)]:
+        raise ValueError("an entry of the log is missing")
+    log = [_decode_entry(unseal(values[key])) for key in entries]
+    story = _decode_story(unseal(values[_STORY])) if _STORY in values else []
+    events = [pair for entry in log for pair in entry.events]
+    history = History(state=snapshot.state, at=snapshot.at, events=events)
+    return history, [*story, *(line for entry in log for line in entry.story)], snapshot.following, following
+
+
+def peek(config_map: dict[str, Any]) -> JobState | None:
+    """The job's state as its journal tells it, for somebody who only looks; None if nothing can be learned from it."""
+    if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
+        return None
+    try:
+        binary = config_map.get("binaryData") or {}
+        unpacked = _unpack({key: base64.b64decode(value) for key, value in binary.items()})
+    except (ValueError, zlib.error, msgspec.MsgspecError):
+        return None
+    return Engine.replay(unpacked[0].state, unpacked[0].events).state if unpacked else None
+
+
+class KubernetesJournal:
+    """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
+
+    folds_itself = True
+
+    def __init__(self, spec: JobSpec, client: Client, *, served: str = "") -> None:
+        """Nothing is read before `load`.
+
+        Args:
+            spec: the job; its uid decides whether a ConfigMap found is this job's.
+            client: speaks to the API server in the job's namespace; closed with the journal.
+            served: by what the job is known to have had a master before, as the rest of a sentence; empty if it is not.
+        """
+        self._spec = spec
+        self._client = client
+        self._served = served
+        self._name = master_name(spec.name)
+        self._writer = secrets.token_hex(8)
+        self._version = ""
+        self._values: Values = {}
+        self._next = 1
+        self._following = 1
+        self._story: tuple[Told, ...] = ()
+        self._memos: dict[str, str] = {}
+        self._unwritten_memos: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def load(self) -> History | None:
+        """What was written before, or None; from now on this process is the writer.
+
+        What another master writes until then is a part of it: no version is taken whose content was not read.
+
+        Raises:
+            JournalError: it cannot be read now, or an earlier job of this name has not been cleared away yet.
+            JournalDamaged: it is not what was written.
+        """
+        for _ in range(LOADS):
+            with contextlib.suppress(_Conflict):
+                return self._load()
+        raise JournalError(self._restless)
+
+    def _load(self) -> History | None:
+        found = self._get()
+        if found is not None and not owned(self._spec, found):
+            raise JournalError(f"the journal {self._name} is still that of an earlier job of this name")
+        if found is None:
+            raise JournalError(
+                f"the journal {self._name} is not there: the operator makes it, together with the master"
+            )
+        data = found.get("data") or {}
+        if data.get("format", FORMAT) != FORMAT:
+            raise JournalDamaged(
+                f"the journal {self._name} has format {data['format']}, and this version reads format {FORMAT}"
+            )
+        self._memos = {key[5:]: value for key, value in data.items() if key.startswith("memo.")}
+        self._version = found["metadata"]["resourceVersion"]
+        with self._clear_words():
+            values = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
+            history = self._read(values)
+        if history is None and self._served:
+            raise JournalDamaged(
+                f"the journal {self._name} is empty, but {self._served}: somebody deleted what was in it; "
+                "restore it from a copy, or delete the job to start it anew"
+            )
+        self._patch({}, first=True)  # a conflict here means that what was read is not the newest
+        return history
+
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+        """Write all of it or nothing, in one patch; a long log is folded into the snapshot first."""
+        logged = [key for key in self._values if key.startswith(_LOG)]
+        if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
+            self._fold()
+        entry = seal(_encode(_Entry(list(events), list(story))))
+        if sum(map(len, self._values.values())) + len(entry) > LARGEST:
+            self._fold(events, story)  # thousands of nodes at once: as a part of the state they take less room
+            return
+        self._patch({f"{_LOG}{self._next:06d}": entry})
+        self._next += 1
+        self._story = (*self._story, *story)[-STORY_LINES:]
+
+    def snapshot(self, state: JobState, at: float) -> None:
+        """Replace everything but the story by this state."""
+        self._replace(_encode(_Snapshot(at, self._next, state)))
+
+    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+        """Lines of the story with a number above `after`, of those that are kept. Reads no ConfigMap."""
+        return [line for line in self._story if line.number > after][:limit]
+
+    def last_told(self) -> int:
+        """The number of the story's newest line, 0 if there is none."""
+        return self._story[-1].number if self._story else 0
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.close()
+
+    # what else a master on a cluster must not forget ------------------------------------------------------------
+
+    def recall(self, key: str) -> str:
+        """What `remember` was told, by this master or the one before; empty if nothing."""
+        with self._lock:
+            return self._memos.get(key, "")
+
+    def remember(self, key: str, value: str) -> None:
+        """Keep a short text; it is written with the next events, and lost if there are none before the end."""
+        with self._lock:
+            self._memos[key] = self._unwritten_memos[key] = value
+
+    # reading and writing --------------------------------------------------------------------------------------------
+
+    def _read(self, values: Values) -> History | None:
+        unpacked = _unpack(values)
+        self._values = values
+        if unpacked is None:
+            return None
+        history, story, self._following, self._next = unpacked
+        self._story = tuple(story[-STORY_LINES:])
+        return history
+
+    def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[Told] = ()) -> None:
+        """Make the log, and more that is to be written, a part of the snapshot: what a restart would do, done now."""
+        with self._clear_words():
+            snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
+            keys = sorted(key for key in self._values if key.startswith(_LOG))
+            events = [pair for key in keys for pair in _decode_entry(unseal(self._values[key])).events]
+        history = History(state=snapshot.state, at=snapshot.at, events=[*events, *more])
+        until = history.until
+        state = Engine.replay(history.state, history.events).state
+        self._replace(_encode(_Snapshot(until, self._next, state)), story)
+
+    def _replace(self, snapshot: bytes, story: Sequence[Told] = ()) -> None:
+        lines = (*self._story, *story)[-STORY_LINES:]
+        values: dict[str, bytes | None] = {key: None for key in self._values if key.startswith(_LOG)}
+        sealed = seal(snapshot)
+        values[_SNAPSHOT] = sealed
+        values[_STORY] = seal(_encode(list(lines)))
+        if len(sealed) > LARGEST:
+            raise JournalError(
+                f"the job's state takes {len(sealed) // 1024} KiB, and the journal {self._name} holds "
+                f"{LARGEST // 1024} KiB at most"
+            )
+        if len(sealed) + len(cast(bytes, values[_STORY])) > LARGEST:
+            values[_STORY] = seal(_encode(list(lines[-1:])))
+        self._patch(values)
+        self._story = lines
+
+    def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
+        """Write these values and remove those that are None; whoever else wrote in between makes this fail."""
+        with self._lock:
+            memos, self._unwritten_memos = self._unwritten_memos, {}
+        data = {f"memo.{key}": value for key, value in memos.items()}
+        if first:
+            data |= {"format": FORMAT, "writer": self._writer}
+        binary = {key: value if value is None else base64.b64encode(value).decode() for key, value in values.items()}
+        try:
+            self._send(data, binary, first=first)
+        except BaseException:
+            with self._lock:
+                self._unwritten_memos = {**memos, **self._unwritten_memos}
+            raise
+        kept = {key: value for key, value in {**self._values, **values}.items() if value is not None}
+        self._values = kept
+
+    def _send(self, data: dict[str, str], binary: dict[str, str | None], *, first: bool) -> None:
+        for again in (True, False):
+            patch = {"metadata": {"resourceVersion": self._version}, "data": data, "binaryData": binary}
+            try:
+                with self._asking("written"):
+                    written = self._client.patch(
+                        kube.CONFIG_MAPS, self._name, patch, patch_type=PatchType.MERGE, namespace=self._spec.namespace
+                    )
+                    self._version = cast(dict[str, Any], written)["metadata"]["resourceVersion"]
+                return
+            except _Conflict:
+                if first:
+                    raise
+                # Somebody labelled it, or an answer of ours was lost, or another master has come.
+                if self._look(data, binary):
+                    return
+                if not again:
+                    raise JournalError(self._restless) from None
+
+    def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
+        """Whether what we meant to write is there already; takes up the newest version if it is still ours.
+
+        To what is to be written it adds all the rest if the ConfigMap is a new one that nobody has written to.
+        """
+        found = self._get()
+        if found is None:
+            raise JournalGone(self._gone)
+        there = found.get("binaryData") or {}
+        writer = (found.get("data") or {}).get("writer")
+        if not writer and not there and owned(self._spec, found):
+            memos = {f"memo.{key}": value for key, value in self._memos.items()}
+            data |= {"format": FORMAT, "writer": self._writer, **memos}
+            for key, value in self._values.items():
+                binary.setdefault(key, base64.b64encode(value).decode())
+        elif writer != self._writer:
+            raise JournalTaken(f"another master has taken over the journal {self._name}")
+        self._version = found["metadata"]["resourceVersion"]
+        for key in there:
+            if key.startswith(_LOG) and key not in self._values and key not in binary:
+                binary[key] = None  # written by us before an answer was lost; what is written now holds it, too
+        return bool(binary) and all(there.get(key) == value for key, value in binary.items())
+
+    def _get(self) -> dict[str, Any] | None:
+        with self._asking("read"):
+            try:
+                found = self._client.get(kube.CONFIG_MAPS, self._name, namespace=self._spec.namespace)
+                return cast(dict[str, Any], found)
+            except kube.CannotReach as error:
+                if kube.absent(error):
+                    return None
+                raise
+
+    @contextlib.contextmanager
+    def _asking(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except kube.CannotReach as error:
+            if kube.code_of(error) == kube.CONFLICT:
+                raise _Conflict from error
+            if kube.absent(error):
+                raise JournalGone(self._gone) from error
+            raise JournalError(f"the journal {self._name} cannot be {verb}: {kube.sentence(error)}") from error
+
+    @property
+    def _gone(self) -> str:
+        return f"the journal {self._name} was deleted; it is written again once the operator has made a new one"
+
+    @property
+    def _restless(self) -> str:
+        return f"the journal {self._name} is changed by somebody all the time"
+
+    @contextlib.contextmanager
+    def _clear_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+            raise JournalDamaged(
+                f"the journal {self._name} is damaged ({error}); it was left as it is: "
+                "restore it from a copy, or delete the job to start it anew"
+            ) from error
+
+
+class _Conflict(Exception):
+    """The ConfigMap is not at the version that we know."""

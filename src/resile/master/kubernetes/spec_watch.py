@@ -1,0 +1,144 @@
+"""What people ask of a running job by changing its ElasticJob: another number of nodes, a pause.
+
+Wishes go to the core like those of a command line, and a refusal is written into the job's status. The number of nodes
+that an ElasticJob names is acted upon when it changes, not whenever it is seen: a plan or `resile scale` may have
+changed the number since. What was last seen is kept in the journal, so a change made while no master lived is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from lightkube import AsyncClient
+
+from resile.api.job import JobSpec
+from resile.api.kinds.elasticjob import INVALID_SPEC, ElasticJob
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.errors import BadManifest
+from resile.api.manifests.reader import read_manifest
+from resile.master.app import Serving
+from resile.master.journal.configmap import KubernetesJournal
+from resile.platform.kubernetes import client as kube
+from resile.wire.messages import Ask
+
+log = logging.getLogger("resile.master")
+
+Manifest = dict[str, Any]
+
+LAST_SEEN = "wanted"
+"""Under which the journal keeps what the ElasticJob asked for."""
+REFUSED = "ScaleRefused"
+"""The reason in the status of a job whose change the core does not grant."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The part of an ElasticJob that may change while it runs."""
+
+    replicas: dict[str, int]
+    suspend: bool
+
+
+def wanted(job: Manifest) -> Wanted:
+    """What an ElasticJob asks for.
+
+    Raises:
+        BadManifest: it was changed into something that cannot be understood.
+    """
+    read = read_manifest(job)
+    if not isinstance(read, ElasticJob):
+        raise TypeError("not an ElasticJob")
+    spec = to_job_spec(read)
+    return Wanted({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
+
+
+async def ask(serving: Serving, what: str, **arguments: Any) -> str:
+    """Ask the core for something; what it has against it, or nothing."""
+    answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def answer(error: str, _: Any) -> None:
+        if not answered.done():
+            answered.set_result(error)
+
+    serving.asks(Ask(request=0, what=what, arguments=arguments), answer)
+    return await answered
+
+
+class JobWatch:
+    """Follows the ElasticJob itself."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        client: AsyncClient,
+        serving: Serving,
+        journal: KubernetesJournal,
+        seen: Callable[[Manifest, str, str], None],
+    ) -> None:
+        """Nothing is asked before `run`.
+
+        Args:
+            spec: the job.
+            client: speaks to the API server in the job's namespace.
+            serving: the master.
+            journal: keeps what was last seen.
+            seen: given every version of the ElasticJob, once it has been acted upon, or with what is wrong with it and
+                a word for that.
+        """
+        self._spec = spec
+        self._client = client
+        self._serving = serving
+        self._journal = journal
+        self._seen = seen
+        self._refused = ""
+
+    async def run(self, job: Manifest) -> None:
+        """Act upon `job`, then on every change; returns when the job was deleted."""
+        known = self._journal.recall(LAST_SEEN)
+        before = msgspec.json.decode(known, type=Wanted) if known else None
+        if before is None and self._serving.fresh:
+            before = wanted(job)  # the first nodes come from it anyway
+            self._remember(before)
+        last = await self._act(job, before)
+        fields = {"metadata.name": self._spec.name}
+        version = job["metadata"]["resourceVersion"]
+        async for change, thing in kube.follow(self._client, kube.JOBS, version, fields=fields):
+            if change == "LISTED":
+                there = [one for one in thing["items"] if one["metadata"]["uid"] == self._spec.uid]
+                thing, change = (there[0], "MODIFIED") if there else (thing, "DELETED")
+            if change == "DELETED" or thing["metadata"].get("deletionTimestamp"):
+                return
+            last = await self._act(thing, last)
+
+    async def _act(self, job: Manifest, before: Wanted | None) -> Wanted | None:
+        try:
+            now = wanted(job)
+        except BadManifest as bad:
+            log.warning("the job was changed into something that cannot be run, and goes on as it was: %s", bad)
+            self._seen(job, str(bad), INVALID_SPEC)
+            return before
+        if now != before:
+            self._refused = ""
+            state = self._serving.shell.engine.state
+            for role, replicas in now.replicas.items():
+                if before is not None and before.replicas.get(role) == replicas:
+                    continue
+                if state.targets.get(role) != replicas:
+                    await self._wish("scale", role=role, replicas=replicas)
+            if (before is None or before.suspend != now.suspend) and state.suspended != now.suspend:
+                await self._wish("suspend", on=now.suspend)
+            self._remember(now)  # not before the last answer: a master that dies until then leaves the rest to the next
+        self._seen(job, self._refused, REFUSED)
+        return now
+
+    def _remember(self, now: Wanted) -> None:
+        self._journal.remember(LAST_SEEN, msgspec.json.encode(now).decode())
+
+    async def _wish(self, what: str, **arguments: Any) -> None:
+        refused = await ask(self._serving, what, **arguments)
+        if refused:
+            log.warning("the change of the job is refused: %s", refused)
+            self._refused = refused

@@ -1,0 +1,228 @@
+"""Tells the cluster how the job is: the ElasticJob's status, and an Event for every line of the story.
+
+Both are for people and programs that look; nothing is decided by them, so a server that does not answer delays them and
+nothing else. What changes is written within a second, steps alone every ten. Events are bounded in number and rate.
+A status is written to this very job alone: once that is gone, a later one of its name is another master's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from lightkube import AsyncClient
+from lightkube.types import PatchType
+
+from resile.api.ids import NodeKey, Seconds
+from resile.api.job import JobSpec
+from resile.api.kinds.elasticjob import JOURNAL_GONE
+from resile.core.decisions import Note
+from resile.master.app import Serving
+from resile.master.journal.sqlite import JournalGone
+from resile.master.kubernetes.job_status import difference, stamp, status_of
+from resile.platform.kubernetes import client as kube
+from resile.platform.kubernetes.pods import owner
+
+log = logging.getLogger("resile.master")
+
+STATUS_SECONDS = Seconds(1.0)
+"""Between two writes of the status."""
+STEPS_SECONDS = Seconds(10.0)
+"""The same where only the steps have changed: a write costs the API server more than a step is worth."""
+LAST_SECONDS = Seconds(5.0)
+"""For the last status and the last Events of a master that ends."""
+EVENTS_AT_ONCE = 50
+EVENTS_PER_SECOND = 5.0
+EVENTS_WAITING = 500
+"""More than these are left out: the story has them all."""
+_GAUGES = {"progress": {"step", "total", "speed"}, "goodput": set[str]()}
+
+
+class Reporter:
+    """Writes the status and the Events of one job."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        client: AsyncClient,
+        serving: Serving,
+        job: dict[str, Any],
+        hindrance: Callable[[NodeKey], str],
+    ) -> None:
+        """Nothing is written before `run`.
+
+        Args:
+            spec: the job.
+            client: speaks to the API server in the job's namespace.
+            serving: the master.
+            job: the ElasticJob as it was read.
+            hindrance: what keeps a pending node from starting.
+        """
+        self._spec = spec
+        self._client = client
+        self._serving = serving
+        self._hindrance = hindrance
+        self._written: dict[str, Any] = {}
+        self._gone = False
+        """The job is not there any more, which is for ever."""
+        self._steps_at = 0.0
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._notes: asyncio.Queue[tuple[str, float, Note]] = asyncio.Queue(EVENTS_WAITING)
+        self._in_hand: tuple[str, float, Note] | None = None
+        """What is being written: a master that ends must write it again, since it cannot know whether it arrived."""
+        self._left_out = 0
+        self._generation = 0
+        self._mistake = self._reason = ""
+        self.seen(job)
+        self._listen()
+
+    def seen(self, job: dict[str, Any], mistake: str = "", reason: str = "") -> None:
+        """Take note of a version of the ElasticJob; others write its status, too.
+
+        It has been acted upon, or cannot be: then `mistake` says what is wrong with it, and so does the status.
+        """
+        self._mistake, self._reason = mistake, reason
+        if not mistake:
+            self._generation = int(job["metadata"].get("generation") or 0)
+        self._written = job.get("status") or {}
+        self._changed.set()
+
+    def _listen(self) -> None:
+        executor, shell = self._serving.executor, self._serving.shell
+        say, also = executor.noted, shell.after_turn
+
+        def noted(note: Note) -> None:
+            say(note)
+            try:
+                self._notes.put_nowait((f"{self._spec.name}.{secrets.token_hex(8)}", shell.now, note))
+            except asyncio.QueueFull:
+                self._left_out += 1
+
+        def turned() -> None:
+            also()
+            self._changed.set()
+
+        executor.noted, shell.after_turn = noted, turned
+
+    async def run(self) -> None:
+        """Write until cancelled; then once more, within `LAST_SECONDS`."""
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._keep_status())
+                both.create_task(self._keep_events())
+        finally:
+            try:
+                async with asyncio.timeout(LAST_SECONDS):
+                    await self._write_status(steps=True)
+                    if self._in_hand is not None:
+                        await self._write_event(*self._in_hand)
+                    while not self._notes.empty():
+                        await self._write_event(*self._notes.get_nowait())
+            except TimeoutError:
+                log.warning("the last words about the job could not be written in time")
+
+    async def _keep_status(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(STEPS_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            now = asyncio.get_running_loop().time()
+            await self._write_status(steps=now - self._steps_at >= STEPS_SECONDS)
+            await asyncio.sleep(STATUS_SECONDS)
+
+    async def _write_status(self, *, steps: bool) -> None:
+        if self._gone:
+            return
+        shell = self._serving.shell
+        wanted = status_of(shell.engine.state, shell.now, self._written, self._generation, self._hindrance)
+        if not shell.engine.state.phase.over:
+            wanted |= self._complaint()
+        patch = difference(self._written, wanted)
+        if not patch or (not steps and _only_gauges(patch)):
+            return
+        try:
+            await self._client.patch(
+                kube.JOBS.Status,
+                self._spec.name,
+                kube.new_status(self._spec.uid, wanted),
+                patch_type=PatchType.JSON,
+                namespace=self._spec.namespace,
+            )
+        except kube.CannotReach as error:
+            if kube.code_of(error) in (kube.NOT_FOUND, kube.INVALID) and await self._is_gone():
+                self._gone = True
+                log.info("the job is gone, and its status is not written any more")
+                return
+            log.warning("the status of the job cannot be written now: %s", kube.sentence(error))
+            self._changed.set()
+            return
+        self._written = wanted
+        self._steps_at = asyncio.get_running_loop().time()
+
+    async def _is_gone(self) -> bool:
+        """Whether that is sure."""
+        try:
+            return await kube.same(self._client, kube.JOBS, self._spec.name, self._spec.uid) is None
+        except kube.CannotReach:
+            return False
+
+    def _complaint(self) -> dict[str, str]:
+        """What is wrong with the job besides its nodes, as a reason and a message; nothing if nothing is."""
+        trouble = self._serving.shell.trouble
+        if trouble is not None:
+            reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
+            return {"reason": reason, "message": f"{trouble}; the job trains on, but nothing is decided meanwhile"}
+        if self._mistake:
+            because = f"the change of the job cannot be run, and the job goes on as it was: {self._mistake}"
+            return {"reason": self._reason, "message": because}
+        return {}
+
+    async def _keep_events(self) -> None:
+        allowance, since = float(EVENTS_AT_ONCE), asyncio.get_running_loop().time()
+        while True:
+            self._in_hand = await self._notes.get()
+            now = asyncio.get_running_loop().time()
+            allowance, since = min(EVENTS_AT_ONCE, allowance + (now - since) * EVENTS_PER_SECOND), now
+            if allowance < 1:
+                await asyncio.sleep(1 / EVENTS_PER_SECOND)
+            allowance -= 1
+            await self._write_event(*self._in_hand)
+            self._in_hand = None
+            if self._left_out:
+                log.warning("%d Events were left out; `resile describe` has the whole story", self._left_out)
+                self._left_out = 0
+
+    async def _write_event(self, name: str, at: float, note: Note) -> None:
+        time = stamp(at)
+        involved = {key: value for key, value in owner(self._spec).items() if key != "controller"}
+        event = {
+            "metadata": {"name": name, "namespace": self._spec.namespace},
+            "involvedObject": {**involved, "namespace": self._spec.namespace},
+            "reason": note.reason,
+            "message": note.message[:1024],
+            "type": "Warning" if note.warning else "Normal",
+            "source": {"component": "resile-master"},
+            "firstTimestamp": time,
+            "lastTimestamp": time,
+            "count": 1,
+        }
+        try:
+            await self._client.create(kube.EVENTS.from_dict(event))
+        except kube.CannotReach as error:
+            if kube.code_of(error) != kube.CONFLICT:  # else it arrived before
+                log.warning("an Event cannot be written: %s", kube.sentence(error))
+
+
+def _only_gauges(patch: dict[str, Any]) -> bool:
+    """Whether a patch says no more than how far training is."""
+    return all(
+        field in _GAUGES and (not isinstance(value, dict) or set(value) <= _GAUGES[field])
+        for field, value in patch.items()
+    )

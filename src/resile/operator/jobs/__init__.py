@@ -1,0 +1,1 @@
+"""Reconciles jobs: provisions each job's master and keeps it alive."""

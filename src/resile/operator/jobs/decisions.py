@@ -1,0 +1,311 @@
+"""What to do about one ElasticJob, given what exists: pure, so that every case is a test of three lines.
+
+The operator speaks only where no master does. A job that has ended is left as it is; a job whose master runs is the
+master's. In between (no master yet, a master that cannot start, one that ended without a word) the operator writes.
+A job that has begun gets its masters whatever is done to its manifest: they know from their journal how it was.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from resile.api.ids import Seconds
+from resile.api.kinds.annotations import duration
+from resile.api.kinds.elasticjob import INVALID_SPEC, JOURNAL_GONE, ElasticJob, Phase
+from resile.api.manifests.errors import BadManifest
+from resile.operator import settings
+from resile.operator.cluster import Object
+from resile.operator.jobs.master_objects import owned_by
+from resile.operator.pod_status import End, end, short, trouble
+from resile.operator.status import moment
+
+JOB_SUCCEEDED = 0
+JOB_FAILED = 10
+CANNOT_SERVE = 78
+FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE)
+"""Exit codes of a master (`resile.master.supervisor`) after which another start would change nothing."""
+
+
+DELETED = "its pod was deleted"
+
+
+class Reason(enum.StrEnum):
+    """What the operator says, in words that programs can rely on: reasons of a status and of Events."""
+
+    CREATED = "JobCreated"
+    MASTER_CREATED = "MasterCreated"
+    MASTER_RESTARTED = "MasterRestarted"
+    MASTER_STARTING = "MasterStarting"
+    MASTER_LOST = "MasterLost"
+    MASTER_CANNOT_START = "MasterCannotStart"
+    INVALID_SPEC = INVALID_SPEC
+    SUCCEEDED = "JobSucceeded"
+    FAILED = "JobFailed"
+    PODS_REMOVED = "PodsRemoved"
+    SECRET_RESTORED = "SecretRestored"
+    SECRET_REPLACED = "SecretReplaced"
+
+
+PASSING = (Reason.MASTER_STARTING, Reason.MASTER_LOST, Reason.MASTER_CANNOT_START)
+"""What the operator says of a job without a master; it takes it back when the master is there."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Masters of one job that ended soon after their start, one after the other; the operator's memory of them."""
+
+    starts: int = 0
+    last: float | None = None
+    """When the newest was started."""
+    index: int = -1
+    """Of the newest, among all that the job has had."""
+
+    def started(self, now: float, index: int) -> Row:
+        """The row with one more."""
+        return Row(self.starts + 1, now, index)
+
+    def pause(self, now: float) -> Seconds:
+        """How long to wait before the next start."""
+        if self.last is None or self.starts < settings.FREE_STARTS:
+            return Seconds(0.0)
+        pause = min(settings.START_LONGEST, settings.START_FIRST * 2.0 ** min(self.starts - settings.FREE_STARTS, 30))
+        return Seconds(max(0.0, self.last + pause - now))
+
+    def after(self, now: float) -> Row:
+        """The row when its newest member is found to have ended: a new one if that had lived long enough."""
+        healthy = self.last is not None and now - self.last > settings.HEALTHY
+        return Row(0, None, self.index) if healthy else self
+
+
+class SetStatus(msgspec.Struct, frozen=True):
+    """Write the status; without a phase only what is said of it."""
+
+    phase: Phase | None
+    reason: str
+    message: str
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Write an Event."""
+
+    reason: Reason
+    message: str
+    warning: bool = False
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Make what a master needs around it."""
+
+
+class StartMaster(msgspec.Struct, frozen=True):
+    """Make a master's pod."""
+
+    index: int
+    lost: str = ""
+    """What became of the one before; empty for the first."""
+
+
+class RemoveMaster(msgspec.Struct, frozen=True):
+    """Remove the pod of a master that ended, so that its name is free."""
+
+    uid: str
+
+
+class RemovePods(msgspec.Struct, frozen=True):
+    """Remove all pods of a job that ended long ago."""
+
+
+class StopNodes(msgspec.Struct, frozen=True):
+    """Remove the nodes that still run: no master will ever tell them to end."""
+
+
+Action = SetStatus | Tell | Prepare | StartMaster | RemoveMaster | RemovePods | StopNodes
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What to do now, in order, and when to look again though nothing changes."""
+
+    actions: tuple[Action, ...] = ()
+    again: Seconds | None = None
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What exists."""
+
+    job: Object
+    """As the API server has it."""
+    pod: Object | None = None
+    """Under the master's name."""
+    prepared: bool = False
+    """Whether what a master needs was seen to be there, not long ago."""
+    row: Row = Row()
+    swept: bool = False
+    """Whether the pods of a job that ended long ago have been removed."""
+
+
+def decide(seen: Seen, spec: ElasticJob | BadManifest, now: float) -> Decision:
+    """What to do about a job; `spec` is what its manifest was read as."""
+    job = seen.job
+    if job["metadata"].get("deletionTimestamp"):
+        return Decision()  # Kubernetes removes everything with it
+    phase = phase_of(job)
+    pod = seen.pod
+    began = pod is not None or phase not in (None, Phase.CREATED, Phase.FAILED)
+    if isinstance(spec, BadManifest) and not began:
+        return _invalid(seen, spec)
+    if phase is not None and phase.ended and not _was_invalid(job):
+        return _ended(seen, now)
+    if pod is None:
+        return _without_master(seen, phase, DELETED, now)
+    if not owned_by(pod, job["metadata"]["uid"]):
+        return _blocked(seen, phase, pod, now)
+    over = end(pod)
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    # What a master says while it is being deleted may be its answer to that; the next one knows from the journal.
+    if over is not None and over.exit_code in FINAL and not leaving:
+        return Decision(_finished(over))
+    if over is not None:  # also while it is being deleted: a kubelet takes seconds to say so of a pod that has ended
+        lost = DELETED if leaving else over.why
+        rest = _without_master(msgspec.structs.replace(seen, row=_row(seen)), phase, lost, now)
+        if rest.again is not None:
+            return rest  # until the next start the pod stays: its log is all there is to see
+        return Decision((RemoveMaster(pod["metadata"]["uid"]), *rest.actions))
+    if leaving:
+        return _leaving(pod, now)
+    return _with_master(seen, phase, pod)
+
+
+def phase_of(job: Object) -> Phase | None:
+    """The phase in a job's status; None where there is none or it is one we do not know."""
+    try:
+        return Phase((job.get("status") or {}).get("phase") or "")
+    except ValueError:
+        return None
+
+
+def _invalid(seen: Seen, bad: BadManifest) -> Decision:
+    """A manifest that cannot be run: nothing is started for it, until it is put right."""
+    message = short("; ".join(str(mistake) for mistake in bad.mistakes))
+    ended = phase_of(seen.job) is Phase.FAILED and not _was_invalid(seen.job)
+    if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
+        return Decision()
+    told = Tell(Reason.INVALID_SPEC, message, warning=True)
+    return Decision((SetStatus(Phase.FAILED, Reason.INVALID_SPEC, message), told))
+
+
+def _without_master(seen: Seen, phase: Phase | None, lost: str, now: float) -> Decision:
+    """Start a master: the first at once, the next ones, too, unless they keep dying."""
+    row = seen.row.after(now)
+    first = phase in (None, Phase.CREATED, Phase.FAILED) and row.index < 0
+    actions: list[Action] = []
+    if phase is None or phase is Phase.FAILED:  # Failed: its manifest was wrong and has been put right
+        actions.append(SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master"))
+    pause = row.pause(now)
+    if pause > 0.0:
+        message = f"the master ended {row.starts} times in a row, the last time: {lost}; the next start is due soon"
+        return Decision((*actions, *_say(seen.job, None, Reason.MASTER_LOST, short(message))), pause)
+    # Also when it is thought to be there: a master must not be started without its Service because of a stale memory.
+    actions.append(Prepare())
+    actions.append(StartMaster(row.index + 1, "" if first else lost))
+    return Decision(tuple(actions))
+
+
+def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
+    """A pod that starts or runs."""
+    reason, _ = _says(seen.job)
+    actions: list[Action] = [] if seen.prepared and reason != JOURNAL_GONE else [Prepare()]
+    if (pod.get("status") or {}).get("phase") == "Running":
+        if phase in (None, Phase.CREATED) or (phase is Phase.PENDING and reason in PASSING):
+            actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
+        elif reason in PASSING:
+            actions.append(SetStatus(None, phase.reason, ""))
+        return Decision(tuple(actions), settings.LOOK_AFTER)
+    problem = trouble(pod)
+    waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
+    if problem:
+        said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
+        actions.extend(said)
+        actions.extend(Tell(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
+    elif reason != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
+        actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
+    return Decision(tuple(actions), settings.LOOK_AFTER)
+
+
+def _leaving(pod: Object, now: float) -> Decision:
+    """A pod that is being deleted holds the master's name; who gave it a longer grace than ours means it."""
+    metadata = pod["metadata"]
+    grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
+    deadline = moment(metadata["deletionTimestamp"]) or now  # the end of the grace
+    asked = deadline - grace if grace <= settings.MASTER_GRACE else deadline
+    left = asked + settings.LEAVING - now
+    return Decision(again=Seconds(left)) if left > 0 else Decision((RemoveMaster(metadata["uid"]),))
+
+
+def _blocked(seen: Seen, phase: Phase | None, pod: Object, now: float) -> Decision:
+    """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a stranger."""
+    created = SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
+    born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
+    if now - born < settings.MAKE_ROOM:
+        return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
+    message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to somebody else"
+    waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
+    said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, message)
+    return Decision((*said, *(Tell(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
+
+
+def _finished(over: End) -> tuple[Action, ...]:
+    """A master that ended for good and whose word on the job is missing."""
+    if over.exit_code == JOB_SUCCEEDED:
+        message = "the master ended with success"
+        return SetStatus(Phase.SUCCEEDED, Reason.SUCCEEDED, message), Tell(Reason.SUCCEEDED, message)
+    what = "found that the job failed" if over.exit_code == JOB_FAILED else "cannot serve the job"
+    message = short(f"the master {what}: {over.why}")
+    stop = (StopNodes(),) if over.exit_code == CANNOT_SERVE else ()
+    return *stop, SetStatus(Phase.FAILED, Reason.FAILED, message), Tell(Reason.FAILED, message, warning=True)
+
+
+def _ended(seen: Seen, now: float) -> Decision:
+    """A job that is over: its time of completion is written down, and its pods go when their time has come."""
+    progress = (seen.job.get("status") or {}).get("status") or {}
+    finished = moment(progress.get("completionTime") or "")
+    if finished is None:
+        reason, message = _says(seen.job)
+        return Decision((SetStatus(phase_of(seen.job), reason, message),))
+    ttl = ttl_of(seen.job["metadata"].get("annotations") or {})
+    if ttl is None or seen.swept:
+        return Decision()
+    left = finished + ttl - now
+    return Decision(again=Seconds(left)) if left > 0 else Decision((RemovePods(),))
+
+
+def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
+    """How long the pods of an ended job stay; None (for ever) also for what is not a time."""
+    return duration(annotations.get(settings.TTL_ANNOTATION, ""))
+
+
+def _row(seen: Seen) -> Row:
+    """The row as it was when the pod was started, also by an operator before this one."""
+    labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
+    index = labels.get("replica-index", "")
+    known = int(index) if index.isdecimal() else 0
+    if seen.row.last is not None:
+        return msgspec.structs.replace(seen.row, index=max(seen.row.index, known))
+    born = moment((seen.pod or {})["metadata"].get("creationTimestamp", ""))
+    return Row(1, born, max(seen.row.index, known))
+
+
+def _say(job: Object, phase: Phase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
+    """Write it, unless it stands there."""
+    there = _says(job) == (reason, message) and phase in (None, phase_of(job))
+    return () if there else (SetStatus(phase, reason, message),)
+
+
+def _says(job: Object) -> tuple[str, str]:
+    status = job.get("status") or {}
+    return status.get("reason") or "", status.get("message") or ""
+
+
+def _was_invalid(job: Object) -> bool:
+    return _says(job)[0] == Reason.INVALID_SPEC

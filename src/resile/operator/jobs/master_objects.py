@@ -1,0 +1,146 @@
+"""What a master needs around it: an identity and its rights, a Service, the job's secrets, a place for its journal.
+
+All of them carry the job as their owner, so that Kubernetes removes them with the job. They have the master's name,
+except the Secrets: one that every node mounts, with the token and the certificate to trust, and one with the key of
+that certificate, which the master alone mounts.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Any
+
+from resile.api.job import MASTER_PORT
+from resile.api.kinds import elasticjob
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE, master_labels
+from resile.api.manifests.metadata import API_VERSION
+from resile.api.manifests.names import MASTER_ROLE, master_name, tls_secret, token_secret
+from resile.api.rbac import master_rules
+from resile.operator.cluster import ROLE, SERVICE, SERVICE_ACCOUNT, Kind, Object
+from resile.operator.jobs.certificate import new_pair
+from resile.operator.jobs.master_pod import TLS_CERTIFICATE, TLS_KEY, TOKEN
+from resile.platform.kubernetes.pods import TRUSTED
+
+_RBAC = "rbac.authorization.k8s.io"
+TOKEN_BYTES = 32
+RESTORES = "resile.restores"
+"""On a Secret that was made again as it was: the uid of the first of them."""
+
+
+def owner(job: ElasticJob) -> Object:
+    """The reference by which an object is owned by its job."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": elasticjob.KIND,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def owned_by(item: Object, uid: str) -> bool:
+    """Whether an object is of the job with this uid, not of an earlier one of the same name."""
+    return any(reference.get("uid") == uid for reference in item["metadata"].get("ownerReferences") or ())
+
+
+def controlled(item: Object) -> bool:
+    """Whether an object has an owner that will take it away."""
+    return any(reference.get("controller") for reference in item["metadata"].get("ownerReferences") or ())
+
+
+def applied(job: ElasticJob) -> list[tuple[Kind, Object]]:
+    """Objects whose content follows from the job: made so again whenever the operator looks."""
+    name = master_name(job.metadata.name)
+    return [
+        (SERVICE_ACCOUNT, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
+        (ROLE, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(job.metadata.name)}),
+        (SERVICE, service(job)),
+    ]
+
+
+def binding(job: ElasticJob) -> Object:
+    """Gives the master its Role, which must exist: Kubernetes looks whether we may give away what is in it."""
+    name = master_name(job.metadata.name)
+    return {
+        **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.metadata.namespace}],
+    }
+
+
+def key_pair(job: ElasticJob) -> Object:
+    """The Secret of the master alone, with a new key. It is made once and never written again."""
+    pair = new_pair(job.metadata.name, job.metadata.namespace)
+    data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
+    secret = _object(job, "v1", "Secret", tls_secret(job.metadata.name))
+    return {**secret, "type": "kubernetes.io/tls", "data": data}
+
+
+def credentials(job: ElasticJob, pair: Object) -> Object:
+    """The Secret of every node: a new token, which is made once, and the certificate of the key pair."""
+    token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
+    secret = _object(job, "v1", "Secret", token_secret(job.metadata.name))
+    return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
+
+
+def trusting(credentials: Object, pair: Object) -> Object:
+    """What to apply to a Secret of the nodes so that it trusts the key pair; refused if it is gone in between."""
+    metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
+
+
+def again(new: Object, before: Object) -> Object:
+    """A Secret that was deleted, as one to make: its content, and whose content that is."""
+    return {
+        **new,
+        "metadata": {**new["metadata"], "annotations": {RESTORES: identity(before)}},
+        "data": before["data"],
+    }
+
+
+def identity(secret: Object) -> str:
+    """What tells the content of a Secret from that of another of its name, and gives nothing of it away."""
+    metadata = secret["metadata"]
+    return str((metadata.get("annotations") or {}).get(RESTORES) or metadata["uid"])
+
+
+def certificate(pair: Object) -> str:
+    """The certificate in the Secret of a master."""
+    return str((pair.get("data") or {}).get(TLS_CERTIFICATE, ""))
+
+
+def trusted(credentials: Object) -> str:
+    """The certificate that nodes trust; empty in the Secret of a job that began before there were any."""
+    return str((credentials.get("data") or {}).get(TRUSTED, ""))
+
+
+def journal(job: ElasticJob) -> Object:
+    """The ConfigMap that the master fills; made once and never written again by anybody else."""
+    return _object(job, "v1", "ConfigMap", master_name(job.metadata.name))
+
+
+def service(job: ElasticJob) -> Object:
+    """The address of the job's master, whichever pod it is."""
+    selector = {PREFIXED_JOB_NAME: job.metadata.name, PREFIXED_REPLICA_TYPE: MASTER_ROLE}
+    port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
+    return {
+        **_object(job, "v1", "Service", master_name(job.metadata.name)),
+        "spec": {"type": "ClusterIP", "selector": selector, "ports": [port]},
+    }
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _object(job: ElasticJob, version: str, kind: str, name: str) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": {key: value for key, value in master_labels(job.metadata.name).items() if "index" not in key},
+        "ownerReferences": [owner(job)],
+    }
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}

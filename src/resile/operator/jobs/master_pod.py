@@ -1,0 +1,200 @@
+"""The pod of a job's master: complete by itself, with the job's own template laid over it.
+
+It runs as nobody, without capabilities, on a read-only root, with a token that Kubernetes renews, and may do what its
+own Role allows. It alone mounts the key of the job's certificate. A template changes what it names and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from resile.api.job import MASTER_PORT
+from resile.api.kinds.elasticjob import ElasticJob, MasterSpec
+from resile.api.kinds.labels import master_labels
+from resile.api.manifests.names import master_name, tls_secret, token_secret
+from resile.api.manifests.pod_template import MAIN, main_container
+from resile.operator import settings
+from resile.operator.cluster import Object
+
+DIRECTORY = "/var/run/resile"
+SECRETS = "/var/run/secrets/resile"
+TLS = "/var/run/secrets/resile-tls"
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+TOKEN = "token"
+"""The key of the job's token in its Secret, and the file's name."""
+TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
+"""The same for the master's certificate and its key, as Kubernetes names them."""
+
+MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
+"""Which container is the master, also where a template puts others beside it; `kubectl logs` shows that one."""
+
+SECRETS_ANNOTATION = "resile.secrets"
+"""Which Secrets the master was started with, so that one who holds an old token or key is known for ever."""
+
+USER = 65532
+TOKEN_LIFE = 3607
+"""Kubernetes' own choice for the tokens it mounts: an hour, and a little that tells them apart."""
+
+_NOT_COPIED = ("kubectl.kubernetes.io/last-applied-configuration",)
+_BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "volumes": "name"}
+"""Lists whose items are told apart by a field: an item of the template takes the place of ours."""
+
+
+def master_pod(job: ElasticJob, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
+    """The pod; `index` counts the masters that the job has had, `secrets` are the identities of what it mounts."""
+    name = master_name(job.metadata.name)
+    given = job.spec.replica_specs.master or MasterSpec()
+    template_metadata = given.template.get("metadata") or {}
+    annotations = {**job.metadata.annotations, **(template_metadata.get("annotations") or {})}
+    spec = _merged(_spec(job, image), _laid_over(given))
+    spec["restartPolicy"] = "Never"  # the operator starts masters; Kubernetes would restart one whose job is over
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.metadata.namespace,
+            "labels": {
+                **job.metadata.labels,
+                **(template_metadata.get("labels") or {}),
+                **master_labels(job.metadata.name, index),
+            },
+            "annotations": {
+                **{key: value for key, value in annotations.items() if key not in _NOT_COPIED},
+                MAIN_ANNOTATION: spec["containers"][0]["name"],
+                **({SECRETS_ANNOTATION: ",".join(secrets)} if secrets else {}),
+            },
+            "ownerReferences": [owner],
+        },
+        "spec": spec,
+    }
+
+
+def _spec(job: ElasticJob, image: str) -> Object:
+    name = job.metadata.name
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": int(settings.NODE_LOST),
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
+    return {
+        "serviceAccountName": master_name(name),
+        "automountServiceAccountToken": False,  # mounted below: the same file, but renewed, and there at once
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": int(settings.MASTER_GRACE),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": lost,
+        "containers": [_container(job, image)],
+        "volumes": [
+            {"name": "run", "emptyDir": {"sizeLimit": "256Mi"}},
+            {"name": "token", "secret": {"secretName": token_secret(name), "defaultMode": 0o440}},
+            {"name": "tls", "secret": {"secretName": tls_secret(name), "defaultMode": 0o440}},
+            {"name": "account", "projected": {"defaultMode": 0o440, "sources": _account()}},
+        ],
+    }
+
+
+def _account() -> list[Object]:
+    """What Kubernetes mounts for a ServiceAccount, with a token that is renewed."""
+    namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+    return [
+        {"serviceAccountToken": {"path": TOKEN, "expirationSeconds": TOKEN_LIFE}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+
+
+def _container(job: ElasticJob, image: str) -> Object:
+    command = ["python", "-m", "resile.master", "--platform", "kubernetes"]
+    where = ["--namespace", job.metadata.namespace, "--job", job.metadata.name, "--directory", DIRECTORY]
+    tls = ["--tls-cert", f"{TLS}/{TLS_CERTIFICATE}", "--tls-key", f"{TLS}/{TLS_KEY}"]
+    return {
+        "name": MAIN,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [*command, *where, "--host", "0.0.0.0", "--port", str(MASTER_PORT), *tls],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "RESILE_TOKEN_FILE", "value": f"{SECRETS}/{TOKEN}"},
+            {"name": "TMPDIR", "value": DIRECTORY},  # not /tmp, which may hold what the image brings
+        ],
+        "ports": [{"name": "master", "containerPort": MASTER_PORT}],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # so that the last words outlive the pod
+        "volumeMounts": [
+            {"name": "run", "mountPath": DIRECTORY},
+            {"name": "token", "mountPath": SECRETS, "readOnly": True},
+            {"name": "tls", "mountPath": TLS, "readOnly": True},
+            {"name": "account", "mountPath": ACCOUNT, "readOnly": True},
+        ],
+    }
+
+
+def _laid_over(given: MasterSpec) -> Object:
+    """The template's pod spec and what the role says of it beside its template."""
+    spec = dict(given.template.get("spec") or {})
+    if given.batch_scheduler:
+        spec.setdefault("schedulerName", given.batch_scheduler)
+    if given.priority in ("high", "low"):
+        spec.setdefault("priorityClassName", given.priority)
+    return spec
+
+
+def _merged(ours: Object, theirs: Object) -> Object:
+    """A pod spec with a template laid over it: its main container over ours, its others beside it."""
+    main = main_container({"spec": theirs})
+    containers = [
+        _merged_container(ours["containers"][0], main),
+        *(other for other in theirs.get("containers") or () if other is not main),
+    ]
+    rest = {field: value for field, value in theirs.items() if field != "containers"}
+    tolerations = [*(theirs.get("tolerations") or ()), *_unless_tolerated(ours["tolerations"], theirs)]
+    return {**_over(ours, rest), "tolerations": tolerations, "containers": containers}
+
+
+def _merged_container(ours: Object, theirs: Object) -> Object:
+    merged: Object = _over(ours, theirs)
+    if "command" in theirs or "args" in theirs:  # the words of one command line do not mix with those of another
+        merged.pop("args", None)
+        merged["command"] = theirs.get("command") or ([] if "args" in theirs else ours["command"])
+        if theirs.get("args"):
+            merged["args"] = theirs["args"]
+        if not merged["command"]:
+            merged.pop("command")
+    return merged
+
+
+def _unless_tolerated(tolerations: list[Object], theirs: Object) -> list[Object]:
+    own = {entry.get("key") for entry in theirs.get("tolerations") or ()}
+    return [entry for entry in tolerations if entry["key"] not in own]
+
+
+def _over(ours: Any, theirs: Any, field: str = "") -> Any:
+    """`theirs` over `ours`: mappings by key, some lists by item, everything else as a whole; null changes nothing."""
+    if theirs is None:
+        return ours
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return {
+            **ours,
+            **{key: _over(ours.get(key), value, key) for key, value in theirs.items() if value is not None},
+        }
+    if field in _BY and isinstance(ours, list) and isinstance(theirs, list):
+        given = {entry.get(_BY[field]) for entry in theirs}
+        return [*(entry for entry in ours if entry.get(_BY[field]) not in given), *theirs]
+    return theirs

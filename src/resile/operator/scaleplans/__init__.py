@@ -1,0 +1,1 @@
+"""Reconciles ScalePlans that no master will take up."""

@@ -1,0 +1,173 @@
+"""Invariants of the core, checked after every event from the outside: by what went in and what came out."""
+
+from __future__ import annotations
+
+from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
+from resile.api.job import JobSpec
+from resile.api.reports import NodeStatus, Place
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.core.nodes.relaunch import Cause, cause_of
+from resile.core.state import TRAINERS, JobState, Phase, Underway
+from resile.sim.reference_ledger import ShadowLedger
+
+
+class InvariantBroken(AssertionError):
+    """The core did what it promises never to do."""
+
+
+def require(holds: bool, promise: str) -> None:
+    """Check one promise."""
+    if not holds:
+        raise InvariantBroken(promise)
+
+
+class Checks:
+    """Remembers what was seen before, so that what must only grow is seen to."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._managed = spec.managed
+        self._rank_of: dict[NodeKey, Rank] = {}
+        self._highest: dict[str, int] = {}
+        self._ended: set[NodeKey] = set()
+        self._round: Round = NO_ROUND
+        self._places: dict[NodeKey, Place] = {}
+        self._evaluating: set[NodeKey] = set()
+        """Members of the newest round that took its last step and have not ended."""
+        self._failed_in: Round = NO_ROUND
+        """The newest round in which a script failed: what follows the last step is tried again, too."""
+        self._over: Phase | None = None
+        self._crashes = 0
+        self._step = -1
+        self._scaled = False
+        self._plans: set[str] = set()
+        self.shadow = ShadowLedger()
+        self.events = 0
+        self.rounds = 0
+
+    def __call__(self, engine: Engine, event: ev.AnyEvent, made: list[de.AnyDecision], now: float) -> None:
+        """Check everything that an event can have changed."""
+        self.events += 1
+        state = engine.state
+        require(engine.consistent(), "the indexes agree with the state")
+        self._nodes(state)
+        self._budgets(state, event)
+        self._changes(state)
+        self._last_steps(state, event)
+        for decision in made:
+            if isinstance(decision, de.FormRound):
+                self._formed(state, decision)
+        self._round_state(state)
+        self._steps(state, event)
+        self._ending(state, made)
+        self.shadow.check(state.ledger, event, made)
+
+    def _nodes(self, state: JobState) -> None:
+        filled = set()
+        for key, node in state.nodes.items():
+            if key not in self._rank_of:
+                require(key.id > self._highest.get(key.role, -1), f"ids only grow, and {key} is not new")
+                self._highest[key.role] = key.id
+                self._rank_of[key] = node.rank
+            require(self._rank_of[key] == node.rank, f"the rank of {key} never changes")
+            if node.status.ended:
+                self._ended.add(key)
+            else:
+                require(key not in self._ended, f"{key} ended and is not back")
+            if node.fills:
+                place = (key.role, node.rank)
+                require(place not in filled, f"only one node fills place {place}")
+                filled.add(place)
+        require(self._rank_of.keys() == state.nodes.keys(), "no node is forgotten")
+
+    def _changes(self, state: JobState) -> None:
+        open_ = {change.uid for change in state.changes if change.uid}
+        for uid in self._plans - open_:
+            require(uid in state.plan_ends, f"the end of plan {uid} is told")
+        self._plans = open_
+        for change in state.changes:
+            awaited = [state.nodes[key] for key in change.coming]
+            require(
+                all(node.alive for node in awaited), f"nobody waits for {[str(n.key) for n in awaited if not n.alive]}"
+            )
+            require(all(not state.nodes[key].status.ended for key in change.going), "those who go have not ended")
+            reserves = {key for key, node in state.nodes.items() if node.relieves is not None and node.alive}
+            require(set(change.moves.values()) <= reserves, "only reserves take over")
+        require(not (state.changes and state.phase.over), "nothing changes after the end")
+
+    def _budgets(self, state: JobState, event: ev.AnyEvent) -> None:
+        crashes = sum(len(s.losses.get(c, ())) for s in state.spent.values() for c in (Cause.CRASH, Cause.OOM))
+        if crashes > self._crashes:
+            blamed = isinstance(event, ev.WorkerFailed | ev.NodesListed) or (
+                isinstance(event, ev.NodeSeen)
+                and event.status is NodeStatus.FAILED
+                and cause_of(event.status, event.end) in (Cause.CRASH, Cause.OOM)
+            )
+            require(blamed, f"only a crash costs a crash, and this was {event}")
+        self._crashes = crashes
+        self._scaled |= isinstance(event, ev.ScaleWanted | ev.PlanWanted)  # which gives up nothing any more
+        for (role, rank), spent in state.spent.items():
+            used = spent.count(Cause.CRASH, state.trained, state.spec.timeouts.forgive)
+            within = used <= state.spec.roles[role].crash_budget or (role, rank) in state.given_up
+            require(within or self._scaled, f"place {rank} is given up after {used} crashes")
+
+    def _formed(self, state: JobState, formed: de.FormRound) -> None:
+        meeting = state.meeting
+        require(meeting is not None, "there are rules before there are rounds")
+        assert meeting is not None
+        if formed.round == self._round:  # somebody is told again
+            for key, place in formed.places.items():
+                require(self._places.get(key) == place, f"{key} has the place in round {formed.round} that it had")
+            return
+        require(formed.round > self._round, f"round numbers grow, and {formed.round} is not above {self._round}")
+        size = len(formed.places)
+        require(meeting.min_nodes <= size <= meeting.max_nodes, f"a round of {size} is within {meeting}")
+        require(size % meeting.node_unit == 0, f"a round of {size} is a whole number of units of {meeting.node_unit}")
+        ranks = [place.group_rank for place in formed.places.values()]
+        require(ranks == list(range(size)), "group ranks are 0, 1, 2, …")
+        fills = [(TRAINERS.index(key.role), self._rank_of[key]) for key in formed.places]
+        require(fills == sorted(fills), "group ranks follow the nodes' roles and ranks")
+        require(not self._ended & formed.places.keys(), "members are alive")
+        busy = [key for key in self._evaluating if state.nodes[key].alive and key not in formed.places]
+        require(not busy, f"nobody trains again what {busy} have trained and still evaluate")
+        self._evaluating.clear()
+        self._round, self._places = formed.round, dict(formed.places)
+        self.rounds += 1
+
+    def _last_steps(self, state: JobState, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.RoundComplete() if self._failed_in < event.round == self._round and event.node in self._places:
+                self._evaluating.add(event.node)
+            case ev.NodeFinished():
+                self._evaluating.discard(event.node)
+            case ev.WorkerFailed():
+                self._failed_in = self._round
+                self._evaluating.clear()
+
+    def _round_state(self, state: JobState) -> None:
+        require(state.last_round == self._round, "a round is announced when it forms")
+        if isinstance(state.gathering, Underway):
+            require(state.gathering.round == state.last_round, "only the newest round runs")
+            if not state.phase.over:
+                lost = [k for k in state.gathering.places if not state.nodes[k].alive]
+                require(set(lost) <= state.gathering.done, f"a round does not outlive its members {lost}")
+
+    def _steps(self, state: JobState, event: ev.AnyEvent) -> None:
+        if state.progress.step != self._step and isinstance(event, ev.Stepped):
+            runs = isinstance(state.gathering, Underway) and state.gathering.round == event.round
+            require(runs, f"a step of round {event.round} counts only while that round runs")
+        self._step = state.progress.step
+
+    def _ending(self, state: JobState, made: list[de.AnyDecision]) -> None:
+        if self._over is not None:
+            require(state.phase is self._over, f"a job that {self._over} stays so")
+            said = [d for d in made if isinstance(d, de.LaunchNode | de.FormRound | de.EndRound)]
+            require(not said, f"nothing begins after the end: {said}")
+        elif state.phase.over:
+            self._over = state.phase
+            require(any(isinstance(d, de.Finish) for d in made), "the end is told")
+
+    def reborn(self, step: int) -> None:
+        """A new master's gauges start from what its journal has."""
+        self._step = step

@@ -1,0 +1,127 @@
+"""What a seed stands for: the job, its nodes' moods, and the faults to come."""
+
+from __future__ import annotations
+
+import enum
+import random
+
+import msgspec
+
+from resile.api.ids import Bytes, GiB
+from resile.api.job import CHIEF, WORKER, FrontDoor, JobSpec, Resources, RoleSpec
+from resile.api.reports import Meeting
+from resile.api.timeouts import derive
+from resile.sim.world.data_reader import Data
+from resile.sim.world.platform import Moods
+
+JOIN_TIMEOUT = 60.0
+PEND_TIMEOUT = 90.0
+FAULTS_UNTIL = 40.0
+"""Virtual seconds in which faults happen. After that a job must come to its end."""
+
+
+class Fault(enum.StrEnum):
+    """What can go wrong, or be wished for."""
+
+    PROCESS = "process"
+    OOM = "oom"
+    NODE = "node"
+    POWER = "power"
+    PREEMPT = "preempt"
+    RESTART_IN_PLACE = "restart in place"
+    TEAR = "tear"
+    PARTITION = "partition"
+    FREEZE = "freeze"
+    MASTER = "master"
+    LEAVE = "leave"
+    ARRIVE = "arrive"
+    SCALE = "scale"
+    SUSPEND = "suspend"
+    PLAN = "plan"
+
+
+MANAGED_ONLY = frozenset({Fault.OOM, Fault.PREEMPT, Fault.RESTART_IN_PLACE, Fault.SCALE, Fault.SUSPEND, Fault.PLAN})
+BARE_ONLY = frozenset({Fault.ARRIVE, Fault.LEAVE})
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a simulation does that its cluster does not decide by the way."""
+
+    spec: JobSpec
+    meeting: Meeting
+    nodes: int
+    nproc: int
+    steps: int
+    step_time: float
+    data: Data | None
+    moods: Moods
+    faults: tuple[tuple[float, Fault], ...]
+    elastic: bool = False
+    """Training processes meet in new rounds without being restarted, and no step is lost with a round."""
+
+
+def draw(rng: random.Random) -> Plan:
+    """Draw a plan. The same state of `rng` gives the same plan."""
+    managed = rng.random() < 0.6
+    nodes = rng.randint(1, 8)
+    unit = rng.choice((1, 1, 1, 2)) if nodes > 1 else 1
+    most = max(unit, rng.randint(nodes, nodes + 1) // unit * unit)
+    least = max(unit, rng.randint(1, max(1, min(nodes, most))) // unit * unit)
+    meeting = Meeting(
+        min_nodes=least,
+        max_nodes=most,
+        node_unit=unit,
+        max_restarts=rng.choice((0, 1, 3, 10)),
+        join_timeout=JOIN_TIMEOUT,
+    )
+    kinds = [f for f in Fault if f not in (BARE_ONLY if managed else MANAGED_ONLY)]
+    kinds = rng.sample(kinds, rng.randint(1, len(kinds)))
+    times = sorted(rng.uniform(0.2, FAULTS_UNTIL) for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 13, 21, 34))))
+    data = None
+    if rng.random() < 0.4:
+        data = Data(
+            size=rng.randint(0, 40),
+            shard_size=rng.randint(1, 12),
+            epochs=rng.randint(1, 3),
+            seed=rng.choice((None, rng.randint(0, 99))),
+            record_time=rng.uniform(0.05, 0.6),
+            pieces=rng.randint(1, 4),
+        )
+    return Plan(
+        spec=_spec(rng, managed, nodes),
+        meeting=meeting,
+        nodes=nodes,
+        nproc=rng.choice((1, 1, 2)),
+        steps=rng.randint(1, 60),
+        step_time=rng.uniform(0.1, 1.0),
+        data=data,
+        moods=_moods(rng) if managed else Moods(),
+        faults=tuple((at, rng.choice(kinds)) for at in times),
+        elastic=data is None and rng.random() < 0.5,
+    )
+
+
+def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
+    timeouts = derive(join=JOIN_TIMEOUT, pend=PEND_TIMEOUT, exit_grace=3.0, forgive=rng.choice((5.0, 60.0, 1800.0)))
+    if not managed:
+        return JobSpec(name="sim", front_door=FrontDoor.RUN, timeouts=timeouts)
+    memory = rng.choice((None, Bytes(4 * GiB), Bytes(64 * GiB)))
+    role = RoleSpec(
+        replicas=nodes,
+        crash_budget=rng.choice((0, 1, 3, 3)),
+        limits=Resources(memory=memory),
+    )
+    roles = {WORKER: role}
+    if nodes > 1 and rng.random() < 0.2:
+        one, others = (msgspec.structs.replace(role, replicas=number) for number in (1, nodes - 1))
+        roles = {CHIEF: one, WORKER: others}
+    return JobSpec(name="sim", roles=roles, timeouts=timeouts)
+
+
+def _moods(rng: random.Random) -> Moods:
+    return Moods(
+        pending=rng.choice((0.0, 0.0, 0.3)),
+        stuck=rng.choice((0.0, 0.0, 0.0, 0.1)),
+        slow=rng.choice((0.0, 0.2)),
+        broken=rng.choice((0.0, 0.0, 0.1)),
+    )

@@ -1,0 +1,1 @@
+"""The parts of the simulated cluster: agents, masters, network, platform and training."""

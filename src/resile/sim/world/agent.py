@@ -1,0 +1,357 @@
+"""Simulated agents: the agent's side of the protocol, and nothing else of it.
+
+An agent says Hello with its whole state on every connection, then repeats what was not answered. It obeys only newer
+rounds, joins again when its round is over and its processes are down, and goes when it is told to.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from typing import Protocol
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
+from resile.api.reports import Meeting, Place, WorkerFailure
+from resile.core import events as ev
+from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard
+from resile.sim.clock import Call, Clock, Timer
+from resile.sim.world.data_reader import Data, Reader
+from resile.sim.world.messages import Heartbeat, JobOver, Leave, Refused, RoundFormed, RoundOver, ToAgent, Welcome
+from resile.sim.world.network import Link, MasterEnd, Network
+from resile.sim.world.training import Member, Training
+
+REFUSED = 1
+"""The exit code of an agent that the master would not have."""
+UNNUMBERED = NodeKey("worker", NodeId(-1))
+"""The key of an agent on a bare machine before its first Welcome; nothing is said under it."""
+
+
+class Mode(enum.StrEnum):
+    """What an agent is doing."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    EVALUATING = "evaluating"
+    """Its round has taken the last step, and its script goes on."""
+    STOPPING = "stopping"
+    FAILED = "failed"
+    FINISHED = "finished"
+    AHEAD = "ahead"
+    GONE = "gone"
+
+
+class Site(Protocol):
+    """What an agent needs of the cluster it lives in."""
+
+    clock: Clock
+    rng: random.Random
+    net: Network
+    training: Training | None
+    data: Data | None
+    heartbeat: float
+
+    def reach(self) -> MasterEnd | None:
+        """The master, if one listens."""
+
+    def exited(self, agent: SimAgent, code: int) -> None:
+        """An agent ended by its own decision."""
+
+    def new_pid(self) -> int:
+        """A process id never used before."""
+
+    def tell(self, who: str, what: object) -> None:
+        """A line for the trace."""
+
+
+class SimAgent:
+    """One agent process and the training processes under it."""
+
+    def __init__(self, site: Site, incarnation: str, meeting: Meeting, nproc: int, key: NodeKey | None = None) -> None:
+        self._site = site
+        self.incarnation = incarnation
+        self._meeting = meeting
+        self._nproc = nproc
+        self._given = key
+        self.key = key or UNNUMBERED
+        self.mode = Mode.WAITING
+        self.round: Round = NO_ROUND
+        self.cut = False
+        self.frozen = False
+        self.waiting_since = self.well_since = site.clock.now
+        self._place: Place | None = None
+        self._link: Link | None = None
+        self._admitted = False
+        self._timer: Timer | None = None
+        self._failure: WorkerFailure | None = None
+        self._readers: dict[str, Reader] = {}
+        self._read: set[str] = set()
+        self._gone: list[str] = []
+        self._unheard: list[tuple[Link, ToAgent]] = []
+
+    # connections ---------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Reach the master, however long it takes."""
+        if self.mode is Mode.GONE or self._link is not None:
+            return
+        master = None if self.cut or self.frozen else self._site.reach()
+        if master is None:
+            self._site.clock.after(self._site.rng.uniform(0.02, 0.2), self.connect)
+            return
+        self._link = Link(self._site.net, self, master)
+        self._admitted = False
+        self._link.up(self._hello())
+
+    def unlinked(self, link: Link) -> None:
+        """The connection is gone: come again."""
+        if link is self._link:
+            self._link = None
+            self._site.clock.after(self._site.rng.uniform(0.001, 0.12), self.connect)
+
+    def tear(self) -> None:
+        """Lose the connection."""
+        if self._link is not None:
+            self._link.tear()
+
+    def freeze(self, frozen: bool) -> None:
+        """Stand still, or go on; what arrived meanwhile is heard then."""
+        self.frozen = frozen
+        self.well_since = self._site.clock.now
+        if not frozen:
+            unheard, self._unheard = self._unheard, []
+            for link, word in unheard:
+                self.hear(link, word)
+
+    def isolate(self, cut: bool) -> None:
+        """Let nothing through to or from this machine, or let it through again."""
+        self.cut = cut
+        self.well_since = self._site.clock.now
+        if not cut and self._link is not None:
+            self._link.healed()
+
+    def hear(self, link: Link, word: ToAgent) -> None:
+        """A word of the master."""
+        if self.mode is Mode.GONE or link is not self._link:
+            return
+        if self.frozen:
+            self._unheard.append((link, word))
+            return
+        match word:
+            case Welcome():
+                self._welcome(word)
+            case RoundFormed():
+                self._start(word)
+            case RoundOver():
+                self._over(word.round)
+            case Refused() | Leave() | JobOver():
+                self._exit(word)
+            case AnswerDataset() | AnswerShard() | AnswerProgress():
+                if word.worker in self._readers:
+                    self._readers[word.worker].answered(word)
+
+    def _hello(self) -> ev.AgentCame:
+        return ev.AgentCame(
+            session=0,
+            incarnation=self.incarnation,
+            address=self.incarnation,
+            host=self.incarnation,
+            nproc=self._nproc,
+            meeting=self._meeting,
+            role=self.key.role,
+            node_id=self._given.id if self._given is not None else None,
+            round=self.round,
+            running=self.mode in (Mode.STARTING, Mode.RUNNING, Mode.STOPPING),
+            finished=self.mode is Mode.FINISHED,
+        )
+
+    def _welcome(self, word: Welcome) -> None:
+        first = not self._admitted
+        self.key, self._admitted = word.node, True
+        if first and self._link is not None:
+            self._beat(self._link)
+        for worker in self._gone:
+            self._say(ev.WorkerWent(node=self.key, worker=worker))
+        for reader in self._readers.values():
+            if reader.pending is not None:
+                self._say(reader.pending)
+        if self.mode is Mode.WAITING:
+            self._join()
+        elif self.mode is Mode.FAILED and self._failure is not None:
+            self._say(ev.WorkerFailed(node=self.key, round=self.round, failure=self._failure))
+        elif self.mode is Mode.FINISHED:
+            self._say(ev.NodeFinished(node=self.key, round=self.round))
+
+    def _beat(self, link: Link) -> None:
+        if self.mode is not Mode.GONE and link is self._link and link.open:
+            if not self.frozen:
+                link.up(Heartbeat())
+            self._site.clock.after(self._site.heartbeat, lambda: self._beat(link))
+
+    def _say(self, event: ev.AnyEvent) -> None:
+        if self._link is not None and self._admitted:
+            self._link.up(msgspec.structs.replace(event, node=self.key))
+
+    # rounds --------------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        self._say(ev.AgentJoined(node=self.key, after=self.round, port=29500))
+
+    def _start(self, word: RoundFormed) -> None:
+        if word.round <= self.round:
+            return  # repeated, or older than what it knows
+        self._down()
+        self.round, self._place, self.mode = word.round, word.place, Mode.STARTING
+        self._later(self._site.rng.uniform(0.1, 1.0), self._started)
+
+    def _started(self) -> None:
+        assert self._place is not None
+        site, self.mode = self._site, Mode.RUNNING
+        if site.training is not None:
+            site.training.enter(self.round, self._place, self)
+            return
+        assert site.data is not None
+        for number in range(self._nproc):
+            name = f"{self.incarnation}/{self.round}/{number}"
+            self._readers[name] = Reader(site.clock, self, lambda: self.key, name, site.data)
+        for reader in list(self._readers.values()):
+            reader.start()
+
+    def _over(self, round_: Round) -> None:
+        if round_ < self.round or self.mode is Mode.STOPPING:
+            return
+        if self.mode is Mode.WAITING:
+            self._join()
+            return
+        self._down()
+        self.mode = Mode.STOPPING
+        self._later(self._site.rng.uniform(0.02, 0.3), self._stopped)
+
+    def _stopped(self) -> None:
+        self.mode = Mode.WAITING
+        self.waiting_since = self._site.clock.now
+        self._join()
+
+    def _down(self) -> list[Member]:
+        """End all training processes; returns the members of the round that will notice."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._failure = None
+        for name in list(self._readers):
+            self._end_reader(name)
+        self._read.clear()
+        return self._site.training.leave(self.round, self) if self._site.training is not None else []
+
+    def _end_reader(self, name: str) -> None:
+        self._readers.pop(name).stop()
+        self._gone.append(name)
+        self._say(ev.WorkerWent(node=self.key, worker=name))
+
+    def _later(self, delay: float, what: Call) -> None:
+        self._timer = self._site.clock.after(delay, what)
+
+    # training ------------------------------------------------------------------------------------------------------
+
+    @property
+    def able(self) -> bool:
+        """Whether its processes can take part in a step now."""
+        return self.mode is Mode.RUNNING and not self.cut and not self.frozen
+
+    def stepped(self, round_: Round, step: int, total: int) -> None:
+        """A step was taken."""
+        self._say(ev.Stepped(node=self.key, round=round_, step=step, total=total))
+
+    def completed(self, round_: Round) -> None:
+        """All processes of this round ended well."""
+        if self.mode is Mode.RUNNING and round_ == self.round:
+            self.mode = Mode.FINISHED
+            self._say(ev.NodeFinished(node=self.key, round=self.round))
+
+    def ask(self, request: ev.AnyEvent) -> None:
+        """A request of a training process."""
+        self._say(request)
+
+    def read_all(self, reader: Reader) -> None:
+        """A training process has seen the end of the data."""
+        self._read.add(reader.name)
+        if len(self._read) == self._nproc:
+            self.completed(self.round)
+
+    # ends ----------------------------------------------------------------------------------------------------------
+
+    def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
+        """A training process ends badly; False if none runs."""
+        if self.mode is not Mode.RUNNING or self._place is None:
+            return False
+        site = self._site
+        left: list[Member] = []
+        if site.training is not None:
+            left = site.training.leave(self.round, self)
+        elif self._readers:
+            name = site.rng.choice(sorted(self._readers))
+            self._end_reader(name)
+        self.mode = Mode.FAILED
+        self._failure = WorkerFailure(
+            global_rank=self._place.first_rank,
+            local_rank=0,
+            pid=site.new_pid(),
+            at=site.clock.now,
+            exit_code=0 if oom else 1,
+            signal=9 if oom else 0,
+            error="connection closed by peer" if collateral else "",
+            oom=oom,
+        )
+        site.tell(self.incarnation, f"a process of round {self.round} fails{' (collateral)' if collateral else ''}")
+        self._say(ev.WorkerFailed(node=self.key, round=self.round, failure=self._failure))
+        self._abandon(left)
+        return True
+
+    def _abandon(self, left: list[Member]) -> None:
+        """The collectives of those that are left break sooner or later, unless they are told before."""
+        for other in left:
+            if isinstance(other, SimAgent) and self._site.rng.random() < 0.5:
+                other.break_in(self._site.rng.uniform(0.01, 1.5))
+
+    def break_in(self, delay: float) -> None:
+        """This round's collective breaks after a while."""
+        round_ = self.round
+
+        def broken() -> None:
+            if self.round == round_:
+                self.fail(collateral=True)
+
+        self._site.clock.after(delay, broken)
+
+    def leave(self, because: str) -> None:
+        """Go by its own will (a signal, a person), after a word to the master."""
+        if self.mode is not Mode.GONE:
+            self._say(ev.AgentLeaving(node=self.key, because=because))
+            self.die()
+
+    def die(self, *, silently: bool = False) -> None:
+        """End at once, with all processes; silently if nobody closes its connections (a machine without power)."""
+        if self.mode is Mode.GONE:
+            return
+        link, self._admitted = self._link, False
+        left = self._down()
+        self.mode = Mode.GONE
+        self._link = None
+        if link is not None:
+            if silently:
+                self.cut = True
+            else:
+                link.tear()
+        self._abandon(left)
+
+    def _exit(self, word: Refused | Leave | JobOver) -> None:
+        code = REFUSED
+        match word:
+            case Leave():
+                code = word.exit_code
+            case JobOver():
+                code = 0 if word.succeeded else 1
+        self._site.tell(self.incarnation, f"exits after {word}")
+        self.die()
+        self._site.exited(self, code)

@@ -1,0 +1,192 @@
+"""Simulated agents whose training processes stay from round to round: what `ElasticWorkers` would say.
+
+A process that fails is replaced ahead of any round; the others go on without it. A broken collective fails no process.
+After the last step some scripts go on for a while, evaluating, say: no round's end reaches them there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, NodeKey, Round
+from resile.api.reports import Meeting, WorkerFailure
+from resile.core import events as ev
+from resile.sim.world.agent import Mode, SimAgent, Site
+from resile.sim.world.messages import RoundFormed, Welcome
+from resile.sim.world.training import Member
+
+LONGEST_EVALUATION = 60.0
+"""Seconds that a script goes on after its last step."""
+
+
+class ElasticAgent(SimAgent):
+    """One agent of an elastic job."""
+
+    def __init__(self, site: Site, incarnation: str, meeting: Meeting, nproc: int, key: NodeKey | None = None) -> None:
+        super().__init__(site, incarnation, meeting, nproc, key)
+        self._elastic = False
+        self._up = 0
+        """Processes that can meet, or have met."""
+        self._unheard_failures: list[ev.WorkerFailed] = []
+        self._changed: ev.AgentChanged | None = None
+
+    def _hello(self) -> ev.AgentCame:
+        hello = super()._hello()
+        if not self._elastic:
+            return hello
+        running = self.mode in (Mode.STARTING, Mode.RUNNING, Mode.EVALUATING)
+        return msgspec.structs.replace(hello, elastic=True, running=running)
+
+    def _welcome(self, word: Welcome) -> None:
+        if word.elastic and not self._elastic and self.mode is Mode.WAITING and self.round == NO_ROUND:
+            self._elastic = True
+            self._start_ahead()
+        super()._welcome(word)
+        if self._elastic:
+            self._say(ev.AgentElastic(node=self.key))
+        if self.mode is not Mode.WAITING:
+            self._repeat_failures()
+        if self._changed is not None and self.mode is Mode.RUNNING:
+            self._say(self._changed)
+        if self.mode is Mode.EVALUATING:
+            self._say(ev.RoundComplete(node=self.key, round=self.round))
+
+    # rounds --------------------------------------------------------------------------------------------------------
+
+    def _start_ahead(self) -> None:
+        self._up, self.mode = 0, Mode.AHEAD
+        self._later(self._site.rng.uniform(0.1, 1.5), self._ready_ahead)
+
+    def _ready_ahead(self) -> None:
+        self._up = self._nproc
+        self._stopped()
+
+    def _join(self) -> None:
+        if not self._elastic:
+            super()._join()
+        elif self._up:
+            self._repeat_failures()
+            self._say(ev.AgentJoined(node=self.key, after=self.round, port=29500, nproc=self._up, elastic=True))
+
+    def _repeat_failures(self) -> None:
+        for failed in self._unheard_failures:
+            self._say(msgspec.structs.replace(failed, left=self._up))
+
+    def _start(self, word: RoundFormed) -> None:
+        if word.round <= self.round:
+            return
+        self._changed = None
+        if not self._elastic or self.mode is Mode.FINISHED:
+            super()._start(word)
+            return
+        self._unheard_failures.clear()
+        self.round, self._place = word.round, word.place
+        if self.mode is Mode.WAITING and self._up == word.place.nproc:
+            self.mode = Mode.STARTING
+            self._later(self._site.rng.uniform(0.002, 0.05), self._started)
+        elif self.mode is Mode.WAITING and self._up:
+            self._join()
+        else:
+            self._change(0)
+
+    def _started(self) -> None:
+        if not self._elastic or not self._up:
+            self._elastic, self._up = True, self._nproc
+            self._say(ev.AgentElastic(node=self.key))
+        super()._started()
+        self._fit()
+
+    def _fit(self) -> None:
+        if self.mode is Mode.RUNNING and self._place is not None and self._up != self._place.nproc:
+            self._change(self._up)
+
+    def _change(self, nproc: int) -> None:
+        self._changed = ev.AgentChanged(node=self.key, round=self.round, nproc=nproc)
+        self._say(self._changed)
+
+    def _over(self, round_: Round) -> None:
+        if not self._elastic or self.mode is Mode.WAITING:
+            super()._over(round_)
+        elif round_ >= self.round:
+            if self.mode is Mode.FINISHED:
+                self._down()
+                self._start_ahead()
+            elif self.mode in (Mode.STARTING, Mode.RUNNING):
+                self._rest()
+
+    def _rest(self) -> list[Member]:
+        """Break off the round; returns the members that will notice."""
+        left = self._down()
+        self.mode = Mode.STOPPING
+        self._later(self._site.rng.uniform(0.002, 0.05), self._stopped)
+        return left
+
+    # ends ----------------------------------------------------------------------------------------------------------
+
+    def completed(self, round_: Round) -> None:
+        """All of this round have taken the last step; some scripts have something else to do before they end."""
+        if self.mode is not Mode.RUNNING or round_ != self.round:
+            return
+        self.mode = Mode.EVALUATING
+        self._changed = None
+        self._say(ev.RoundComplete(node=self.key, round=round_))
+        rng = self._site.rng
+        self._later(rng.uniform(0.0, LONGEST_EVALUATION) if rng.random() < 0.5 else 0.0, self._evaluated)
+
+    def _evaluated(self) -> None:
+        if self.frozen:  # its processes are, too
+            self._later(1.0, self._evaluated)
+            return
+        self.mode = Mode.FINISHED
+        self._say(ev.NodeFinished(node=self.key, round=self.round))
+
+    def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
+        """A training process ends badly, or a collective breaks, which only ends the round here."""
+        if not self._elastic:
+            return super().fail(oom=oom, collateral=collateral)
+        if collateral:
+            if self.mode is Mode.RUNNING:
+                self._abandon(self._rest())
+            return False
+        if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING, Mode.EVALUATING):
+            return False
+        was, self._up = self.mode, self._up - 1
+        failed = ev.WorkerFailed(
+            node=self.key,
+            round=self.round,
+            failure=WorkerFailure(
+                global_rank=0,
+                local_rank=0,
+                pid=self._site.new_pid(),
+                at=self._site.clock.now,
+                exit_code=0 if oom else 1,
+                signal=9 if oom else 0,
+                oom=oom,
+            ),
+            left=self._up,
+            placed=self.round if was is not Mode.WAITING else NO_ROUND,
+        )
+        self._site.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
+        self._unheard_failures.append(failed)
+        self._say(failed)
+        left = self._rest() if was in (Mode.RUNNING, Mode.EVALUATING) else []
+        if not self._up:
+            if self._timer is not None:
+                self._timer.cancel()
+            self.mode = Mode.AHEAD
+        elif was is Mode.WAITING:
+            self._join()
+        self._abandon(left)
+        self._site.clock.after(self._site.rng.uniform(0.2, 2.0), self._replaced)
+        return True
+
+    def _replaced(self) -> None:
+        if self.mode in (Mode.GONE, Mode.FINISHED) or not self._elastic or self._up >= self._nproc:
+            return
+        self._up += 1
+        if self.mode is Mode.AHEAD:
+            self._stopped()
+        elif self.mode is Mode.WAITING:
+            self._join()
+        else:
+            self._fit()

@@ -1,0 +1,217 @@
+"""A simulated master: the real core in a shell that can be killed between any two of its acts.
+
+Like the production shell it handles what has come as one batch, writes the journal, and only then executes; a crash
+may come before the writing (nothing happened) or before the executing (it happened, and nobody was told).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+import msgspec
+
+from resile.api.ids import NodeKey
+from resile.core import decisions as de
+from resile.core import events as ev
+from resile.core.engine import Engine
+from resile.sim.clock import Clock, Timer
+from resile.sim.world.journal import MemoryJournal
+from resile.sim.world.messages import (
+    Heartbeat,
+    JobOver,
+    Leave,
+    Refused,
+    RoundFormed,
+    RoundOver,
+    ToAgent,
+    ToMaster,
+    Welcome,
+)
+from resile.sim.world.network import Link
+
+Witness = Callable[[Engine, ev.AnyEvent, list[de.AnyDecision], float], None]
+"""Called after every event, with what came out of it."""
+
+
+class Floor(Protocol):
+    """What a master needs of the cluster: where launches, deletions and replies go."""
+
+    clock: Clock
+    rng: random.Random
+
+    def launch(self, decision: de.LaunchNode) -> None:
+        """Start a node."""
+
+    def delete(self, decision: de.DeleteNode) -> None:
+        """End a node."""
+
+    def replied(self, reply: de.Reply) -> None:
+        """A person's wish was answered."""
+
+    def tell(self, who: str, what: object) -> None:
+        """A line for the trace."""
+
+
+class SimMaster:
+    """One master process, from its start to its death."""
+
+    def __init__(self, floor: Floor, engine: Engine, journal: MemoryJournal, witness: Witness) -> None:
+        self._floor = floor
+        self.engine = engine
+        self.journal = journal
+        self._witness = witness
+        self.dead = False
+        self._numbers = count(1)
+        self._sessions: dict[int, Link] = {}
+        self._number_of: dict[Link, int] = {}
+        self._node_of: dict[Link, NodeKey] = {}
+        self._links: dict[NodeKey, Link] = {}
+        self._inbox: list[ev.AnyEvent] = []
+        self._wake: Timer | None = None
+        self._alarm: Timer | None = None
+        self._execute_at = 0.0
+
+    # what comes in -------------------------------------------------------------------------------------------------
+
+    def hear(self, link: Link, word: ToMaster) -> None:
+        """A word of an agent."""
+        if self.dead:
+            link.tear()
+            return
+        node = self._node_of.get(link)
+        if node is not None:
+            self.engine.heard(node, self._floor.clock.now)
+        if isinstance(word, Heartbeat):
+            return
+        if isinstance(word, ev.AgentCame):
+            session = self._number_of.get(link) or next(self._numbers)
+            self._sessions[session] = link
+            self._number_of[link] = session
+            self.submit(msgspec.structs.replace(word, session=session))
+        elif node is not None:
+            self.submit(msgspec.structs.replace(word, node=node))
+
+    def unlinked(self, link: Link) -> None:
+        """A connection ended."""
+        if self.dead:
+            return
+        session = self._number_of.pop(link, 0)
+        self._sessions.pop(session, None)
+        node = self._node_of.pop(link, None)
+        if node is None:
+            return
+        if self._links.get(node) is link:
+            del self._links[node]
+        self.submit(ev.AgentWent(node=node, session=session))
+
+    def submit(self, event: ev.AnyEvent) -> None:
+        """Queue an event."""
+        self._inbox.append(event)
+        if self._wake is None:
+            late = self._floor.rng.uniform(0.0, 0.01) if self._floor.rng.random() < 0.2 else 0.0
+            self._wake = self._floor.clock.after(late, self._turn)
+
+    def die(self) -> None:
+        """End at once: what was not handled never was, what was not executed never will be by this one."""
+        self.dead = True
+        for timer in (self._wake, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        for link in list(self._number_of):
+            link.tear()
+
+    # the shell -----------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self.dead:
+            return
+        self._wake = None
+        now = self._floor.clock.now
+        events, self._inbox = self._inbox, []
+        decisions: list[de.AnyDecision] = []
+        for event in (*events, *self.engine.due(now)):
+            self._floor.tell("core", event)
+            made = self.engine.handle(event, now)
+            if self.engine.durable(event) or self._floor.rng.random() < 0.1:
+                self.journal.append(now, event)
+            self._witness(self.engine, event, made, now)
+            decisions.extend(made)
+        if self._floor.rng.random() < 0.005:
+            self.journal.compact(self.engine.state)
+        if decisions:
+            late = self._floor.rng.uniform(0.0, 0.01) if self._floor.rng.random() < 0.2 else 0.0
+            self._execute_at = max(self._execute_at, now + late)
+            self._floor.clock.at(self._execute_at, lambda: self._execute_all(decisions))
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        at = self.engine.next_deadline()
+        self._alarm = self._floor.clock.at(at, self._turn) if at is not None else None
+
+    def _execute_all(self, decisions: list[de.AnyDecision]) -> None:
+        for decision in decisions:
+            if self.dead:
+                return
+            self._execute(decision)
+
+    def _execute(self, decision: de.AnyDecision) -> None:
+        match decision:
+            case de.FormRound():
+                for node, place in decision.places.items():
+                    self._say(node, RoundFormed(decision.round, place))
+            case de.EndRound():
+                for node in decision.nodes:
+                    self._say(node, RoundOver(decision.round))
+            case de.Admit():
+                self._admit(decision)
+            case de.Refuse():
+                self._dismiss(decision.session, Refused(decision.because))
+            case de.SendAway():
+                self._say(decision.node, Leave(decision.exit_code))
+            case de.Drop():
+                link = self._links.pop(decision.node, None)
+                if link is not None:
+                    self._node_of.pop(link, None)
+                    link.tear()
+            case de.LaunchNode():
+                self._floor.launch(decision)
+            case de.DeleteNode():
+                self._floor.delete(decision)
+            case de.AnswerShard() | de.AnswerProgress() | de.AnswerDataset():
+                self._say(decision.node, decision)
+            case de.Reply():
+                self._floor.replied(decision)
+            case de.Finish() if decision.session:
+                self._dismiss(decision.session, JobOver(decision.succeeded))
+            case de.Finish():
+                for node in tuple(self._links):
+                    self._say(node, JobOver(decision.succeeded))
+            case de.Note():
+                self._floor.tell("story", f"{decision.reason}: {decision.message}")
+
+    def _admit(self, decision: de.Admit) -> None:
+        link = self._sessions.get(decision.session)
+        if link is None:
+            return
+        old = self._links.get(decision.node)
+        if old is not None and old is not link:
+            self._node_of.pop(old, None)
+            old.tear()
+        self._node_of[link] = decision.node
+        self._links[decision.node] = link
+        link.down(Welcome(decision.node, decision.rank, decision.elastic))
+
+    def _dismiss(self, session: int, word: ToAgent) -> None:
+        link = self._sessions.get(session)
+        if link is not None:
+            link.down(word)
+
+    def _say(self, node: NodeKey, word: ToAgent) -> None:
+        link = self._links.get(node)
+        if link is not None:
+            link.down(word)

@@ -1,0 +1,129 @@
+"""Connections between agents and the master: in order while they last, late, cut, torn, and with words said twice."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from resile.sim.clock import Call, Clock
+from resile.sim.world.messages import ToAgent, ToMaster
+
+QUICKEST, SLOWEST = 0.0005, 0.02
+"""Seconds a word travels, unless the network is in a mood."""
+SLUGGISH = 0.3
+TWICE = 0.02
+"""How often a word arrives twice."""
+
+
+class AgentEnd(Protocol):
+    """What a connection needs of an agent."""
+
+    cut: bool
+    """Whether nothing gets through to or from its machine."""
+
+    def hear(self, link: Link, word: ToAgent) -> None:
+        """A word arrived."""
+
+    def unlinked(self, link: Link) -> None:
+        """The connection is gone."""
+
+
+class MasterEnd(Protocol):
+    """What a connection needs of a master."""
+
+    def hear(self, link: Link, word: ToMaster) -> None:
+        """A word arrived."""
+
+    def unlinked(self, link: Link) -> None:
+        """The connection is gone."""
+
+
+class Network:
+    """How long words take."""
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self.clock = clock
+        self.rng = rng
+        self.calm = False
+
+    def delay(self) -> float:
+        """How long the next word takes."""
+        if not self.calm and self.rng.random() < 0.01:
+            return self.rng.uniform(SLOWEST, SLUGGISH)
+        return self.rng.uniform(QUICKEST, SLOWEST)
+
+
+class Link:
+    """One connection. Each direction keeps its order; a word said twice may come again late, while the link lasts."""
+
+    def __init__(self, net: Network, agent: AgentEnd, master: MasterEnd) -> None:
+        self._net = net
+        self.agent = agent
+        self.master = master
+        self.open = True
+        self._agent_deaf = False
+        self._master_deaf = False
+        self._last_up = 0.0
+        self._last_down = 0.0
+        self._held: list[Call] = []
+
+    def up(self, word: ToMaster) -> None:
+        """The agent says something."""
+        if self.open:
+            at = self._last_up = max(self._last_up, self._net.clock.now + self._net.delay())
+            self._net.clock.at(at, lambda: self._arrive_up(word))
+            if self._twice():
+                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_up(word))
+
+    def down(self, word: ToAgent) -> None:
+        """The master says something."""
+        if self.open:
+            at = self._last_down = max(self._last_down, self._net.clock.now + self._net.delay())
+            self._net.clock.at(at, lambda: self._arrive_down(word))
+            if self._twice():
+                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_down(word))
+
+    def tear(self) -> None:
+        """End it, from either side. What the agent said last may still arrive; what the master said last does not."""
+        if not self.open:
+            return
+        self.open = False
+        self._agent_deaf = True
+        self._master_deaf = self._net.rng.random() < 0.5
+        now = self._net.clock.now
+        self._net.clock.at(max(self._last_up, now + self._net.delay()), self._end_up)
+        self._net.clock.after(self._net.delay(), self._end_down)
+
+    def healed(self) -> None:
+        """The network is back: what could not get through does now, in its order."""
+        held, self._held = self._held, []
+        for call in held:
+            call()
+
+    def _twice(self) -> bool:
+        return not self._net.calm and self._net.rng.random() < TWICE
+
+    def _arrive_up(self, word: ToMaster) -> None:
+        if self.agent.cut:
+            self._held.append(lambda: self._arrive_up(word))
+        elif not self._master_deaf:
+            self.master.hear(self, word)
+
+    def _arrive_down(self, word: ToAgent) -> None:
+        if self.agent.cut:
+            self._held.append(lambda: self._arrive_down(word))
+        elif not self._agent_deaf:
+            self.agent.hear(self, word)
+
+    def _end_up(self) -> None:
+        if self.agent.cut:
+            self._held.append(self._end_up)
+        elif not self._master_deaf or not self.open:
+            self._master_deaf = True
+            self.master.unlinked(self)
+
+    def _end_down(self) -> None:
+        if self.agent.cut:
+            self._held.append(self._end_down)
+        else:
+            self.agent.unlinked(self)

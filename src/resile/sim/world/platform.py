@@ -1,0 +1,152 @@
+"""A simulated platform: nodes that start late, wait for room, never start, are taken away, and are reported late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from resile.api.ids import NodeKey
+from resile.api.reports import NodeEnd, NodeStatus
+from resile.core.decisions import DeleteNode, LaunchNode
+from resile.core.events import NodeSeen
+from resile.sim.clock import Clock
+from resile.sim.world.agent import SimAgent
+
+
+class Moods(msgspec.Struct, frozen=True, kw_only=True):
+    """How likely a launch is to go wrong, and how."""
+
+    pending: float = 0.0
+    """It waits for room for a while."""
+    stuck: float = 0.0
+    """There will never be room."""
+    slow: float = 0.0
+    broken: float = 0.0
+    """It ends before its agent speaks."""
+
+
+class Host(Protocol):
+    """What a platform needs of the cluster."""
+
+    clock: Clock
+    rng: random.Random
+
+    def boot(self, key: NodeKey) -> SimAgent:
+        """Start a node's agent."""
+
+    def watcher(self) -> Callable[[NodeSeen], None]:
+        """Who is told about nodes now. A dead master's successor lists them itself."""
+
+    def tell(self, who: str, what: object) -> None:
+        """A line for the trace."""
+
+
+class Machine:
+    """One node as the platform knows it."""
+
+    def __init__(self, key: NodeKey) -> None:
+        self.key = key
+        self.status = NodeStatus.LAUNCHING
+        self.end = NodeEnd()
+        self.agent: SimAgent | None = None
+        self.deleting = False
+        self.reported_at = 0.0
+
+
+class SimPlatform:
+    """All nodes that were ever launched."""
+
+    def __init__(self, host: Host, moods: Moods) -> None:
+        self._host = host
+        self._moods = moods
+        self.calm = False
+        self.machines: dict[NodeKey, Machine] = {}
+
+    def launch(self, decision: LaunchNode) -> None:
+        """Start a node; repeating it is harmless. One that was deleted meanwhile is made again."""
+        known = self.machines.get(decision.node)
+        if known is not None and known.status is not NodeStatus.DELETED:
+            return
+        rng, clock = self._host.rng, self._host.clock
+        machine = self.machines[decision.node] = Machine(decision.node)
+        moods = Moods() if self.calm else self._moods
+        delay = rng.uniform(0.05, 0.5)
+        luck = rng.random()
+        if luck < moods.stuck + moods.pending:
+            clock.after(delay, lambda: self._move(machine, NodeStatus.PENDING))
+            if luck < moods.stuck:
+                return
+            delay += rng.uniform(0.5, 20.0)
+        clock.after(delay, lambda: self._move(machine, NodeStatus.STARTING))
+        delay += rng.uniform(5.0, 25.0) if rng.random() < moods.slow else rng.uniform(0.1, 2.0)
+        if rng.random() < moods.broken:
+            end = NodeEnd(exit_code=1, reason="StartError")
+            clock.after(delay, lambda: self._end(machine, NodeStatus.FAILED, end))
+        else:
+            clock.after(delay, lambda: self._run(machine))
+
+    def delete(self, decision: DeleteNode) -> None:
+        """End a node, not later than its grace allows."""
+        machine = self.machines.get(decision.node)
+        if machine is None or machine.status.ended or machine.deleting:
+            return
+        machine.deleting = True
+        delay = self._host.rng.uniform(0.02, max(0.05, decision.grace))
+        if machine.agent is not None and self._host.rng.random() < 0.5:
+            agent = machine.agent
+            self._host.clock.after(delay / 2, lambda: agent.leave("SIGTERM"))
+        self._host.clock.after(delay, lambda: self._end(machine, NodeStatus.DELETED, NodeEnd()))
+
+    def exited(self, agent: SimAgent, code: int) -> None:
+        """A node's agent ended by its own decision."""
+        for machine in self.machines.values():
+            if machine.agent is agent:
+                status = NodeStatus.FAILED if code else NodeStatus.SUCCEEDED
+                self._end(machine, status, NodeEnd(exit_code=code, reason="Error" if code else "Completed"))
+
+    def crash(self, key: NodeKey, status: NodeStatus, end: NodeEnd, *, silently: bool = False) -> None:
+        """A node ends by itself, or is taken away."""
+        machine = self.machines[key]
+        if not machine.status.ended:
+            self._end(machine, status, end, silently=silently)
+
+    def running(self) -> list[Machine]:
+        """The nodes whose agents run."""
+        return [m for m in self.machines.values() if m.status is NodeStatus.RUNNING and m.agent is not None]
+
+    def listed(self) -> tuple[NodeSeen, ...]:
+        """All there is; what was deleted is not."""
+        return tuple(
+            NodeSeen(node=m.key, status=m.status, end=m.end)
+            for m in self.machines.values()
+            if m.status is not NodeStatus.DELETED
+        )
+
+    def _run(self, machine: Machine) -> None:
+        if not machine.status.ended:
+            machine.agent = self._host.boot(machine.key)
+            self._move(machine, NodeStatus.RUNNING)
+
+    def _move(self, machine: Machine, status: NodeStatus) -> None:
+        if not machine.status.ended:
+            machine.status = status
+            self._report(machine)
+
+    def _end(self, machine: Machine, status: NodeStatus, end: NodeEnd, *, silently: bool = False) -> None:
+        if machine.status.ended:
+            return
+        self._host.tell(str(machine.key), f"ends: {status} {end.reason}")
+        machine.status, machine.end = status, end
+        if machine.agent is not None:
+            machine.agent.die(silently=silently)
+        self._report(machine)
+
+    def _report(self, machine: Machine) -> None:
+        seen = NodeSeen(node=machine.key, status=machine.status, end=machine.end)
+        clock = self._host.clock
+        machine.reported_at = max(machine.reported_at, clock.now + self._host.rng.uniform(0.005, 0.8))
+        watcher = self._host.watcher()
+        clock.at(machine.reported_at, lambda: watcher(seen))

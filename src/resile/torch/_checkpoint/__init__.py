@@ -1,0 +1,1 @@
+"""Checkpoints of one rank: flattening, packing, saving, choosing a step and restoring it."""

@@ -1,0 +1,205 @@
+"""Reads a checkpoint from storage into a state: checks it first, then lets DCP deal the pieces to this world.
+
+DCP's `.metadata` is a pickle by its own format. It is read with an unpickler that makes the few classes the format
+consists of and nothing else; values are read with `weights_only=True`. So a checkpoint from elsewhere can be wrong, but
+it cannot run code. (`torch.distributed.checkpoint.load` by itself unpickles whatever it finds.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import os
+import pickle
+import warnings
+from collections.abc import Sequence
+from typing import IO, Any
+
+import msgspec
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageMeta
+
+from resile.checkpoint.buffer import NotWhole
+from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.errors import Unreadable, not_read
+from resile.checkpoint.layout import CHUNK, Layout, Part, TensorItem, chunks
+from resile.checkpoint.layout import Path as Steps
+from resile.checkpoint.object_storage import ObjectStorage
+from resile.checkpoint.storage import METADATA, Storage
+from resile.torch._checkpoint.flatten import Landing
+from resile.torch._checkpoint.packing import CHECKED, Damaged, Image
+from resile.torch._checkpoint.pickling import unpickled
+
+AnyStorage = Storage | ObjectStorage
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = {
+    _METADATA: {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _ALLOWED.get(module, ()):
+            return getattr(importlib.import_module(module), name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint's metadata")
+
+
+def read_metadata(storage: AnyStorage, step: int) -> Any:
+    """DCP's metadata of a step.
+
+    Raises:
+        Damaged: it is not there, or it is something else.
+        Unreadable: storage does not give it.
+    """
+    try:
+        return _Unpickler(io.BytesIO(storage.metadata(step))).load()
+    except Unreadable:
+        raise
+    except NotWhole as error:
+        raise Damaged(str(error)) from None
+    except Exception as error:  # a pickle of unknown origin can fail in any way
+        raise Damaged(f"{METADATA} is not what DCP writes: {error}") from None
+
+
+def _reader(storage: AnyStorage, step: int, contents: Any) -> Any:
+    """DCP's reader, with metadata that were read our way."""
+    if isinstance(storage, Storage):
+        reader = dcp.FileSystemReader(storage.path(step))
+    else:
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+        reader = FsspecReader(storage.where(step))
+    if getattr(contents, "storage_meta", None) is None:
+        contents.storage_meta = StorageMeta()
+    reader.read_metadata = lambda *_, **__: contents
+    return reader
+
+
+class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False)
+        self.values: dict[str, Any] = {}
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        self.values[read_item.dest_index.fqn] = unpickled(value.read())
+
+
+def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
+    """Compare every byte of a step with its checksums; of several ranks each checks its share of the files.
+
+    Raises:
+        Damaged: something is missing, too short, or not as it was written.
+        Unreadable: storage does not give it.
+    """
+    try:
+        parts = storage.parts(step)
+        if parts and [part.rank for part in parts] != list(range(parts[0].world)):
+            raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
+        if any(part.step != step for part in parts):
+            raise Damaged(f"it has parts of the steps {sorted({part.step for part in parts})}")
+        for part in parts[share::shares]:
+            if part.length:
+                with storage.data(step, part) as file:
+                    _check_data(file, part)
+    except NotWhole as error:
+        raise Damaged(str(error)) from None
+
+
+def _check_data(file: IO[bytes], part: Part) -> None:
+    name = data_file(part.rank)
+    if len(part.sums) != chunks(part.length):
+        raise Damaged(f"{name} has {len(part.sums)} checksums instead of {chunks(part.length)}")
+    size = file.seek(0, os.SEEK_END)
+    if size != part.length:
+        raise Damaged(f"{name} has {size} bytes instead of {part.length}")
+    file.seek(0)
+    for at in range(0, size, CHECKED):
+        block = bytearray(file.read(min(CHECKED, size - at)))
+        layout = Layout(
+            rank=part.rank,
+            world=part.world,
+            attempt="",
+            replicated=False,
+            length=len(block),
+            stored=len(block),
+            items=tuple(msgspec.structs.replace(item, offset=item.offset - at) for item in part.items),
+        )
+        try:
+            Image(block, 0, layout).check(part.sums[at // CHUNK : (at + CHECKED) // CHUNK], base=at)
+        except Damaged as error:
+            raise Damaged(f"{name}: {error}") from None
+
+
+def load(storage: AnyStorage, step: int, landing: Landing) -> None:
+    """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
+
+    Raises:
+        Damaged: it is not what was written.
+        Unreadable: storage does not give it.
+        Misfit: it does not fit.
+    """
+    contents = read_metadata(storage, step)
+    try:
+        parts = storage.parts(step)
+    except NotWhole as error:
+        raise Damaged(str(error)) from None
+    paths = _paths(parts, contents)
+    arrays = {item.key for part in parts for item in part.items if isinstance(item, TensorItem) and item.array}
+    state: dict[str, Any] = {}
+    for key, entry in contents.state_dict_metadata.items():
+        if not landing.wants(paths[key]):
+            continue
+        if isinstance(entry, BytesStorageMetadata):
+            state[key] = None
+        elif sum(math.prod(chunk.sizes) for chunk in entry.chunks) < math.prod(entry.size):
+            raise Damaged(f"it does not hold all of {key}")  # DCP would leave the rest as it is, and say nothing
+        else:
+            shape = tuple(entry.size)
+            state[key] = landing.tensor(paths[key], entry.properties.dtype, shape, array=key in arrays)
+    landing.check(paths[key] for key in state)
+    planner = _Planner()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # that this is one process: it is meant to be
+            dcp.load(state, storage_reader=_reader(storage, step, contents), planner=planner, no_dist=True)
+    except (Exception, CheckpointException) as error:  # whatever DCP makes of damaged files
+        if isinstance(error, CheckpointException):  # of one rank, as each reads by itself
+            error = next(iter(error.failures.values()))[0]
+        absent = isinstance(error, FileNotFoundError) and storage.has(step)
+        if parts or (isinstance(error, OSError) and not absent):  # our own were found to be what was written before
+            raise not_read(error, storage.where(step)) from error
+        raise Damaged(f"DCP cannot read it: {error}") from error
+    for key, value in planner.values.items():
+        landing.value(paths[key], value)
+
+
+def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
+    """Where every key belongs: by our own parts, or, in a checkpoint that plain DCP wrote, by its planner's data."""
+    by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
+    planned = getattr(contents, "planner_data", None) or {}
+    paths: dict[str, Steps] = {}
+    for key in contents.state_dict_metadata:
+        keys = planned.get(key) or (key,)
+        dcps: Steps = tuple(("l", step) if isinstance(step, int) else ("d", str(step)) for step in keys)
+        paths[key] = by_parts.get(key, dcps)
+    return paths

@@ -1,0 +1,354 @@
+"""A training state taken apart into named leaves, and put together again.
+
+The names are those that `torch.distributed.checkpoint` gives (`model.0.weight`, `optimizer.state.0.weight.exp_avg`), so
+that it can load what is stored. A state is a dictionary; its values are modules, optimizers, anything else with
+`state_dict` and `load_state_dict`, tensors, numpy arrays, dictionaries of such, and plain values. All comes back as
+what it was, but for numpy's numbers, which come back as Python's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from resile.checkpoint.layout import Path
+from resile.torch._support.numpy_values import PLAIN, is_array, is_number, tensor_of
+
+State = MutableMapping[str, Any]
+
+
+class Misfit(ValueError):
+    """The checkpoint is sound but does not fit the state that it is to be loaded into; the text says what."""
+
+
+class Entry(NamedTuple):
+    """One leaf."""
+
+    path: Path
+    value: Any
+    """A tensor, or something that can be pickled."""
+    late: bool = False
+    """A tensor that only the optimizer changes, so it may still be copied during the next forward and backward."""
+    array: bool = False
+    """The tensor is an array of numpy."""
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+        return key_of(self.path)
+
+
+class Name(NamedTuple):
+    """Of a parameter."""
+
+    short: str
+    """In its module."""
+    full: str
+    """In the state."""
+
+
+def key_of(path: Path) -> str:
+    """The name of a leaf."""
+    return ".".join(str(key) for _, key in path)
+
+
+def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """What a state consists of: its values, and those of dictionaries in it that hold modules and the like."""
+    for key, value in state.items():
+        path: Path = (*above, ("d", _sound_key(above, key)))
+        if not _is_stateful(value) and isinstance(value, MutableMapping) and _holds_stateful(value):
+            yield from parts(value, path)
+        else:
+            yield path, value
+
+
+def refuse_twins(leaves: Iterable[Entry]) -> None:
+    """See that every leaf has a name of its own.
+
+    Raises:
+        ValueError: two share one, so that a checkpoint could hold only one of them.
+    """
+    known: dict[str, Path] = {}
+    for leaf in leaves:
+        key = leaf.key
+        if key in known:
+            here, there = (" and then ".join(repr(step) for _, step in path) for path in (known[key], leaf.path))
+            raise ValueError(
+                f"two values of the state have the name {key} (by the keys {here}, and by {there}), and a checkpoint "
+                "holds one of a name: rename a key"
+            )
+        known[key] = leaf.path
+
+
+def entries(state: Mapping[str, Any]) -> list[Entry]:
+    """All leaves of a state."""
+    found = list(parts(state))
+    names = _names(found)
+    return [entry for path, part in found for entry in _entries(path, part, names)]
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _holds_stateful(value: Mapping[Any, Any]) -> bool:
+    return any(
+        _is_stateful(inner) or (isinstance(inner, MutableMapping) and _holds_stateful(inner))
+        for inner in value.values()
+    )
+
+
+def _sound_key(path: Path, key: Any) -> str | int:
+    if type(key) not in (str, int):
+        raise TypeError(f"{key_of(path)} has a key of type {type(key).__name__}: only str and int can be saved")
+    sound: str | int = key
+    return sound
+
+
+def _entries(root: Path, part: Any, names: Mapping[int, Name]) -> Iterator[Entry]:
+    if isinstance(part, torch.nn.Module):
+        module = unwrap(part)
+        parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
+        for key, value in module.state_dict().items():
+            yield _leaf((*root, ("d", _clean(key))), value, key in parameters)
+    elif isinstance(part, torch.optim.Optimizer):
+        yield from _optimizer_entries(root, part, names)
+    else:
+        yield from _leaves(root, part.state_dict() if _is_stateful(part) else part)
+
+
+def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, Name]) -> Iterator[Entry]:
+    for number, (group, called) in enumerate(zip(optimizer.param_groups, _called(optimizer, names), strict=True)):
+        for parameter, name in zip(group["params"], called, strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                late = isinstance(value, torch.Tensor)
+                yield _leaf((*root, ("d", "state"), ("d", name), ("d", key)), value, late)
+        for option, value in group.items():
+            path: Path = (*root, ("d", "param_groups"), ("l", number), ("d", option))
+            yield _leaf(path, called if option == "params" else value)
+
+
+def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
+    """The names of an optimizer's parameters, by group. What two modules have in common begins with the module's."""
+    groups = [
+        [names.get(id(p)) or Name(*[f"param_{number}_{place}"] * 2) for place, p in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+    often = Counter(name.short for group in groups for name in group)
+    return [[name.short if often[name.short] == 1 else name.full for name in group] for group in groups]
+
+
+def _leaves(path: Path, value: Any) -> Iterator[Entry]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves((*path, ("d", _sound_key(path, key))), inner)
+    elif isinstance(value, list) and _has_inside(value):
+        for place, inner in enumerate(value):
+            yield from _leaves((*path, ("l", place)), inner)
+    elif type(value) is tuple and _has_array(value):
+        for place, inner in enumerate(value):
+            yield from _leaves((*path, ("t", place)), inner)
+    else:
+        yield _leaf(path, dict(value) if isinstance(value, Mapping) else value)
+
+
+def _leaf(path: Path, value: Any, late: bool = False) -> Entry:
+    if type(value) in PLAIN:
+        return Entry(path, value, late)
+    if is_number(value):
+        return Entry(path, value.item())
+    return Entry(path, tensor_of(value), array=True) if is_array(value) else Entry(path, value, late)
+
+
+def _has_inside(value: list[Any]) -> bool:
+    return any(
+        isinstance(inner, (torch.Tensor, Mapping)) or (isinstance(inner, list) and _has_inside(inner))
+        for inner in value
+    ) or _has_array(value)
+
+
+def _has_array(value: Any) -> bool:
+    if type(value) in PLAIN:
+        return False
+    if isinstance(value, list | tuple):
+        return any(map(_has_array, value))
+    return any(map(_has_array, value.values())) if isinstance(value, dict) else is_array(value)
+
+
+def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, Name]:
+    return {
+        id(parameter): Name(_clean(name), f"{key_of(path)}.{_clean(name)}")
+        for path, part in found
+        if isinstance(part, torch.nn.Module)
+        for name, parameter in unwrap(part).named_parameters()
+    }
+
+
+def unwrap(module: Any) -> Any:
+    """The module whose names count."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _clean(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def local(tensor: Any) -> Any:
+    """The part of a tensor that this process has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Landing:
+    """Where the values of a checkpoint go: into tensors that are there, into new ones, and into objects at the end."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._parts = list(parts(state))
+        self._names = _names(self._parts)
+        self._live: dict[str, Any] = {}
+        self._parameters: dict[Path, dict[str, Any]] = {}
+        for path, part in self._parts:
+            if isinstance(part, torch.optim.Optimizer):
+                self._parameters[path] = dict(self._parameters_of(part))
+            if isinstance(part, torch.optim.Optimizer | torch.nn.Module | torch.Tensor | Mapping):
+                for entry in _entries(path, part, self._names):
+                    if isinstance(entry.value, torch.Tensor):
+                        self._live[entry.key] = entry.value
+        self._landed: dict[Path, Any] = {}
+        self._arrays: set[Path] = set()
+        self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
+
+    def wants(self, path: Path) -> bool:
+        """Whether the state has a place for it."""
+        return path[0][1] in self._state
+
+    def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
+        """The tensor to fill with what the checkpoint has under this path; `shape` is that of the whole.
+
+        The objects get it as an array of numpy if it was one.
+
+        Raises:
+            Misfit: the state's own tensor has another shape.
+        """
+        key = key_of(path)
+        target = self._landed.get(path, self._live.get(key))
+        if target is None:
+            target = self._new(path, dtype, shape)
+        if tuple(target.shape) != tuple(shape):
+            raise Misfit(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
+        self._landed[path] = target
+        if array:
+            self._arrays.add(path)
+        return target
+
+    def cover(self, path: Path, origin: tuple[int, ...], count: int) -> None:
+        """So many numbers of a tensor, from this place on, are being filled."""
+        self._covered.setdefault(path, {})[origin] = count
+
+    def missing(self) -> str:
+        """The name of a tensor that was not filled as a whole; empty if all were."""
+        for path, target in self._landed.items():
+            filled = sum(self._covered.get(path, {}).values())
+            if isinstance(target, torch.Tensor) and filled < local(target).numel():
+                return key_of(path)
+        return ""
+
+    def value(self, path: Path, value: Any) -> None:
+        """A value that is no tensor."""
+        self._landed[path] = value
+
+    def check(self, paths: Iterable[Path]) -> None:
+        """See that a checkpoint with these leaves has something for every part of the state.
+
+        Raises:
+            Misfit: it does not.
+        """
+        found = list(paths)
+        keys = {key_of(path) for path in found}
+        known = {_steps(path[:length]) for path in found for length in range(1, len(path) + 1)}
+        for path, part in self._parts:
+            if isinstance(part, torch.nn.Module):
+                for entry in _entries(path, part, self._names):
+                    if entry.key not in keys:
+                        raise Misfit(f"the checkpoint has no {entry.key}")
+            elif _steps(path) not in known:
+                raise Misfit(f"the checkpoint has no {key_of(path)!r}")
+
+    def finish(self) -> None:
+        """All is filled: hand it to the objects."""
+        for root, part in self._parts:
+            leaves = {
+                path[len(root) :]: value.cpu().numpy() if path in self._arrays else value
+                for path, value in self._landed.items()
+                if _steps(path[: len(root)]) == _steps(root)
+            }
+            if isinstance(part, torch.nn.Module):
+                rest = {str(p[0][1]): v for p, v in leaves.items() if not isinstance(v, torch.Tensor)}
+                if rest:
+                    unwrap(part).load_state_dict(rest, strict=False)
+            elif isinstance(part, torch.optim.Optimizer):
+                self._finish_optimizer(part, nest(leaves), self._parameters[root])
+            elif _is_stateful(part):
+                part.load_state_dict(nest(leaves))
+            elif not isinstance(part, torch.Tensor):
+                above: Any = self._state
+                for _, key in root[:-1]:
+                    above = above[key]
+                above[root[-1][1]] = nest(leaves)
+
+    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
+        for group, called in zip(optimizer.param_groups, _called(optimizer, self._names), strict=True):
+            yield from zip(called, group["params"], strict=True)
+
+    def _new(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
+        parameters = self._parameters.get(path[:-3])
+        if parameters is not None and path[-3] == ("d", "state"):
+            parameter = parameters.get(str(path[-2][1]))
+            if parameter is not None and tuple(parameter.shape) == tuple(shape):
+                return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype)
+
+    @staticmethod
+    def _finish_optimizer(optimizer: Any, saved: Any, parameters: Mapping[str, Any]) -> None:
+        numbers = {name: number for number, name in enumerate(parameters)}
+        state, groups = saved.get("state", {}), []
+        for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=False):
+            missing = [name for name in old["params"] if name not in numbers]
+            if any(isinstance(name, int) for name in missing):
+                raise Misfit(
+                    "the checkpoint has the state_dict() of an optimizer, not the optimizer: give save and restore "
+                    "the optimizer itself"
+                )
+            if missing or len(old["params"]) != len(group["params"]):
+                which = ", ".join(missing) or "their sizes differ"
+                raise Misfit(f"the optimizer's groups are not those of the checkpoint: {which}")
+            groups.append({**old, "params": [numbers[name] for name in old["params"]]})
+        here, there = len(optimizer.param_groups), len(saved["param_groups"])
+        if here != there:
+            raise Misfit(f"the checkpoint has {there} parameter groups, the optimizer has {here}")
+        by_number = {numbers[name]: values for name, values in state.items() if name in numbers}
+        optimizer.load_state_dict({"state": by_number, "param_groups": groups})
+
+
+def _steps(path: Path) -> tuple[str | int, ...]:
+    """A path without what the steps are: DCP does not tell a dictionary's whole number from a place in a list."""
+    return tuple(key for _, key in path)
+
+
+def nest(leaves: Mapping[Path, Any]) -> Any:
+    """The nested value whose leaves these are."""
+    if () in leaves:
+        return leaves[()]
+    heads: dict[tuple[str, str | int], dict[Path, Any]] = {}
+    for path, value in leaves.items():
+        heads.setdefault(path[0], {})[path[1:]] = value
+    kind = next(iter(heads))[0] if heads else "d"
+    if kind != "d":
+        values = [nest(heads[head]) for head in sorted(heads, key=lambda head: int(head[1]))]
+        return values if kind == "l" else tuple(values)
+    return {head[1]: nest(rest) for head, rest in heads.items()}

@@ -1,0 +1,429 @@
+"""Finds the newest step that every rank can have, and loads it: all ranks come to the same answer or to none.
+
+What is damaged is found before anything is changed by it, and the ranks then agree on the next best. Only what a rank
+gets from another over the process group is looked at twice, and there the second look comes late: should it fail, the
+next best step is loaded over it, and if there is none, that is an error and not "nothing to restore".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.errors import NeverReadable, Unreadable
+from resile.checkpoint.layout import Layout, is_first, made_at
+from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
+from resile.torch._checkpoint.flatten import Landing, Misfit, State
+from resile.torch._checkpoint.packing import Damaged, Image, copying_threads
+from resile.torch._checkpoint.restore_plan import Choice, Gap, Gift, Kind, Offer, Order, choose, gaps, needed
+from resile.torch._checkpoint.verify import Checking
+from resile.torch._loop.collectives import Agreement
+from resile.torch._support.error_file import left_as_words
+
+log = logging.getLogger(__name__)
+
+STORED_STEPS = 8
+"""How many steps of storage are considered, newest first."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds between two tries to read a storage that does not answer. Counted, not timed: all ranks try equally often."""
+SHOWN = 8
+"""Ranks whose parts are missing that a message names."""
+OK, DAMAGED, UNREADABLE, NEVER, MISFIT, BROKEN = range(6)
+UNREAD = (UNREADABLE, NEVER)
+
+
+class PartsMissing(Unreadable):
+    """Memory has a part of a step whose other parts are not here, and no step is whole; one sentence."""
+
+
+class Memory(NamedTuple):
+    """The buffers that a rank can read."""
+
+    own: Sequence[Buffer]
+    leaders: Sequence[Buffer]
+    """Of the rank that keeps what all ranks of the node have alike: maybe its own."""
+    copies: Sequence[Buffer] = ()
+    """Of parts of another node's ranks."""
+    begun: Mapping[Buffer, Checking] = MappingProxyType({})
+    """What is being compared with its checksums already."""
+
+
+class _Held(NamedTuple):
+    """A part in memory, and its checksums if it has them."""
+
+    image: Image
+    sums: tuple[int, ...] | None
+
+
+class Restoring:
+    """One call of `restore`."""
+
+    def __init__(self, agreement: Agreement, memory: Memory, storage: AnyStorage | None) -> None:
+        """Nothing is looked at yet."""
+        self._agreement = agreement
+        self._memory = memory
+        self._storage = storage
+        self._rank, self._ranks = agreement.rank, agreement.world
+        self._why = ""
+        """What was last wrong, in the words of the rank that met it."""
+        self._verdict = OK
+        """What this rank itself last found."""
+        self._hopeless = False
+        """Some rank cannot read storage, and waiting does not mend that."""
+        self._left: int | None = None
+        """Of rank 0: the newest step in storage that it did not set aside, although another rank finds it damaged."""
+        self.from_storage = False
+        """The step that was loaded came from there."""
+
+    @left_as_words(NeverReadable)
+    def run(self, state: State) -> int | None:
+        """The step that was loaded; None if there is none, and then nothing was changed.
+
+        Raises:
+            Misfit: the checkpoint is sound, but of another model or another state.
+            Unreadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
+            NeverReadable: the same, and there is no use in waiting.
+            PartsMissing: memory has parts of a step for a while, but not all of them, and there is no other step.
+            RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
+                one, met an error that nobody foresaw.
+        """
+        for seconds in PAUSES:
+            try:
+                return self._run(state)
+            except NeverReadable:
+                raise
+            except Unreadable as error:  # on all ranks together, and so all try again
+                log.warning("%s; trying again in %g s", error, seconds)
+                self._agreement.pause(seconds)
+        return self._run(state)
+
+    def _run(self, state: State) -> int | None:
+        self._left = None
+        offers, stored = self._gather()
+        unread = stored is None
+        refused: list[Choice] = []
+        changed = False
+        lacking = gaps(offers)
+        while (choice := choose(offers, stored or [], refused)) is not None:
+            landing = Landing(state)
+            held: dict[int, _Held] = {}
+            what = f"step {choice.step} in {self._directory if choice.order is Order.STORAGE else _place(choice)}"
+            verdict = self._agree(what, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
+            if verdict == OK:
+                changed = True
+                verdict = self._agree(what, lambda: self._load(choice, offers, landing, held))  # noqa: B023
+            if verdict == OK:
+                self._agree(what, landing.finish)
+                self._drop_newer(choice.step)
+                self._mourn([gap for gap in lacking if gap.step > choice.step])
+                log.info("restored step %d from %s", choice.step, self._where(choice))
+                self.from_storage = choice.order is Order.STORAGE
+                return choice.step
+            if verdict in UNREAD:  # older steps there would cost work that is not lost: only memory may help now
+                unread, stored = True, []
+            elif choice.order is Order.STORAGE and self._rank == 0:
+                self._set_aside(choice.step)
+            refused.append(choice)
+        if unread:
+            kind = NeverReadable if self._hopeless else Unreadable
+            raise kind(f"training does not begin anew because storage cannot be read: {self._why}")
+        if changed:
+            raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
+        for gap in lacking:
+            if not gap.first:
+                raise PartsMissing(f"training does not begin anew because {_words(gap)}, and there is no other step")
+        if stored:
+            self._heed_what_was_left()
+        self._mourn(lacking)
+        if stored and self._rank == 0:  # all of them were refused
+            all_of_them = len(stored) < STORED_STEPS
+            which = "no sound step is left in" if all_of_them else f"no sound one is among the newest {STORED_STEPS} of"
+            log.warning("%s %s: training begins anew", which, self._directory)
+        return None
+
+    @property
+    def _directory(self) -> str:
+        """Of storage, if there is one."""
+        return str(self._storage.directory) if self._storage is not None else ""
+
+    def _where(self, choice: Choice) -> str:
+        where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
+        return f"storage: {where}" if where else _place(choice)
+
+    def _heed_what_was_left(self) -> None:
+        """Steps that rank 0 left where they are may be sound: training must not begin below them. A collective.
+
+        Raises:
+            Unreadable: there are such steps, so on all ranks.
+        """
+        step = self._agreement.gather([-1 if self._left is None else self._left])[0][0]
+        if step >= 0:
+            raise Unreadable(
+                f"training does not begin anew because step {step} in {self._directory} is damaged as one rank reads "
+                "it, but rank 0 does not find it so"
+            )
+
+    def _set_aside(self, step: int) -> None:
+        """Take a damaged step out of the way, unless this rank finds it sound: another may see it as it once was."""
+        assert self._storage is not None
+        try:
+            if self._verdict == OK:
+                check(self._storage, step, 0, 1)
+                log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
+                self._left = max(step, self._left or 0)
+                return
+        except Damaged as error:
+            log.warning("step %d in %s is not used: %s", step, self._directory, error)
+        except Unreadable:
+            self._left = max(step, self._left or 0)
+            return
+        if aside := self._storage.set_aside(step):
+            log.warning("step %d in %s was set aside as %s", step, self._directory, aside)
+
+    def _mourn(self, lacking: Sequence[Gap]) -> None:
+        """Say what is not gone on from."""
+        if lacking and self._rank == 0:
+            log.warning("%s: it is not gone on from", _words(lacking[0]))
+
+    def _agree(self, what: str, work: Callable[[], None]) -> int:
+        """Do a part of it on every rank; the worst verdict of all. What is wrong for good is raised on all of them."""
+        verdict, why, error = OK, "", None
+        try:
+            work()
+        except Damaged as damaged:
+            verdict, why = DAMAGED, str(damaged)
+        except Unreadable as unreadable:
+            verdict, why = NEVER if isinstance(unreadable, NeverReadable) else UNREADABLE, str(unreadable)
+        except Misfit as misfit:
+            verdict, why = MISFIT, str(misfit)
+        except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
+            verdict, error = BROKEN, unforeseen
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._verdict = verdict
+        verdicts = [row[0] for row in self._agreement.gather([verdict])]
+        worst = max(verdicts)
+        self._hopeless = self._hopeless or worst == NEVER
+        if verdict in (DAMAGED, *UNREAD):
+            log.warning("%s is not used: %s", what, why)
+        if worst > DAMAGED:  # all of them say the same in the end
+            rank = verdicts.index(worst)
+            self._why = self._agreement.tell(why)[rank]
+            if worst == BROKEN:
+                raise error or RuntimeError(f"rank {rank} could not restore: {self._why}")
+            if worst == MISFIT:
+                raise Misfit(self._why)
+        return worst
+
+    # what there is ---------------------------------------------------------------------------------------------------
+
+    def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
+        """What every rank offers, and the steps in storage; None: it cannot be read."""
+        offers: list[Offer] = []
+        stored: list[int] = []
+
+        def look() -> None:
+            offers.extend(self._offers())
+            if self._storage is not None and self._rank == 0:
+                stored.extend(self._storage.steps()[-STORED_STEPS:])
+
+        unread = self._agree("storage", look) in UNREAD
+        row = [len(stored), *stored, *(number for offer in offers for number in offer)]
+        rows = self._agreement.gather_all(row)
+        width = len(Offer._fields)
+        found = []
+        for each in rows:
+            numbers = each[1 + each[0] :]
+            found.append([Offer(*numbers[at : at + width]) for at in range(0, len(numbers), width)])
+        return found, None if unread else rows[0][1 : 1 + rows[0][0]]
+
+    def _offers(self) -> Iterator[Offer]:
+        memory = self._memory
+        for kind, buffers in ((Kind.OWN, memory.own), (Kind.LEADER, memory.leaders), (Kind.COPY, memory.copies)):
+            for _, record, layout in _whole(buffers):
+                if not _is_complete(layout, leads=kind is Kind.LEADER):
+                    continue
+                yield Offer(
+                    record.step,
+                    made_at(layout.attempt),
+                    layout.world,
+                    layout.rank,
+                    int(layout.replicated),
+                    int(kind),
+                    int(is_first(layout.attempt, record.sequence)),
+                )
+
+    def _find(self, choice: Choice, part: int, *, copy: bool) -> tuple[Buffer, Record]:
+        memory = self._memory
+        kinds = [memory.copies, memory.own, memory.leaders] if copy else [memory.own, memory.leaders, memory.copies]
+        wanted = (choice.step, choice.attempt, choice.world, part, choice.shared)
+        for buffers in kinds:
+            for buffer, record, layout in _whole(buffers):
+                if not _is_complete(layout, leads=buffers is memory.leaders):
+                    continue
+                if (record.step, made_at(layout.attempt), layout.world, layout.rank, layout.replicated) == wanted:
+                    return buffer, record
+        raise Damaged("it is not in memory any more")
+
+    # memory ----------------------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self, choice: Choice, offers: Sequence[Sequence[Offer]], landing: Landing, held: dict[int, _Held]
+    ) -> None:
+        """See that what is here is sound, before anything is changed by it."""
+        if choice.order is Order.STORAGE:
+            assert self._storage is not None
+            check(self._storage, choice.step, self._rank, self._ranks)
+            return
+        taken = {gift.part for gift in choice.gifts if self._rank in gift.takers}
+        given = {gift.part for gift in choice.gifts if self._rank == gift.source}
+        for part in (self._needs(choice, offers) - taken) | given:
+            held[part] = self._sound(choice, part, copy=choice.order is Order.COPIES and part in given)
+        if not taken:
+            landing.check(item.path for each in held.values() for item in each.image.layout.items)
+
+    def _needs(self, choice: Choice, offers: Sequence[Sequence[Offer]]) -> set[int]:
+        mine = [
+            offer
+            for offer in offers[self._rank]
+            if offer[:3] == (choice.step, choice.attempt, choice.world) and offer.shared == choice.shared
+        ]
+        if choice.shared:
+            gift = next((gift.part for gift in choice.gifts if self._rank in (gift.source, *gift.takers)), None)
+            return {mine[0].part if gift is None else gift}
+        if choice.order is Order.COPIES and self._ranks == choice.world:
+            return {self._rank, 0}
+        return needed(self._rank, self._ranks, mine, choice.world)
+
+    def _sound(self, choice: Choice, part: int, *, copy: bool) -> _Held:
+        buffer, record = self._find(choice, part, copy=copy)
+        checking = self._memory.begun.get(buffer)
+        try:
+            if checking is None or checking.used or checking.record != record:
+                checking = Checking(buffer, record)
+        except NotWhole as error:
+            raise Damaged(str(error)) from None
+        if checking.sums is None:
+            log.info("step %d in memory has no checksums: its process ended while they were made", choice.step)
+        checking.finish(copying_threads(record.length))
+        return _Held(checking.image, checking.sums)
+
+    def _load(
+        self, choice: Choice, offers: Sequence[Sequence[Offer]], landing: Landing, held: dict[int, _Held]
+    ) -> None:
+        if choice.order is Order.STORAGE:
+            assert self._storage is not None
+            load(self._storage, choice.step, landing)
+            return
+        gifts = {gift.part: gift for gift in choice.gifts}
+        needs = self._needs(choice, offers)
+        values_of = self._rank if self._ranks == choice.world else 0
+        paths: list[Any] = []
+        wrong: Exception | None = None
+        for part in sorted({*gifts, *needs}):  # alike on all ranks
+            mine: _Held | None = held.get(part)
+            if part in gifts:
+                try:
+                    mine = self._hand_over(gifts[part], mine)
+                except (
+                    Damaged,
+                    MemoryError,
+                    ValueError,
+                ) as error:  # others go on with the next part: so must this rank
+                    wrong = wrong or error
+            if part in needs and mine is not None and wrong is None:
+                layout = mine.image.layout
+                paths += [item.path for item in layout.items]
+                values = choice.shared or part == values_of
+                try:
+                    mine.image.read(landing, copying_threads(layout.length), values=values)
+                except Exception as error:  # the same; all hear of it when all parts are through
+                    wrong = error
+        if wrong is not None:
+            raise wrong
+        landing.check(paths)
+        if missing := landing.missing():
+            raise Damaged(f"it does not hold all of {missing}")
+
+    def _hand_over(self, gift: Gift, mine: _Held | None) -> _Held | None:
+        """Take part in passing one part on; what this rank has of it then.
+
+        Raises:
+            Damaged: it did not arrive as it was sent.
+        """
+        text = table = b""
+        length = 0
+        if self._rank == gift.source:
+            assert mine is not None
+            text, table = msgspec.json.encode(mine.image.layout), array("q", mine.sums or ()).tobytes()
+            length = mine.image.layout.length
+        texts, tables, length = self._agreement.gather([len(text), len(table), length])[gift.source]
+        if self._rank == gift.source:
+            assert mine is not None
+            self._agreement.hand_over(_tensor(text + table), texts + tables, *gift[1:])
+            self._agreement.hand_over(mine.image.bytes, length, *gift[1:])
+            return mine
+        if self._rank not in gift.takers:
+            self._agreement.hand_over(None, texts + tables, *gift[1:])
+            self._agreement.hand_over(None, length, *gift[1:])
+            return mine
+        try:
+            head, data = torch.empty(texts + tables, dtype=torch.uint8), bytearray(max(length, 1))
+        except MemoryError:
+            self._agreement.hand_over(None, texts + tables, *gift[1:])
+            self._agreement.hand_over(None, length, *gift[1:])
+            raise
+        self._agreement.hand_over(head, texts + tables, *gift[1:])
+        self._agreement.hand_over(torch.frombuffer(data, dtype=torch.uint8)[:length], length, *gift[1:])
+        words = ctypes.string_at(head.data_ptr(), texts + tables)
+        image = Image(data, 0, msgspec.json.decode(words[:texts], type=Layout))
+        sums = tuple(array("q", words[texts:]))
+        if sums:
+            image.check(sums, copying_threads(length))
+        return _Held(image, sums or None)
+
+    def _drop_newer(self, step: int) -> None:
+        """What came after the step that all go on from never was."""
+        for buffer in self._memory.own:
+            record = buffer.record()
+            if record is not None and record.step > step:
+                buffer.void()
+
+
+def _is_complete(layout: Layout, *, leads: bool) -> bool:
+    """Whether a part has all that it stands for: what all ranks have alike is kept by a node's leader and by rank 0."""
+    return not layout.replicated or leads or layout.rank == 0
+
+
+def _whole(buffers: Iterable[Buffer]) -> Iterator[tuple[Buffer, Record, Layout]]:
+    """The buffers that hold a checkpoint, and what it consists of."""
+    for buffer in buffers:
+        record = buffer.record()
+        if record is not None:
+            try:
+                yield buffer, record, buffer.layout(record)
+            except NotWhole as error:
+                log.warning("step %d in memory is not used: %s", record.step, error)
+
+
+def _words(gap: Gap) -> str:
+    ranks = ", ".join(map(str, gap.missing[:SHOWN])) + (" and more" if len(gap.missing) > SHOWN else "")
+    return f"step {gap.step} in memory lacks what rank{'s' if len(gap.missing) > 1 else ''} {ranks} of {gap.world} had"
+
+
+def _tensor(data: bytes) -> Any:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _place(choice: Choice) -> str:
+    if choice.order in (Order.PEERS, Order.COPIES):
+        ranks = sorted({gift.source for gift in choice.gifts})
+        return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return "memory" if choice.order is Order.MEMORY else "storage"

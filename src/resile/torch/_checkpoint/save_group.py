@@ -1,0 +1,194 @@
+"""The ranks that save together: how they tell saves apart, and which buffer each overwrites next."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import time
+
+from resile.checkpoint.buffer import NotWhole
+from resile.checkpoint.layout import attempt_name, made_at
+from resile.checkpoint.log_once import Once
+from resile.checkpoint.memory_client import Line, copied_within
+from resile.checkpoint.process_buffers import OwnBuffers
+from resile.torch._checkpoint.buffer_choice import Copied, Introduction, Slot, Standing, to_keep
+from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.group import LOOK
+from resile.wire.env import ROUND
+
+HOLD = 600.0
+"""Seconds that saves of a sharded state are left out for a storage that has not taken an earlier one."""
+
+
+class LeftOut(enum.Enum):
+    """Why no rank keeps a step."""
+
+    NO_ROOM = enum.auto()
+    COPYING = enum.auto()
+    """Some node has not copied the save before it."""
+    STORING = enum.auto()
+    """Storage has not taken what no copy may replace."""
+
+
+class Peers:
+    """What this rank knows of those that it saves with, group after group."""
+
+    def __init__(self, agreement: Agreement, vault: Line | OwnBuffers | None, once: Once) -> None:
+        """Nobody is met yet.
+
+        Args:
+            agreement: with the other ranks.
+            vault: the buffers of this rank; None: it has none.
+            once: says what a user should know.
+        """
+        self.agreement = agreement
+        self._vault = vault
+        self._once = once
+        self.sequence = 0
+        """The highest that a save of this process has."""
+        self.everywhere = False
+        """Every rank's saves survive its end."""
+        self.partnered = False
+        """Every rank's node has another one that keeps copies."""
+        self._nonce: int | None = None
+        """Tells the drafts of this run in storage from those that an earlier one left; None: the group is not met."""
+        self._floor = 0
+        """What was saved before this group has at most this sequence."""
+        self._sent = 0
+        """The last sequence that the other node was to get a copy of; 0: none in this group."""
+        self._answer_by = 0.0
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """By buffer: what it holds for storage, and since when."""
+
+    @property
+    def attempt(self) -> str:
+        """What the drafts of this group's steps are called in storage. The group was met."""
+        times = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return attempt_name(self._nonce or 0, times, self.agreement.world, self._floor)
+
+    def leave(self) -> None:
+        """The group is another one from here on."""
+        self._nonce = None
+
+    def close(self) -> None:
+        """This rank's buffers are not to be had any more."""
+        self._vault = None
+
+    def meet(self) -> None:
+        """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
+        if self._nonce is not None:
+            return
+        line = self._vault if isinstance(self._vault, Line) else None
+        highest, made = self._known()
+        self.sequence = max(self.sequence, highest)
+        mine = Introduction(
+            max(made + 1, time.time_ns()),  # a clock may have been set back
+            int(line is not None),
+            int(line is not None and line.has_partner()),
+            self.sequence,
+        )
+        rows = self.agreement.meet(mine)
+        if rows is None:  # several ranks, and no process group: they cannot agree
+            self._nonce, self.everywhere, self.partnered = 0, False, False
+        else:
+            met = [Introduction(*row) for row in rows]
+            self._nonce = max(each.made for each in met)
+            self.everywhere = all(each.in_memory for each in met)
+            self.partnered = all(each.partnered for each in met)
+            self.sequence = max(each.highest for each in met)
+        self._floor, self._sent = self.sequence, 0
+
+    def _known(self) -> tuple[int, int]:
+        """The highest sequence and the newest attempt that this rank's memory has."""
+        highest = made = 0
+        for buffer in self._vault.buffers if self._vault is not None else ():
+            record = buffer.record()
+            highest = max(highest, buffer.stored, record.sequence if record is not None else 0)
+            if record is not None:
+                with contextlib.suppress(NotWhole):
+                    made = max(made, made_at(buffer.layout(record).attempt))
+        return highest, made
+
+    def free(self) -> Slot | None:
+        """The buffer to overwrite with what needs no other rank's part: the older, unless that goes to storage.
+
+        None: both do.
+        """
+        assert self._vault is not None
+        ages = []
+        for number, buffer in enumerate(self._vault.buffers):
+            record = buffer.record()
+            if record is None or not buffer.wanted:
+                ages.append((record.sequence if record is not None else 0, number))
+        if not ages:
+            return None
+        number = min(ages)[1]
+        return Slot(number, isinstance(self._vault, Line) and self._vault.buffers[1 - number].wanted)
+
+    def sent(self, sequence: int, length: int, seats: int) -> None:
+        """A save is to be copied to another node: of so many bytes, for each of so many processes."""
+        self._sent = sequence
+        self._answer_by = time.monotonic() + copied_within(length, seats)
+
+    def copied(self, patience: float) -> tuple[Copied, str]:
+        """Whether this rank's last save is on another node by now, so that the one before it may be given up.
+
+        Raises:
+            GroupLost: the round is over.
+        """
+        if not self.partnered or not self._sent or not isinstance(self._vault, Line):
+            return Copied.READY, ""
+        until = time.monotonic() + patience
+        while (why := self._vault.copied(self._sent, min(patience, LOOK))) is None and time.monotonic() < until:
+            self.agreement.pause(0.0)
+        if why is None and time.monotonic() > self._answer_by:
+            why = "the agent does not say what became of the last one"
+        return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
+
+    def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> Slot | LeftOut:
+        """The buffer that this rank overwrites with its part, so that all keep the same steps. A collective.
+
+        Args:
+            copied: what `copied` says.
+            has_room: this rank has memory for the step.
+            due: it goes to storage, for which no memory is needed.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        assert self._vault is not None
+        saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._vault.buffers]
+        first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
+        wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
+        older = saved.index(min(saved))
+        mine = Standing(self.sequence, copied[0], int(has_room), first, wanted[0], second, wanted[1], wanted[older])
+        standings = [Standing(*row) for row in self.agreement.gather(mine)]
+        self.sequence = max(each.highest for each in standings)
+        worst = max(each.copied for each in standings)
+        if worst == Copied.FAILED:
+            self.partnered = False  # until the next group: saves go on, and survive processes but not nodes
+            self._once.say(
+                f"checkpoints are not copied to other nodes any more: {copied[1] or 'another rank could not'}"
+            )
+        if worst == Copied.BUSY:
+            return LeftOut.COPYING
+        if not due and not all(each.has_room for each in standings):
+            return LeftOut.NO_ROOM
+        kept = to_keep(standings, partnered=self.partnered)
+        if kept is None:
+            return LeftOut.STORING
+        busy = self.everywhere and any(each.first_wanted or each.second_wanted for each in standings)
+        return Slot(older if not kept else int(first == kept), busy)
+
+    def _waits_for_storage(self, number: int, sequence: int) -> bool:
+        """Whether a buffer must stay as it is, since storage is to get what it holds; not for ever."""
+        assert self._vault is not None
+        if not sequence or not self._vault.buffers[number].wanted:
+            self._waiting.pop(number, None)
+            return False
+        now = time.monotonic()
+        known, since = self._waiting.setdefault(number, (sequence, now))
+        if known != sequence:
+            self._waiting[number] = (sequence, now)
+        return known != sequence or now - since < HOLD

@@ -1,0 +1,70 @@
+"""The comparison of a checkpoint in memory with its checksums, as work that several threads may share.
+
+It can begin before anybody asks for the state, while a script that was started again still builds its model; who then
+wants the state does what is left of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+
+from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.torch._checkpoint.packing import Image, share
+from resile.torch._checkpoint.prefault import READ, populate
+
+
+class Checking:
+    """One buffer, as it was committed."""
+
+    def __init__(self, buffer: Buffer, record: Record) -> None:
+        """Nothing is compared yet.
+
+        Raises:
+            NotWhole: what describes the data is damaged.
+        """
+        self.buffer = buffer
+        self.record = record
+        self.image = Image(buffer.map(), record.data_at, buffer.layout(record))
+        self.sums = buffer.sums(record)
+        """None: its process ended while they were made."""
+        self._left = iter(self.image.checks(self.sums or ()) if self.sums is not None else ())
+        self._begun: Future[None] | None = None
+        self.used = False
+        """Somebody has finished it, or found damage: what it would say now is worth nothing."""
+
+    def begin(self, background: Executor) -> None:
+        """Let another thread start with it."""
+        self._begun = background.submit(share, 1, self._left)
+
+    def finish(self, threads: int) -> None:
+        """Do what is left; every byte has been compared then. For one time.
+
+        Raises:
+            Damaged: one checksum does not fit.
+        """
+        self.used = True
+        share(threads, self._left)
+        if self._begun is not None and not self._begun.cancel():
+            self._begun.result()
+
+
+def begin(buffers: Iterable[Buffer], background: Executor) -> Checking | None:
+    """Map the newest step of some buffers, and begin to compare it, in another thread; None if there is none.
+
+    The newest alone, for that is what nearly all restores take; of the others nothing is lost but time.
+    """
+    whole = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
+    if not whole:
+        return None
+    _, buffer, record = max(whole, key=operator.itemgetter(0))
+    try:
+        checking = Checking(buffer, record)
+    except NotWhole:  # who restores says so, if it comes to it
+        return None
+    if checking.sums is None:  # the agent may be making them at this moment
+        return None
+    background.submit(populate, buffer, READ)
+    checking.begin(background)
+    return checking

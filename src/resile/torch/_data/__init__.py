@@ -1,0 +1,1 @@
+"""Which samples a rank reads, in which order, and how they are read."""

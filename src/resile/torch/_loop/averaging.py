@@ -1,0 +1,337 @@
+"""The mean of all ranks' gradients, over whichever group there is at the moment.
+
+What DDP does, less what ties it to one group: a new group after a loss needs nothing built anew. Gradients go through a
+few flat buckets. A hook puts each gradient into its bucket when the backward pass has made it, divided by the world on
+the way, and what the optimizer sees is the bucket itself: one copy where DDP makes two. A bucket goes over the group as
+soon as it is full, while the backward pass goes on; the last pass of a step returns when all of them have come back, so
+whatever looks at gradients after it sees the mean. Buckets are made from the reversed order of the parameters alone,
+and go in that order, so the same world sums in the same order in every run: results are bit-identical.
+
+A parameter that no rank has a gradient for has none, as in a world of one: optimizers leave it alone. Each bucket ends
+with one number for each of its parameters, which says whether anybody had a gradient; a rank looks at it only for
+those that it had none for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.autograd.function import BackwardCFunction
+
+from resile.torch._loop.group import Group, GroupLost, wait
+
+BUCKET = 25 * 1024 * 1024
+"""Bytes. DDP's own default: large enough for the wire, small enough that the first is on its way early."""
+FIRST_BUCKET = 1024 * 1024
+"""Bytes of the first bucket, as DDP has it: the wire is idle until it is full. A bucket is full when it has as many, or
+more: a small parameter before a large one is not sent by itself, and the rest late."""
+DRAIN = 0.05
+"""Seconds for what is under way in a group to end once the group is broken off; it takes milliseconds, or it never does
+(see `resile.torch._loop.group`)."""
+
+
+class TooManyPasses(ValueError):
+    """There were more backward passes in a step than were announced."""
+
+
+class _Bucket:
+    """Some gradients that go over the group together."""
+
+    def __init__(self, members: list[torch.nn.Parameter]) -> None:
+        first = members[0]
+        size = sum(p.numel() for p in members) + len(members)
+        self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        *parts, self._had = self._divided(members)
+        self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
+        self.divisor: torch.Tensor | int = 1
+        """A tensor where that is exact: torch takes 3 us less for it than for a number, with every parameter."""
+        self._world = 1
+        self.missing = 0
+        """Gradients that are not in it yet."""
+        self._without: list[int] = []
+        """Which of them this rank does not have."""
+
+    def begin(self, world: int) -> None:
+        """A step begins, in which gradients are divided by the world."""
+        self.missing = len(self.slots)
+        if world != self._world:
+            self._world = world
+            exact = self.flat.itemsize >= 4  # a half does not hold every world
+            self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
+
+    def send(self) -> Any:
+        """Have it summed over the group."""
+        self._had.fill_(1)
+        self._without = [number for number, slot in enumerate(self.slots) if slot.without]
+        for number in self._without:
+            self._had[number] = 0
+        return dist.all_reduce(self.flat, async_op=True)
+
+    def publish(self) -> None:
+        """The sums are here: they are the gradients."""
+        for slot in self.slots:
+            slot.parameter.grad = slot.view
+        if self._without:
+            anybody = self._had.tolist()
+            for number in self._without:
+                if not anybody[number]:
+                    self.slots[number].parameter.grad = None
+
+    def renew(self) -> None:
+        """Leave the memory to whoever may still use it."""
+        self.flat = torch.zeros_like(self.flat)
+        *parts, self._had = self._divided([slot.parameter for slot in self.slots])
+        for slot, part in zip(self.slots, parts, strict=True):
+            slot.view = part.view_as(slot.parameter)
+
+    def _divided(self, members: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+        return list(self.flat.split([*(p.numel() for p in members), len(members)]))
+
+
+class _Slot:
+    """The place of one gradient."""
+
+    def __init__(self, bucket: _Bucket, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
+        self.bucket = bucket
+        self.parameter = parameter
+        self.view = view
+        self.passes = 0
+        """Backward passes of this step that it is still to come from."""
+        self.full = False
+        self.without = False
+        """Full of zeros, because there was no gradient."""
+
+    def fill(self) -> None:
+        """Take the gradient from the parameter; none counts as 0."""
+        gradient = self.parameter.grad
+        self.without = gradient is None
+        if gradient is None:
+            self.view.zero_()
+        else:
+            torch.div(gradient.detach() if gradient.requires_grad else gradient, self.bucket.divisor, out=self.view)
+            self.parameter.grad = None  # nobody is to see what is not the mean yet
+        self.full = True
+        self.bucket.missing -= 1
+
+
+class Averager:
+    """The gradients of one model."""
+
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], bucket: int = BUCKET, first_bucket: int = FIRST_BUCKET
+    ) -> None:
+        """Hook into the backward pass of these parameters, until `close`.
+
+        Those that are frozen cost nothing. One that is unfrozen gets its place with the next step, and keeps it: models
+        that train their halves in turns would have places made all the time.
+        """
+        self._parameters = list(parameters)
+        self._limits = (bucket, first_bucket)
+        self._buckets: list[_Bucket] = []
+        self._slots: list[_Slot] = []
+        self._hooks: list[Any] = []
+        self._flags: list[bool] = []
+        """Which parameters were trained when somebody last looked."""
+        self._ever: list[bool] = [False] * len(self._parameters)
+        """Which of them have a place."""
+        self._closed = False
+        self._look()
+        self._open = False
+        """Whether gradients belong to a step of several ranks."""
+        self._averaged = False
+        self._passes = 0
+        """Backward passes that this step still has."""
+        self._tasks: set[int] = set()
+        """Backward passes of this step whose end will be told, as torch numbers them."""
+        self._group: Group | None = None
+        self._sent = 0
+        self._works: list[Any] = []
+
+    @property
+    def trained(self) -> dict[str, list[bool]]:
+        """Which parameters are trained, and which ever were, in their order: the same on all ranks."""
+        return {"now": [parameter.requires_grad for parameter in self._parameters], "ever": list(self._ever)}
+
+    def train(self, trained: dict[str, list[bool]]) -> None:
+        """Freeze, unfreeze and divide parameters as another rank has."""
+        for parameter, now in zip(self._parameters, trained["now"], strict=True):
+            if parameter.requires_grad != now:
+                parameter.requires_grad_(now)
+        self._flags = trained["now"]
+        if self._ever != trained["ever"]:
+            self._ever = list(trained["ever"])
+            self._divide()
+
+    def begin(self, world: int, backwards: int = 1, group: Group | None = None) -> None:
+        """A step begins. There are no gradients, and whatever a step that was broken off left of them is gone.
+
+        Args:
+            world: ranks.
+            backwards: backward passes that add up to this rank's gradient; ranks may have different numbers.
+            group: of the round, if there are rounds: when it is over a backward pass, which may be long, ends early.
+        """
+        self._group = group
+        self._look()
+        self._open, self._averaged, self._sent = world > 1, False, 0
+        self._passes = backwards
+        self._tasks.clear()
+        for bucket in self._buckets:
+            bucket.begin(world)
+        for slot in self._slots:
+            slot.passes, slot.full = backwards, False
+            slot.parameter.grad = None
+
+    def finish(self) -> None:
+        """The step has no more backward passes: every gradient is the mean over the world when this returns.
+
+        One that is missing here counts as 0; one that is missing everywhere is None.
+
+        Raises:
+            GroupLost: the group broke; the gradients are good for nothing.
+        """
+        if self._open:
+            self._average()
+            self._open = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something of this step went to the group and did not come back."""
+        return bool(self._works)
+
+    def abandon(self) -> None:
+        """The step is broken off, and so is its group: nothing touches the buckets any more when this returns."""
+        self._open = False
+        deadline = time.monotonic() + DRAIN
+        for bucket, work in zip(self._buckets, self._works, strict=False):  # the rest was never sent
+            with contextlib.suppress(RuntimeError):  # what it came to does not matter
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            if not work.is_completed():
+                bucket.renew()
+        self._works.clear()
+
+    def close(self) -> None:
+        """Leave the parameters alone."""
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+
+    def _look(self) -> None:
+        """Have a place for every parameter that is trained."""
+        flags = [parameter.requires_grad for parameter in self._parameters]
+        if flags == self._flags:
+            return
+        self._flags = flags
+        if any(now and not ever for now, ever in zip(flags, self._ever, strict=True)):
+            self._ever = [now or ever for now, ever in zip(flags, self._ever, strict=True)]
+            self._divide()
+
+    def _divide(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        placed = [parameter for parameter, ever in zip(self._parameters, self._ever, strict=True) if ever]
+        self._buckets = [_Bucket(members) for members in _divided(placed, *self._limits)]
+        self._slots = [slot for each in self._buckets for slot in each.slots]
+        self._hooks = [] if self._closed else [_hooked(slot.parameter, self._hook(slot)) for slot in self._slots]
+
+    def _hook(self, slot: _Slot) -> Callable[[torch.Tensor], None]:
+        def arrived(_: torch.Tensor) -> None:
+            if self._group is not None and self._group.over:
+                raise GroupLost("the round is over")
+            if not self._open:
+                return
+            if slot.full:
+                raise TooManyPasses("a step has more backward passes than it was told of: use step(backwards=...)")
+            task = torch._C._current_graph_task_id()
+            if task not in self._tasks:
+                self._tasks.add(task)
+                Variable._execution_engine.queue_callback(self._pass_ended)
+            slot.passes -= 1
+            if slot.passes > 0:
+                return
+            slot.fill()
+            if not slot.bucket.missing:
+                self._send_full()
+
+        return arrived
+
+    def _pass_ended(self) -> None:
+        """From torch, at the end of a backward pass: the last one of a step returns with the mean.
+
+        Of passes that are made within another one, it is that one's end that counts, unless nothing is missing.
+        """
+        if self._open and not _within_another_pass():
+            self._passes -= 1
+        if self._open and (self._passes == 0 or self._sent == len(self._buckets)):
+            self._average()
+
+    def _average(self) -> None:
+        if self._averaged:
+            return
+        for slot in self._slots:
+            if not slot.full:
+                slot.fill()
+        self._send_full()
+        try:
+            for work in self._works:
+                wait(work, self._group)
+        except RuntimeError as error:
+            raise GroupLost(f"gradients were not averaged: {error}") from error
+        self._works.clear()
+        for bucket in self._buckets:
+            bucket.publish()
+        self._averaged = True
+
+    def _send_full(self) -> None:
+        """Always in the same order, whichever is full first."""
+        try:
+            while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
+                self._works.append(self._buckets[self._sent].send())
+                self._sent += 1
+        except RuntimeError as error:
+            raise GroupLost(f"gradients were not averaged: {error}") from error
+
+
+def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Call it whenever there is a gradient. One that is frozen at the moment may be unfrozen again."""
+    frozen = not parameter.requires_grad
+    if frozen:  # torch refuses a hook on those
+        parameter.requires_grad_(True)
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    if frozen:
+        parameter.requires_grad_(False)
+    return handle
+
+
+def _within_another_pass() -> bool:
+    """Whether a node of a backward pass makes the one that ends here, as reentrant checkpointing does."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+    return False
+
+
+def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Iterable[list[torch.nn.Parameter]]:
+    """Parameters by bucket, in about the order in which a backward pass makes their gradients."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[list[torch.nn.Parameter]]] = {}
+    filled: dict[tuple[torch.device, torch.dtype], int] = {}
+    for parameter in reversed(parameters):
+        kind = (parameter.device, parameter.dtype)
+        buckets = kinds.setdefault(kind, [])
+        more = parameter.numel() * parameter.element_size()
+        limit = size if len(buckets) > 1 else first
+        if not buckets or filled[kind] >= limit:
+            buckets.append([])
+            filled[kind] = 0
+        buckets[-1].append(parameter)
+        filled[kind] += more
+    return [members for buckets in kinds.values() for members in buckets]

@@ -1,0 +1,132 @@
+"""The ranks of a training, as far as they have to agree or to pass something on. They do so over their process group.
+
+In a round no wait is gloo's own: a peer that is frozen in the middle of a message would keep this rank, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from resile.torch._loop.group import Group, wait, wait_for_one
+
+_BLOCK = 64 << 20
+LONGEST = 2000
+"""Bytes of what ranks tell each other in words."""
+
+
+class Agreement:
+    """The ranks of this training; what needs several of them needs a process group."""
+
+    def __init__(self, group: Group | None = None) -> None:
+        """Nothing is said yet.
+
+        Args:
+            group: of the round, if there are rounds.
+        """
+        self.group = group
+
+    @property
+    def rank(self) -> int:
+        """This process's place."""
+        return int(dist.get_rank()) if self._grouped else int(os.environ.get("RANK", "0"))
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        return int(dist.get_world_size()) if self._grouped else int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def _grouped(self) -> bool:
+        return bool(dist.is_available() and dist.is_initialized())
+
+    @property
+    def device(self) -> Any:
+        """Where tensors must be for this group."""
+        if dist.get_backend() == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for so long.
+
+        Raises:
+            GroupLost: the round is over, maybe long before.
+        """
+        if self.group is None:
+            time.sleep(seconds)
+        else:
+            self.group.pause(seconds)
+
+    def meet(self, row: Sequence[int]) -> list[list[int]] | None:
+        """Every rank's row; None if there are several ranks and no process group: they cannot agree."""
+        return None if self.world > 1 and not self._grouped else self.gather(row)
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        """Every rank's row, all of one length.
+
+        Raises:
+            RuntimeError: there are other ranks, and no way to reach them.
+        """
+        if self.world == 1:
+            return [list(row)]
+        if not self._grouped:
+            raise RuntimeError("restore() is for all ranks together: call it after init_process_group()")
+        mine = torch.tensor(list(row), dtype=torch.int64, device=self.device)
+        return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
+
+    def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, all of one shape and where this group's tensors must be; for several ranks.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        rows = [torch.empty_like(mine) for _ in range(self.world)]
+        wait(dist.all_gather(rows, mine, async_op=True), self.group)
+        return rows
+
+    def gather_all(self, row: Sequence[int]) -> list[list[int]]:
+        """Every rank's row, whatever their lengths."""
+        longest = max(length for (length,) in self.gather([len(row)]))
+        rows = self.gather([len(row), *row, *[0] * (longest - len(row))])
+        return [each[1 : 1 + each[0]] for each in rows]
+
+    def tell(self, words: str) -> list[str]:
+        """Every rank's words, as far as they are not too many."""
+        return [bytes(row).decode(errors="replace") for row in self.gather_all(list(words.encode()[:LONGEST]))]
+
+    def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
+        """Bring `length` bytes from one rank to others. All ranks call it.
+
+        Args:
+            data: a uint8 tensor: what `source` gives, where a taker puts it; for other ranks None.
+            length: of the tensor, known to all.
+            source: the rank that gives.
+            takers: the ranks that get it.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        alone = len(takers) == 1
+        if not length or not takers or (alone and self.rank not in (source, *takers)):
+            return
+        gives, device = self.rank == source, self.device
+        here = data is not None and data.device == device
+        scratch = None if here or gives else torch.empty(min(length, _BLOCK), dtype=torch.uint8, device=device)
+        for start in range(0, length, _BLOCK):
+            size = min(_BLOCK, length - start)
+            block: Any = None if data is None else data[start : start + size]
+            moved = block.to(device) if scratch is None else scratch[:size]
+            if not alone:
+                wait(dist.broadcast(moved, source, async_op=True), self.group)
+            elif gives:
+                wait_for_one(dist.isend(moved, takers[0]), self.group)
+            else:
+                wait_for_one(dist.irecv(moved, source), self.group)
+            if block is not None and scratch is not None:
+                block.copy_(moved)

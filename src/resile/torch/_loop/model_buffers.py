@@ -1,0 +1,136 @@
+"""A model's buffers (the running statistics of a batch norm, say), which a forward pass changes before its step.
+
+As with DDP, rank 0's count. What a step did to them is kept when the step is taken, and undone when it is not. A module
+may assign another tensor to a buffer, or register one while it runs: they are looked up by name whenever they are
+needed, in the modules that the model had at the beginning. A tensor that was assigned since the last step is not
+written to, but replaced: it may be a part of somebody's data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from resile.torch._loop.group import Group, GroupLost, wait
+
+Place = tuple[int, str]
+"""A module, by its number, and the name of a buffer in it."""
+
+
+class _Kept(NamedTuple):
+    """A buffer after the last step that was taken."""
+
+    tensor: torch.Tensor
+    copy: torch.Tensor
+
+
+class Buffers:
+    """All buffers of a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = [(f"{name}." if name else "", module) for name, module in model.named_modules()]
+        self._homes = [module._buffers for _, module in self._modules]
+        self._kept: dict[Place, _Kept] = {}
+        self._flats: list[tuple[torch.Tensor, list[Place]]] = []
+        self._works: list[Any] = []
+        self._remember()
+
+    def send(self, world: int) -> None:
+        """Begin to take rank 0's, for the step that is about to be taken.
+
+        Raises:
+            GroupLost: the group broke; nothing has changed.
+        """
+        self._flats.clear()
+        self._works.clear()  # of a step that was broken off; what they write to is nobody's any more
+        if world == 1:
+            return
+        buffers = self._now()
+        kinds: dict[tuple[torch.device, torch.dtype], list[Place]] = {}
+        for place, buffer in buffers.items():
+            kinds.setdefault((buffer.device, buffer.dtype), []).append(place)
+        try:
+            for places in kinds.values():
+                flat = torch.cat([buffers[place].detach().reshape(-1) for place in places])
+                self._flats.append((flat, places))
+                self._works.append(dist.broadcast(flat, 0, async_op=True))
+        except RuntimeError as error:
+            raise GroupLost(f"buffers were not shared: {error}") from error
+
+    def wait(self, group: Group | None = None) -> None:
+        """Rank 0's are here when this returns, and will be the model's with `keep`.
+
+        Args:
+            group: of the round, if there are rounds.
+
+        Raises:
+            GroupLost: the group broke; nothing has changed.
+        """
+        try:
+            for work in self._works:
+                wait(work, group)
+        except RuntimeError as error:
+            raise GroupLost(f"buffers were not shared: {error}") from error
+
+    def keep(self) -> None:
+        """The step was taken, or the model was given another state."""
+        for flat, places in self._flats:
+            buffers = [self._homes[number][name] for number, name in places]
+            parts = flat.split([buffer.numel() for buffer in buffers])
+            for place, buffer, part in zip(places, buffers, parts, strict=True):
+                self._write(place, part.view_as(buffer))
+        self._flats.clear()
+        self._remember()
+
+    def undo(self) -> None:
+        """The step was broken off."""
+        self._flats.clear()
+        for place, kept in self._kept.items():
+            self._write(place, kept.copy)
+
+    def unsaved(self) -> dict[str, torch.Tensor]:
+        """Those that the model's `state_dict` leaves out (`persistent=False`), by name."""
+        found = {}
+        for (number, name), buffer in self._now().items():
+            prefix, module = self._modules[number]
+            if name in module._non_persistent_buffers_set:
+                found[prefix + name] = buffer.detach()
+        return found
+
+    def load(self, unsaved: dict[str, torch.Tensor]) -> None:
+        """Have those of another rank. One that a module has not registered yet is registered."""
+        for number, (prefix, module) in enumerate(self._modules):
+            for full, tensor in unsaved.items():
+                name = full.removeprefix(prefix)
+                if full.startswith(prefix) and "." not in name:
+                    module._non_persistent_buffers_set.add(name)
+                    self._write((number, name), tensor)
+
+    def _now(self) -> dict[Place, torch.Tensor]:
+        return {
+            (number, name): buffer
+            for number, home in enumerate(self._homes)
+            if home
+            for name, buffer in home.items()
+            if buffer is not None
+        }
+
+    def _write(self, place: Place, value: torch.Tensor) -> None:
+        number, name = place
+        buffer, kept = self._homes[number].get(name), self._kept.get(place)
+        if buffer is not None and kept is not None and kept.tensor is buffer and buffer.shape == value.shape:
+            buffer.detach().copy_(value)
+        else:
+            self._homes[number][name] = value.clone()
+
+    def _remember(self) -> None:
+        before, self._kept = self._kept, {}
+        for place, buffer in self._now().items():
+            kept = before.get(place)
+            if kept is not None and kept.copy.shape == buffer.shape and kept.copy.dtype == buffer.dtype:
+                self._kept[place] = kept if kept.tensor is buffer else _Kept(buffer, kept.copy)
+                kept.copy.copy_(buffer.detach())
+            else:
+                self._kept[place] = _Kept(buffer, buffer.detach().clone())

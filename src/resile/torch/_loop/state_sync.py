@@ -1,0 +1,252 @@
+"""Members of a new round agree on the most advanced step, and take its state from whoever has it. No disk.
+
+A step is atomic: parameters, optimizer, sampler and the rest change together, after the last collective of the step. So
+some survivors of a loss may be one step ahead of others, and never more; whoever is ahead has a whole state. Survivors
+that were in the same round at the same step have the same state, bit by bit, and then nothing is sent. A digest of some
+of their parameters shows whether that is so: a script can make ranks differ in many ways, and would not hear of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from resile.torch._loop import state_codec
+from resile.torch._loop.collectives import Agreement
+from resile.torch._support.error_file import left_as_words
+
+log = logging.getLogger(__name__)
+
+NOBODY = -1
+PARCEL = 4 << 20
+"""Bytes up to which tensors are sent as one."""
+_SIZE = 8
+
+
+class Standing(NamedTuple):
+    """How far a process is, and in which round it last agreed with others on that."""
+
+    step: int
+    agreed_in: int
+    """NO_ROUND for one that never did: what it has is a beginning, not the outcome of training."""
+
+
+class Word(NamedTuple):
+    """What a process says about itself when it meets others."""
+
+    standing: Standing
+    identity: int
+    """A number that no other process has."""
+    loops: int
+    """How many of its script's loops are behind it."""
+    digest: int
+    """Of its parameters; 0: they are not to be compared."""
+
+
+class Meeting(NamedTuple):
+    """What the members of a round told each other, by rank."""
+
+    words: list[Word]
+
+    @property
+    def standings(self) -> list[Standing]:
+        """How far each of them is."""
+        return [word.standing for word in self.words]
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The identities of all of them."""
+        return frozenset(word.identity for word in self.words)
+
+    @property
+    def loops(self) -> int:
+        """How many loops are behind the furthest."""
+        return max(word.loops for word in self.words)
+
+    @property
+    def source(self) -> int:
+        """The rank of the most advanced, the first of several."""
+        return max(range(len(self.words)), key=lambda rank: (self.words[rank].standing, -rank))
+
+    @property
+    def strays(self) -> list[int]:
+        """Ranks that took the same steps in the same rounds as the most advanced, and have other parameters."""
+        best = self.words[self.source]
+        if not best.standing.agreed_in:
+            return []
+        alike = (rank for rank, word in enumerate(self.words) if word.standing == best.standing)
+        return [rank for rank in alike if self.words[rank].digest != best.digest]
+
+    @property
+    def takers(self) -> list[int]:
+        """Ranks that need the state of the most advanced; all others have it, bit by bit, and load nothing."""
+        best, source = self.words[self.source].standing, self.source
+        have = best.agreed_in and {rank for rank, word in enumerate(self.words) if word.standing == best}
+        alike = (have or {source}).difference(self.strays)
+        return [rank for rank in range(len(self.words)) if rank not in alike]
+
+    @property
+    def trained(self) -> bool:
+        """Whether some state is the outcome of training, and not a beginning."""
+        return any(standing.agreed_in for standing in self.standings)
+
+
+class Found(NamedTuple):
+    """The state from which the members of a round go on."""
+
+    step: int
+    source: int
+    """The rank whose state counts; NOBODY: it is a checkpoint's."""
+    received: Any = None
+    """That state, for a process that had another one; None for those that have it."""
+    takers: Sequence[int] = ()
+    """The ranks that had another one, as far as any state was sent."""
+    sent: int = 0
+    """Bytes that this process sent or took."""
+
+
+def meet(mine: Word, ranks: Agreement) -> Meeting:
+    """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
+
+    Args:
+        mine: this process's word.
+        ranks: the members of the group.
+
+    Raises:
+        RuntimeError: the group broke.
+    """
+    rows = ranks.gather([*mine.standing, *mine[1:]])
+    meeting = Meeting([Word(Standing(row[0], row[1]), *row[2:]) for row in rows])
+    if meeting.strays and mine == meeting.words[0]:  # one of them is enough to say it
+        log.error(
+            "at step %d ranks %s have other parameters than rank %d, although they took the same steps: something "
+            "changed them, or their gradients, on some ranks alone",
+            meeting.words[meeting.source].standing.step,
+            ", ".join(map(str, meeting.strays)),
+            meeting.source,
+        )
+    return meeting
+
+
+@left_as_words(state_codec.BadState)
+def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found:
+    """Find the most advanced state of a group, and give it to those that have another one.
+
+    What was received is in the host's memory, and complete when this returns: a group that breaks in the middle leaves
+    everybody as it was. Who neither gives nor takes is spared: one block at most goes through its memory.
+
+    Args:
+        meeting: what everybody said.
+        state: gives this process's state, if it is the one that counts.
+        ranks: the members of the group.
+
+    Raises:
+        RuntimeError: the group broke.
+        BadState: the state cannot be had or sent. All members raise it: another one would have no better state to give.
+    """
+    source, takers = meeting.source, meeting.takers
+    step = meeting.standings[source].step
+    if not takers:
+        return Found(step, source)
+    described = _described(state, ranks, source)
+    if described is not None:
+        return Found(step, source, None, takers, _give(*described, ranks, source, takers))
+    if ranks.rank not in takers and len(takers) == 1:
+        return Found(step, source, None, takers)
+    description, length = _hear_of(ranks, source, takers)
+    if ranks.rank not in takers:
+        for parcel in _parcels(description.shapes):
+            ranks.hand_over(None, _length(description.shapes, parcel), source, takers)
+        return Found(step, source, None, takers)
+    received = _take(description, ranks, source, takers)
+    return Found(step, source, received, takers, length + sum(shape.nbytes for shape in description.shapes))
+
+
+def _described(state: Callable[[], Any], ranks: Agreement, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
+    """What is to be given, for who gives it. All hear whether that is possible, also those that would take nothing."""
+    described, words, cause = None, "", None
+    if ranks.rank == source:
+        try:
+            described = state_codec.describe(state())
+        except Exception as error:
+            if _lacks_memory(error):
+                raise  # another one may have room
+            cause, words = error, str(error)
+            if not isinstance(error, state_codec.BadState):
+                words = f"{type(error).__name__}: {words}"
+    if ranks.gather([len(words)])[source][0]:
+        told = ranks.tell(words)[source]
+        raise state_codec.BadState(f"the state of rank {source} cannot be given to others: {told}") from cause
+    return described
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Of a device or of the host; for the latter torch has no exception of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _give(text: bytes, tensors: list[torch.Tensor], ranks: Agreement, source: int, takers: Sequence[int]) -> int:
+    shapes = state_codec.shapes_of(text).shapes
+    ranks.hand_over(_bytes_of(torch.tensor([len(text)])), _SIZE, source, takers)
+    ranks.hand_over(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text), source, takers)
+    for parcel in _parcels(shapes):
+        parts = [_bytes_of(tensors[number]) for number in parcel]
+        data = parts[0] if len(parts) == 1 else torch.cat([part.to(ranks.device) for part in parts])
+        ranks.hand_over(data, _length(shapes, parcel), source, takers)
+    return len(text) + state_codec.nbytes(tensors)
+
+
+def _hear_of(ranks: Agreement, source: int, takers: Sequence[int]) -> tuple[state_codec.Description, int]:
+    size = torch.zeros(1, dtype=torch.int64)
+    ranks.hand_over(_bytes_of(size), _SIZE, source, takers)
+    length = int(size)
+    if not 0 < length <= state_codec.MAX_DESCRIPTION:
+        raise state_codec.BadState(f"rank {source} announced a description of {length} bytes")
+    text = torch.empty(length, dtype=torch.uint8)
+    ranks.hand_over(text, length, source, takers)
+    return state_codec.shapes_of(text.numpy().tobytes()), length
+
+
+def _take(description: state_codec.Description, ranks: Agreement, source: int, takers: Sequence[int]) -> Any:
+    """On the host: next to its model and optimizer a device may have no room for a second state."""
+    shapes = description.shapes
+    tensors = [shape.empty(torch.device("cpu")) for shape in shapes]
+    for parcel in _parcels(shapes):
+        length = _length(shapes, parcel)
+        parts = [_bytes_of(tensors[number]) for number in parcel]
+        data = parts[0] if len(parts) == 1 else torch.empty(length, dtype=torch.uint8)
+        ranks.hand_over(data, length, source, takers)
+        if len(parts) > 1:
+            for part, values in zip(parts, data.split([len(part) for part in parts]), strict=True):
+                part.copy_(values)
+    return state_codec.rebuild(description, tensors)
+
+
+def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
+    """Which tensors travel together, by their numbers: small ones, as every message costs a moment of its own."""
+    parcel: list[int] = []
+    length = 0
+    for number, shape in enumerate(shapes):
+        if not shape.nbytes:
+            continue
+        if parcel and length + shape.nbytes > PARCEL:
+            yield parcel
+            parcel, length = [], 0
+        parcel.append(number)
+        length += shape.nbytes
+    if parcel:
+        yield parcel
+
+
+def _length(shapes: Sequence[state_codec.Shape], parcel: Sequence[int]) -> int:
+    return sum(shapes[number].nbytes for number in parcel)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, which every backend can send, whatever the tensor's type."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,198 @@
+"""What a training consists of on one rank, and the few ways in which it changes: as a whole, or not at all.
+
+Model, optimizer, scheduler and whatever else belongs to the state change together, at the end of a step and in one
+place. Until then a step leaves traces only in gradients and in the model's buffers, and those can be undone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from resile.torch._loop import state_codec
+from resile.torch._loop.averaging import Averager
+from resile.torch._loop.group import Group
+from resile.torch._loop.model_buffers import Buffers
+from resile.torch._support.arguments import check_model
+
+DIGEST = 64
+"""Values of each parameter that go into a digest."""
+
+
+class EarlyStep(Exception):
+    """The script took a step that would be taken twice; the text is one sentence. No RuntimeError: nobody was lost."""
+
+
+class Stateful(Protocol):
+    """What a state may hold: samplers, averages, the factor of a scaler, anything with these two."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """All there is to know."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Be that again."""
+
+
+Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, torch.optim.Optimizer, Any]
+"""A model, its optimizer and, maybe, its scheduler."""
+
+
+class Training:
+    """One model on its way."""
+
+    def __init__(self, built: Built, others: Mapping[str, Stateful]) -> None:
+        """Take hold of the model's gradients, until `close`.
+
+        Args:
+            built: the model and what moves it.
+            others: the rest of the state, by name.
+        """
+        self.model, self.optimizer = built[0], built[1]
+        self.scheduler = built[2] if len(built) > 2 else None
+        self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        if self.scheduler is not None:
+            self.parts["scheduler"] = self.scheduler
+        self.parts.update(others)
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        parameters = list(self.model.parameters())
+        self._sharded = [parameter for parameter in parameters if _is_sharded(parameter)]
+        self._averager = Averager(parameter for parameter in parameters if not _is_sharded(parameter))
+        self._buffers = Buffers(self.model)
+        self._world = 1
+        self._group: Group | None = None
+        self._can_be_given = False
+        self._open = False
+        """A step has begun, and nothing but its end may change the parameters."""
+        self._hook = self.optimizer.register_step_pre_hook(self._refuse_early_step)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something of this step went to the group and did not come back."""
+        return self._averager.under_way
+
+    def begin(self, world: int, backwards: int, group: Group | None) -> None:
+        """A step begins, in the group of a round if there are rounds; nothing is left of one that was broken off."""
+        self._world, self._group, self._open = world, group, True
+        self._averager.begin(world, backwards, group)
+        for parameter in self._sharded:
+            parameter.grad = None
+
+    def share(self) -> None:
+        """The backward passes are done: gradients are the mean over the world, buffers will be those of rank 0.
+
+        Raises:
+            GroupLost: the group broke.
+        """
+        self._averager.finish()
+        self._buffers.send(self._world)
+        self._buffers.wait(self._group)
+
+    def update(self) -> None:
+        """Take the step. Nobody is waited for, so a loss cannot divide it.
+
+        Raises:
+            BadState: the state could not be given to a newcomer; found out in the first step, and not at a loss.
+        """
+        self._open = False
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._buffers.keep()
+        if not self._can_be_given and not self._sharded:
+            state_codec.describe(self.state())
+            self._can_be_given = True
+
+    def leave(self) -> None:
+        """The step ended with an error: the script may do with the optimizer what it likes."""
+        self._open = False
+
+    def abandon(self) -> None:
+        """The step is broken off, and so is its group: nothing of it touches the training when this returns."""
+        self._averager.abandon()
+
+    def undo(self) -> None:
+        """Be as before the step that was broken off."""
+        self._buffers.undo()
+
+    def digest(self) -> int:
+        """A number that is the same on ranks with the same parameters, from a few values of each: it costs no time.
+
+        What makes ranks differ (gradients that were not averaged, say) changes nearly all values at once.
+        """
+        kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for parameter in self.model.parameters():
+            if parameter.is_contiguous() and not _is_sharded(parameter):  # in any other order it would be a copy
+                flat = parameter.detach().view(-1)
+                some = flat[:: max(1, flat.numel() // DIGEST)][:DIGEST]
+                kinds.setdefault((parameter.device, parameter.dtype), []).append(some)
+        digest = 0
+        for samples in kinds.values():
+            digest = zlib.crc32(torch.cat(samples).view(torch.uint8).cpu().numpy(), digest)
+        return digest
+
+    def state(self) -> dict[str, Any]:
+        """All of it, to be given to another rank."""
+        return {
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "buffers": self._buffers.unsaved(),
+            "trained": self._averager.trained,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Be what another rank is. What is given is on the host, and where it has to be afterwards."""
+        for name, part in self.parts.items():
+            theirs = state["parts"][name]
+            copies = part is self.model or part is self.optimizer  # whatever else may just hold what it is given
+            part.load_state_dict(theirs if copies else state_codec.moved(theirs, self.device))
+        self._buffers.load(state_codec.moved(state["buffers"], self.device))
+        self._averager.train(state["trained"])
+        self.loaded()
+
+    def loaded(self) -> None:
+        """The parts were given another state: there is nothing to undo."""
+        self._buffers.keep()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._averager.close()
+        self._hook.remove()
+
+    def _refuse_early_step(self, *_: Any) -> None:
+        if self._open:
+            raise EarlyStep(
+                "optimizer.step() was called inside `with elastic.step()`, whose end takes the step: leave the call "
+                "out, and a scheduler's and a scaler's as well"
+            )
+
+
+def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
+    """What a script made itself.
+
+    Raises:
+        TypeError: something is not what it should be.
+        ValueError: something is missing.
+    """
+    if model is None or optimizer is None:
+        raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
+    check_model(model, optimizer)
+    return (model, optimizer) if scheduler is None else (model, optimizer, scheduler)
+
+
+def others_of(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
+    """What belongs to a state beside the model and what moves it.
+
+    Raises:
+        ValueError: a name is taken.
+    """
+    for name in state:
+        if name in ("model", "optimizer", "scheduler", "sampler"):
+            raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")
+    return {**({} if sampler is None else {"sampler": sampler}), **state}
+
+
+def _is_sharded(parameter: torch.nn.Parameter) -> bool:
+    """Whether it is a DTensor, whose gradients whoever sharded it averages. Its class would cost an import."""
+    return hasattr(parameter, "device_mesh")

@@ -1,0 +1,214 @@
+"""What the adapters to other libraries' training loops share: saving a step in one commit, and going on from it.
+
+Such a loop cannot exchange its group of ranks, so a lost rank costs a restart of all processes. It need not cost steps:
+the newest one comes back from the agent's memory, or from storage if the agent is lost too.
+
+A step is saved when the next one begins. By then it has been logged and evaluated, so a restart neither skips nor
+repeats that. Modules, optimizers and the like are saved as they are. Beside them stand two descriptions in plain
+values: `common`, which is the same on all ranks, and `own`, which each rank has for itself (its random numbers, its
+place in the data). The latter are gathered, so that whichever node is lost, another one has them all.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import torch
+
+from resile.torch._checkpoint.flatten import State
+from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.state_codec import describe, rebuild, shapes_of
+from resile.torch._support.arguments import whole
+from resile.torch.checkpointer import Checkpointer
+
+log = logging.getLogger(__name__)
+
+COMMON, OWN = "common", "own"
+ROUNDED = 16 << 10
+"""Bytes. Descriptions are padded to a multiple of this, so that their growth seldom changes the checkpoint's layout."""
+_LENGTH = struct.Struct("<Q")
+
+
+class Saving(TypedDict, total=False):
+    """How an adapter's steps are saved: the words that `Continuation` explains."""
+
+    save_every: int
+    store_every: int
+    keep_last: int
+    overlap: bool
+
+
+class Restored(NamedTuple):
+    """What came back beside the modules and optimizers."""
+
+    step: int
+    common: Any
+    own: Any
+    """This rank's; of another rank, if there are more ranks now than there were."""
+    same_world: bool
+    """There are as many ranks as there were: each goes on exactly where it was."""
+
+
+class Continuation:
+    """The saved steps of one training. All ranks call its methods together, at the same steps."""
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        *,
+        save_every: int = 1,
+        store_every: int = 0,
+        keep_last: int = 3,
+        overlap: bool = False,
+    ) -> None:
+        """Nothing is read or asked yet.
+
+        Args:
+            directory: where storage is, the same for all ranks; None: memory only.
+            save_every: steps between two saves into memory.
+            store_every: steps between two that go to storage by themselves; 0: only the last one does, and what the
+                agent stores when processes end.
+            keep_last: how many steps storage keeps; 0: all.
+            overlap: copy parameters and optimizer state while the next step computes its gradients; only where nothing
+                but the optimizer changes parameters.
+        """
+        self._directory = directory
+        self._save_every = whole("save_every", save_every, least=1)
+        self._store_every = whole("store_every", store_every)
+        self._keep_last = whole("keep_last", keep_last)
+        self._overlap = overlap
+        self._checkpointer: Checkpointer | None = None
+        self._last = 0
+        """The newest step that all ranks have kept, or that training began with."""
+        self._tried = 0
+        """The last step that was to be kept."""
+
+    def peek(self) -> Any | None:
+        """What `common` was at the newest step that all ranks can have; None if there is no step."""
+        state: dict[str, Any] = {COMMON: None}
+        step = self._restored(state)
+        return None if step is None else _unpacked(state[COMMON])
+
+    def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
+        """Load the newest step into `parts` (modules, optimizers, whatever has `state_dict`); None if there is none.
+
+        Args:
+            parts: by name; plain values are replaced.
+            begins_at: the step at which training begins if there is nothing to load.
+        """
+        state: dict[str, Any] = {**parts, COMMON: None, OWN: None}
+        step = self._restored(state)
+        self._last = self._tried = begins_at if step is None else step
+        if step is None:
+            return None
+        parts.update((name, state[name]) for name in list(parts))
+        ranks, rows = Agreement(), state[OWN]
+        if len(rows) != ranks.world and ranks.rank == 0:
+            log.warning(
+                "step %d was saved by %d ranks and there are %d now: random numbers are drawn anew, and the place in "
+                "the data is that of the same step, not of the same sample",
+                step,
+                len(rows),
+                ranks.world,
+            )
+        own = _unpacked(rows[min(ranks.rank, len(rows) - 1)])
+        if ranks.rank == 0:
+            log.info("training goes on after step %d", step)
+        return Restored(step, _unpacked(state[COMMON]), own, len(rows) == ranks.world)
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is to be saved."""
+        return step - self._tried >= self._save_every
+
+    def save(self, step: int, parts: Mapping[str, Any], common: Any, own: Any, *, last: bool = False) -> None:
+        """Keep all of it as that of `step`, once; returns after one copy, or less with `overlap`.
+
+        What a rank does not keep (storage is behind, there is no room) counts as not saved on all of them: if it was to
+        go to storage the next one that is due does.
+
+        Args:
+            step: steps completed.
+            parts: what `restore` will be given.
+            common: plain values and tensors, the same on all ranks.
+            own: the same, but of this rank.
+            last: training ends here: it goes to storage, even if that has to be waited for.
+
+        Raises:
+            BadState: `common` or `own` holds something else; the text says where.
+        """
+        if step == self._last:
+            return
+        crossed = bool(self._store_every) and step // self._store_every > self._last // self._store_every
+        state = {**parts, COMMON: _packed(common), OWN: _gathered(_packed(own))}
+        if last:
+            self._settle()
+        kept = self._opened().save(step, state, store=crossed or last, overlap=self._overlap and not last)
+        self._tried = step
+        if all(row[0] for row in Agreement().gather([int(kept)])):
+            self._last = step
+
+    def before_update(self) -> None:
+        """Call it before parameters change: an overlapped save may still be copying them."""
+        if self._checkpointer is not None:
+            self._checkpointer.before_update()
+
+    def close(self) -> None:
+        """Wait for storage and let go of the agent's memory. A second time does nothing."""
+        self._settle()
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            checkpointer.close()
+
+    def _settle(self) -> None:
+        """Let storage catch up, so that it takes the next step or has the last."""
+        try:
+            if self._checkpointer is not None:
+                self._checkpointer.wait()
+        except OSError as error:  # TimeoutError among them; training itself has not failed
+            log.error("a checkpoint is not in storage: %s", error)
+
+    def _restored(self, state: State) -> int | None:
+        return self._opened().restore(state, will_store=True)  # the last step, if no other
+
+    def _opened(self) -> Checkpointer:
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(self._directory, keep_last=self._keep_last)
+        return self._checkpointer
+
+
+def _packed(value: Any) -> torch.Tensor:
+    """A value made of plain values and tensors as bytes."""
+    description, tensors = describe(value)
+    raw = [tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    body = msgspec.msgpack.encode([description, raw])
+    size = -(-(_LENGTH.size + len(body)) // ROUNDED) * ROUNDED
+    return torch.frombuffer(bytearray((_LENGTH.pack(len(body)) + body).ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def _unpacked(data: torch.Tensor) -> Any:
+    everything = data.numpy().tobytes()
+    (length,) = _LENGTH.unpack_from(everything)
+    body = everything[_LENGTH.size : _LENGTH.size + length]
+    description, raw = msgspec.msgpack.decode(body, type=tuple[bytes, list[bytes]])
+    known = shapes_of(description)
+    tensors = [shape.empty(torch.device("cpu")) for shape in known.shapes]
+    for tensor, values in zip(tensors, raw, strict=True):
+        if values:
+            tensor.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(values), dtype=torch.uint8))
+    return rebuild(known, tensors)
+
+
+def _gathered(mine: torch.Tensor) -> torch.Tensor:
+    """Every rank's bytes, one row each."""
+    ranks = Agreement()
+    if ranks.world == 1:
+        return mine.unsqueeze(0)
+    width = max(row[0] for row in ranks.gather([len(mine)]))
+    padded = torch.zeros(width, dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    return torch.stack(ranks.gather_alike(padded.to(ranks.device))).cpu()

@@ -1,0 +1,306 @@
+"""The training process's end of the channel to its own agent: a plain blocking Unix socket, safe in threads and forks.
+
+It must never hurt the training it serves: importing it costs msgspec and the standard library's `socket` (no asyncio,
+no RPC library), reporting a step never waits and never raises, and a data loader that forks gets a connection of its
+own under a name of its own. When the agent goes away and comes back, unanswered requests are repeated under their old
+numbers; the receiver must tell them apart by `(worker, request)`, as every message may arrive twice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from typing import overload
+
+import msgspec
+
+from resile.api.ids import NO_ROUND, Round, Seconds
+from resile.common import unix_sockets
+from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
+from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
+from resile.wire.messages import (
+    Attach,
+    DatasetOpen,
+    Message,
+    OpenDataset,
+    ShardAnswer,
+    ShardGranted,
+    ShardMessage,
+    ShardNoted,
+    ShardProgress,
+    Stepped,
+    TakeShard,
+)
+
+STEP_INTERVAL = Seconds(0.05)
+"""Steps are told at most this often: 20 a second show progress well, whatever the step rate."""
+
+RETRY = Seconds(0.2)
+"""How long to leave an agent alone that could not be reached."""
+
+LONGEST_POLL = Seconds(1.0)
+"""The reading thread looks this often for bytes that another thread could not send at once."""
+
+
+class AgentSilent(TimeoutError):
+    """The agent did not answer in time; the text is one sentence."""
+
+
+class AgentChannel:
+    """One training process's line to its agent. Any thread may use it."""
+
+    def __init__(self, path: str, worker: str, round: Round = NO_ROUND) -> None:
+        self.round = round
+        """Stamped on every step; a process that regroups without restarting sets it anew."""
+        self._path = path
+        self._name = worker
+        self._decoder = MessageDecoder(ShardAnswer)
+        self._held: Stepped | None = None
+        self._start(worker)
+        channel = weakref.ref(self)
+
+        def in_child() -> None:
+            if (me := channel()) is not None:
+                me._after_fork()
+
+        os.register_at_fork(after_in_child=in_child)
+
+    @classmethod
+    def from_environment(cls) -> AgentChannel | None:
+        """The channel of this process, the same one at every call; None when no agent started it."""
+        path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
+        if not path or not worker:
+            return None
+        return _channel_of_process(path, worker)
+
+    @property
+    def worker(self) -> str:
+        """The name this process attaches under; forked children add their pid to it."""
+        return self._worker
+
+    # steps ------------------------------------------------------------------------------------------------------------
+
+    def report_step(self, step: int, total: int = 0) -> None:
+        """Tell the agent that training reached `step` of `total` (0 = unknown). Never waits, never raises.
+
+        The first step of a round goes out at once and later ones at most every STEP_INTERVAL. One that is held back
+        goes with the next call after that, with the next request, or at exit; one that cannot be sent gives way to a
+        newer.
+        """
+        self._held = Stepped(round=self.round, step=step, total=total, at=time.time())
+        early = self._told_in == self.round and time.monotonic() < self._next_step
+        if early or not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._tell_step()
+        finally:
+            self._turn.release()
+
+    def flush(self) -> None:
+        """Tell a held-back step now, as far as that is possible without waiting."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._tell_step()
+            finally:
+                self._turn.release()
+
+    # requests ---------------------------------------------------------------------------------------------------------
+
+    @overload
+    def request(self, message: OpenDataset, timeout: float) -> DatasetOpen: ...
+    @overload
+    def request(self, message: TakeShard, timeout: float) -> ShardGranted: ...
+    @overload
+    def request(self, message: ShardProgress, timeout: float) -> ShardNoted: ...
+
+    def request(self, message: ShardMessage, timeout: float) -> ShardAnswer:
+        """Send a request and wait for its answer; other threads' requests go on meanwhile.
+
+        `worker` and `request` of the message are filled in here: give `""` and 0. An agent that is away is called again
+        until the time is up (`math.inf`: for ever). Asking the same again after AgentSilent resumes the old request
+        rather than making a new one, so a shard that was granted late is not lost.
+
+        Raises:
+            AgentSilent: no answer within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._turn:
+            self._tell_step()
+            number = self._submit(message)
+            while number not in self._answers:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._late.setdefault(message, []).append(number)
+                    raise AgentSilent(f"the agent did not answer {type(message).__name__} within {timeout:g} s")
+                if self._reading:
+                    self._turn.wait(min(left, threading.TIMEOUT_MAX))
+                else:
+                    self._read(left)
+            del self._open[number]
+            return self._answers.pop(number)
+
+    def close(self) -> None:
+        """Tell the last step and hang up. A later call connects again."""
+        with self._turn:
+            self._tell_step()
+            self._hang_up()
+
+    # inside: all of it with the lock held -----------------------------------------------------------------------------
+
+    def _start(self, worker: str) -> None:
+        """A state in which nothing has been said."""
+        self._worker = worker
+        self._turn = threading.Condition(threading.Lock())
+        self._socket: socket.socket | None = None
+        self._frames = FrameDecoder(MAX_FRAME)
+        self._unsent = b""
+        self._reading = False
+        self._numbers = itertools.count(1)
+        self._open: dict[int, bytes] = {}
+        self._answers: dict[int, ShardAnswer] = {}
+        self._late: dict[ShardMessage, list[int]] = {}
+        self._held = None
+        self._next_step = 0.0
+        self._told_in: Round | None = None
+        """The round of the last step that was told."""
+        self._next_call = 0.0
+
+    def _after_fork(self) -> None:
+        """In the child: leave the parent's connection to the parent; closing our copy does not end it."""
+        inherited = self._socket
+        self._start(f"{self._name}/{os.getpid()}")
+        if inherited is not None:
+            inherited.close()
+
+    def _tell_step(self) -> None:
+        if self._held is None or not self._connected():
+            return
+        self._write(b"")  # an agent that stood still may read again
+        if self._socket is None or self._unsent:
+            return
+        held, self._held = self._held, None
+        self._next_step, self._told_in = time.monotonic() + STEP_INTERVAL, held.round
+        self._write(encode(held))
+
+    def _submit(self, message: ShardMessage) -> int:
+        if late := self._late.get(message):
+            number = late.pop(0)
+            if not late:
+                del self._late[message]
+            return number
+        number = next(self._numbers)
+        frame = encode(msgspec.structs.replace(message, worker=self._worker, request=number), MAX_FRAME)
+        # Connect first: connecting repeats what is open, and this must not go twice.
+        connected = self._connected()
+        self._open[number] = frame
+        if connected:
+            self._write(frame)
+        return number
+
+    def _connected(self) -> bool:
+        """Whether there is a connection, made now if need be; never waits."""
+        if self._socket is not None:
+            return True
+        if time.monotonic() < self._next_call:
+            return False
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line.setblocking(False)
+        try:
+            unix_sockets.connect(line, self._path)
+        except OSError:
+            line.close()
+            self._next_call = time.monotonic() + RETRY
+            return False
+        self._socket, self._frames, self._unsent = line, FrameDecoder(MAX_FRAME), b""
+        self._write(encode(Attach(worker=self._worker)) + b"".join(self._open.values()))
+        return self._socket is not None
+
+    def _write(self, data: bytes) -> None:
+        """Send what the kernel takes now and keep the rest, so that a frame is never torn."""
+        self._unsent += data
+        if self._socket is None or not self._unsent:
+            return
+        try:
+            sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up()
+            return
+        self._unsent = self._unsent[sent:]
+
+    def _read(self, patience: float) -> None:
+        """Wait, with the lock released, for what the agent says; then take all of it, for whichever thread it is."""
+        if not self._connected():
+            self._turn.wait(min(patience, RETRY))
+            return
+        line = self._socket
+        if line is None:
+            return
+        watch = select.poll()
+        watch.register(line, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        self._reading = True
+        self._turn.release()
+        try:
+            watch.poll(min(patience, LONGEST_POLL) * 1000)
+        finally:
+            self._turn.acquire()
+            self._reading = False
+            self._turn.notify_all()
+        self._write(b"")
+        if self._socket is not line:
+            line.close()
+            return
+        try:
+            data = line.recv(64 * 1024)
+            bodies = self._frames.feed(data)
+            answers = [self._decoder.decode(body) for body in bodies]
+        except BlockingIOError:
+            return
+        except (OSError, BadFrame):
+            self._hang_up()
+            return
+        if not data:
+            self._hang_up()
+        for answer in answers:
+            self._note(answer)
+
+    def _note(self, answer: Message) -> None:
+        """Keep an answer that somebody waits for or may come back for; it may also be a second copy."""
+        if isinstance(answer, ShardAnswer) and answer.request in self._open:
+            self._answers[answer.request] = answer
+
+    def _hang_up(self) -> None:
+        """Give up the connection; a thread that is waiting on it wakes up and sees."""
+        line, self._socket = self._socket, None
+        self._unsent = b""
+        if line is None:
+            return
+        if self._reading:
+            # Closing the descriptor under another thread's poll would let a new file take its number.
+            try:
+                line.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # gone already, which wakes the reader as well
+        else:
+            line.close()
+
+
+@functools.cache
+def _channel_of_process(path: str, worker: str) -> AgentChannel:
+    pid = str(os.getpid())
+    name = worker if os.environ.setdefault(OWNER, pid) == pid else f"{worker}/{pid}"
+    try:
+        round = Round(int(os.environ.get(ROUND, "0")))
+    except ValueError:
+        round = NO_ROUND
+    channel = AgentChannel(path, name, round)
+    atexit.register(channel.flush)
+    return channel

@@ -1,0 +1,90 @@
+"""The agent's end of the channel to its own training processes: frames over a Unix socket, no handshake.
+
+Who may talk is decided by the kernel: the socket lies in a directory of mode 0700, and a process of another user (root
+excepted) is turned away by its credentials. `resile.wire.agent_client` is the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+from resile.common import unix_sockets
+from resile.wire.connection import CannotListen
+from resile.wire.messages import WorkerMessage
+from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
+
+BACKLOG = 256
+"""More than the processes of one node, with their data loaders."""
+
+
+class LocalServer:
+    """A listening Unix socket and the training processes that are connected to it."""
+
+    def __init__(self, endpoint: Endpoint, listener: asyncio.Server, path: Path) -> None:
+        self._endpoint = endpoint
+        self._listener = listener
+        self.path = path
+
+    @property
+    def connections(self) -> set[Connection]:
+        """The open connections. The live set: do not change it."""
+        return self._endpoint.connections
+
+    def close(self) -> None:
+        """Listen no more, close every connection and remove the socket."""
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        for connection in tuple(self._endpoint.connections):
+            connection.close("the agent stopped")
+
+
+async def serve_local(
+    path: Path,
+    *,
+    on_message: OnMessage,
+    on_close: OnClose = nothing,
+    on_open: OnOpen = nothing,
+    on_refused: OnRefused = nothing,
+) -> LocalServer:
+    """Listen on the Unix socket `path`, making its directory (mode 0700) if needed; a stale socket is replaced.
+
+    Callbacks are as for `resile.wire.connection.serve`; messages are of `WorkerMessage`, and `Attach` is the first that
+    a well-behaved process sends. A process that forks connects again under a name of its own (see `AgentChannel`).
+
+    Raises:
+        CannotListen: its directory cannot be made or belongs to others.
+    """
+    endpoint = Endpoint(
+        token=None,
+        decode=WorkerMessage,
+        on_message=on_message,
+        on_close=on_close,
+        on_open=on_open,
+        on_refused=on_refused,
+    )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _make_room(path)
+        unix_sockets.bind(listener, path)
+        # Not `create_unix_server`: from Python 3.13 on that looks for the path itself, which may be too long for it.
+        server = await endpoint.loop.create_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
+    except OSError as error:
+        listener.close()
+        if isinstance(error, CannotListen):
+            raise
+        raise CannotListen(f"cannot listen on {path}: {error.strerror or error}") from None
+    return LocalServer(endpoint, server, path)
+
+
+def _make_room(path: Path) -> None:
+    directory = path.parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid != os.geteuid():
+        raise CannotListen(f"cannot listen in {directory}: the directory belongs to another user")
+    if found.st_mode & 0o077:
+        raise CannotListen(f"cannot listen in {directory}: the directory is open to others (mode must be 0700)")
+    path.unlink(missing_ok=True)

@@ -1,0 +1,215 @@
+"""Bulk from one agent to another: a connection for a thread that blocks, whose two sides hold the job's token.
+
+`Connection` is made for small messages on an event loop. A checkpoint is a few of them and a gigabyte between, which
+goes straight from one mapping to the other and must not keep an event loop busy. Who may talk is decided by the same
+handshake. With TLS the called side shows a certificate that it made itself; the caller knows it by the fingerprint that
+came over the master's own TLS. Every wait has a deadline, and long before that of a large checkpoint a peer is given up
+that takes or gives nothing for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from resile.api.reports import Door
+from resile.wire.frames import PREFIX, BadFrame, MessageDecoder, encode
+from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, NotWelcome, ServerHandshake
+from resile.wire.messages import Message
+from resile.wire.tls import OLDEST
+from resile.wire.transport import CannotConnect, address
+
+MAX_WORD = 64 * 1024
+"""Bytes of a message here."""
+STALL = 15.0
+"""Seconds without a single byte after which a peer is given up: it is frozen, or the way to it is gone."""
+_PIECE = 1 << 20
+M = TypeVar("M", bound=Message)
+
+
+class Stream:
+    """One connection to a peer that has proved itself. For one thread."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        """Made by `call` and `admit`."""
+        self._socket = sock
+        self.peer = peer
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def cut(self) -> None:
+        """Have whoever waits on it hear that it is over. The one method for other threads than its own."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own is for its own thread
+
+    def say(self, message: Message, deadline: float) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the connection broke, or the deadline passed.
+        """
+        self.write(memoryview(encode(message, MAX_WORD)), deadline)
+
+    def hear(self, kind: type[M], deadline: float) -> M:
+        """The next message, which must be of this kind.
+
+        Raises:
+            OSError: the connection broke, the deadline passed, or something else was said.
+        """
+        head = bytearray(PREFIX)
+        self.read(memoryview(head), deadline)
+        size = int.from_bytes(head, "big")
+        if size > MAX_WORD:
+            raise ConnectionError(f"{self.peer} sent a message of {size} bytes, over the limit of {MAX_WORD} bytes")
+        body = bytearray(size)
+        self.read(memoryview(body), deadline)
+        try:
+            message: Any = MessageDecoder(kind).decode(bytes(body))
+        except BadFrame as bad:
+            raise ConnectionError(f"{self.peer} sent {bad}") from None
+        found: M = message
+        return found
+
+    def write(self, data: memoryview, deadline: float) -> None:
+        """Send bytes.
+
+        Raises:
+            OSError: the connection broke, the deadline passed, or the peer took nothing for a while.
+        """
+        at = 0
+        while at < len(data):
+            with self._progress(deadline, "took"):
+                at += self._socket.send(data[at : at + _PIECE])
+
+    def read(self, target: memoryview, deadline: float) -> None:
+        """Fill `target` with the next bytes.
+
+        Raises:
+            OSError: the connection broke, the deadline passed, or the peer gave nothing for a while.
+        """
+        at = 0
+        while at < len(target):
+            with self._progress(deadline, "gave"):
+                got = self._socket.recv_into(target[at : at + _PIECE])
+            if not got:
+                raise ConnectionError(f"{self.peer} closed the connection")
+            at += got
+
+    @contextlib.contextmanager
+    def _progress(self, deadline: float, what: str) -> Iterator[None]:
+        """Around one wait for the peer to take or to give something."""
+        left = _left(deadline)
+        self._socket.settimeout(min(left, STALL))
+        try:
+            yield
+        except TimeoutError:
+            if left <= STALL:
+                raise
+            raise TimeoutError(f"{self.peer} {what} nothing for {STALL:g} s") from None
+
+
+def call(door: Door, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> Stream:
+    """Reach an agent's door.
+
+    Raises:
+        CannotConnect: nobody there, or no answer in time.
+        NotWelcome: wrong token, or somebody else than the door's owner.
+    """
+    where = address(door.address, door.port)
+    deadline = time.monotonic() + timeout
+    try:
+        sock = socket.create_connection((door.address, door.port), timeout)
+    except OSError as error:
+        raise CannotConnect(f"cannot connect to {where}: {error.strerror or error}") from None
+    try:
+        if door.fingerprint:
+            sock = _pinned(sock, door, where)
+        client = ClientHandshake(token, where)
+        _send(sock, client.hello, deadline)
+        _shake(sock, client, deadline)
+        return Stream(sock, f"the agent at {where}")
+    except NotWelcome:
+        sock.close()
+        raise
+    except OSError as error:
+        sock.close()
+        raise CannotConnect(f"the agent at {where} did not finish the handshake: {error}") from None
+
+
+def admit(
+    sock: socket.socket,
+    peer: str,
+    token: bytes,
+    tls: ssl.SSLContext | None,
+    timeout: float = HANDSHAKE_DEADLINE,
+) -> Stream:
+    """The side that was called: a stream once the caller has proved itself. `sock` is closed if it does not.
+
+    Raises:
+        NotWelcome: it has another token, or none.
+        OSError: it hung up, or took too long.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        sock.settimeout(_left(deadline))
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_side=True)
+        try:
+            _shake(sock, ServerHandshake(token, peer), deadline)
+        except NotWelcome:
+            _send(sock, REFUSAL, deadline)
+            raise
+        return Stream(sock, f"the agent at {peer}")
+    except BaseException:
+        sock.close()
+        raise
+
+
+def fingerprint(certificate: bytes) -> str:
+    """What a certificate (DER) is known by."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def _pinned(sock: socket.socket, door: Door, where: str) -> ssl.SSLSocket:
+    """Speak TLS with the one whose certificate this is, and nobody else: no authority is asked."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = OLDEST
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint below says more than an authority could
+    wrapped = context.wrap_socket(sock)
+    shown = wrapped.getpeercert(binary_form=True) or b""
+    if not hmac.compare_digest(fingerprint(shown), door.fingerprint):
+        wrapped.close()
+        raise NotWelcome(f"the agent at {where} showed another certificate than its own")
+    return wrapped
+
+
+def _shake(sock: socket.socket, handshake: ServerHandshake | ClientHandshake, deadline: float) -> None:
+    while not handshake.finished:
+        sock.settimeout(_left(deadline))
+        data = sock.recv(4096)
+        if not data:
+            raise ConnectionError("it hung up")
+        _send(sock, handshake.feed(data), deadline)
+    if handshake.rest:
+        raise ConnectionError("it spoke before it was its turn")
+
+
+def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
+    sock.settimeout(_left(deadline))
+    sock.sendall(data)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("it took too long")
+    return left

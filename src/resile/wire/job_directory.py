@@ -1,0 +1,136 @@
+"""A job's directory: how the parts of a job on one machine find each other.
+
+    job.json      the JobSpec                    journal.db   what the master must not forget
+    token         the job's secret (mode 0600)   master.json  where the master listens, and its pid
+    lock          held by the living master      master.log   what the master says
+    nodes/ logs/  what the local platform keeps of each node
+
+The directory itself is private to its user (mode 0700): whoever can read it can speak for the job.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from resile.api.job import JobSpec
+from resile.common.atomic_files import write_atomically
+
+ALL_INTERFACES = ("", "0.0.0.0", "::")
+
+
+class DirectoryError(Exception):
+    """The directory is not what it should be; the text is one sentence."""
+
+
+class MasterAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job's master listens, and which process it is."""
+
+    host: str
+    port: int
+    pid: int
+
+    @property
+    def reachable_host(self) -> str:
+        """The host to call from this machine."""
+        return "127.0.0.1" if self.host in ALL_INTERFACES else self.host
+
+
+class JobDirectory:
+    """The files of one job on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def journal(self) -> Path:
+        """The master's journal."""
+        return self.path / "journal.db"
+
+    @property
+    def log(self) -> Path:
+        """What the master says."""
+        return self.path / "master.log"
+
+    @property
+    def token_file(self) -> Path:
+        """The job's secret."""
+        return self.path / "token"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a job was ever put here."""
+        return (self.path / "job.json").exists()
+
+    def create(self, spec: JobSpec, token: str | None = None) -> None:
+        """Put a job here; a token is made up unless given. A job that is here already is left alone.
+
+        Raises:
+            DirectoryError: the place cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self.token_file.exists():
+                write_atomically(self.token_file, (token or secrets.token_hex(32)).encode(), mode=0o600)
+            if not self.exists:
+                write_atomically(self.path / "job.json", msgspec.json.format(msgspec.json.encode(spec), indent=1))
+        except OSError as error:
+            raise DirectoryError(f"cannot keep the job in {self.path}: {os.strerror(error.errno or 0)}") from error
+
+    def spec(self) -> JobSpec:
+        """The job that was put here.
+
+        Raises:
+            DirectoryError: there is none, or it cannot be read.
+        """
+        try:
+            return msgspec.json.decode((self.path / "job.json").read_bytes(), type=JobSpec)
+        except FileNotFoundError:
+            raise DirectoryError(f"there is no job in {self.path}") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DirectoryError(f"the job in {self.path} cannot be read: {error}") from error
+
+    def token(self) -> bytes:
+        """The job's secret.
+
+        Raises:
+            DirectoryError: there is none.
+        """
+        try:
+            return self.token_file.read_bytes().strip()
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise DirectoryError(f"the job's token {self.token_file} cannot be read: {why}") from None
+
+    def address(self) -> MasterAddress | None:
+        """Where the master listens, or listened last; None if none ever did."""
+        try:
+            return msgspec.json.decode((self.path / "master.json").read_bytes(), type=MasterAddress)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def announce(self, address: MasterAddress) -> None:
+        """Say where the master listens."""
+        write_atomically(self.path / "master.json", msgspec.json.encode(address))
+
+    def lock(self) -> int | None:
+        """Become the one master of this job; a file descriptor that holds the lock, or None if another has it."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def master_lives(self) -> bool:
+        """Whether a master holds the lock now."""
+        descriptor = self.lock()
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        return False

@@ -1,0 +1,143 @@
+"""An elastic training process's line to its agent: it says when it can meet, and is told where and when to break off.
+
+A line of its own beside `AgentChannel`, because somebody has to listen on it all the time: the word that a round is
+over must reach a process that is blocked in a collective. A thread listens; it holds no lock of the training and dies
+with the process. Nothing is repeated here: a line that breaks means that the agent is gone, and so is this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from resile.api.ids import NO_ROUND, Round
+from resile.common import unix_sockets
+from resile.wire.env import AGENT_SOCKET, WORKER
+from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
+from resile.wire.messages import Complete, LineMessage, Message, Placed, Ready, RoundOver
+
+CALL_TIMEOUT = 10.0
+"""Seconds for an agent on the same machine to take a connection."""
+
+
+class LineBroken(ConnectionError):
+    """The agent hung up; the text is one sentence."""
+
+
+class RoundLine:
+    """One process's line. `ready` is called by one thread at a time; `on_over` comes from the listening thread."""
+
+    def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
+        """Connect, and listen from now on.
+
+        Args:
+            path: the agent's socket.
+            worker: the name that the agent gave this process.
+            on_over: called with the number of a round that is over; must not block and must not raise.
+
+        Raises:
+            LineBroken: nobody listens there.
+        """
+        self._worker = worker
+        self._on_over = on_over
+        self._turn = threading.Condition()
+        self._placed: Placed | None = None
+        self._over: Round = NO_ROUND
+        self._broken = ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(CALL_TIMEOUT)
+        try:
+            unix_sockets.connect(self._socket, path)
+        except OSError as error:
+            self._socket.close()
+            raise LineBroken(f"the agent cannot be reached at {path}: {error.strerror or error}") from None
+        self._socket.settimeout(None)
+        self._thread = threading.Thread(target=self._listen, name="resile-rounds", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_environment(cls, on_over: Callable[[Round], None]) -> RoundLine | None:
+        """The line of this process; None when no agent started it."""
+        path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
+        return cls(path, worker, on_over) if path and worker else None
+
+    def over(self, round_: Round) -> bool:
+        """Whether this round is known to be over."""
+        return round_ <= self._over
+
+    def await_over(self, round_: Round, timeout: float) -> bool:
+        """Wait to be told that this round is over; False if that does not come within `timeout` seconds."""
+        with self._turn:
+            self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
+            return self.over(round_)
+
+    def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> Placed:
+        """Say that this process is in no round, and wait for its place in one.
+
+        Args:
+            step: steps completed.
+            timeout: seconds; None: as long as the agent lives.
+            agreed: the newest round in which it came to one state with all members.
+
+        Raises:
+            LineBroken: the agent is gone.
+            TimeoutError: no place came in time.
+        """
+        with self._turn:
+            self._placed = None
+            try:
+                self._socket.sendall(encode(Ready(worker=self._worker, step=step, agreed=agreed)))
+            except OSError as error:
+                self._broken = self._broken or f"the agent hung up: {error.strerror or error}"
+            self._turn.wait_for(lambda: self._placed is not None or bool(self._broken), timeout)
+            return self._answer(timeout)
+
+    def _answer(self, timeout: float | None) -> Placed:
+        if self._placed is not None:
+            return self._placed
+        if self._broken:
+            raise LineBroken(self._broken)
+        raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
+
+    def complete(self, round_: Round) -> None:
+        """Tell that all members of a round have taken the last step, so that nobody makes this one leave it."""
+        with contextlib.suppress(OSError):  # the agent hung up
+            self._socket.sendall(encode(Complete(round=round_)))
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._turn:
+            self._broken = self._broken or "this process hung up"
+        with contextlib.suppress(OSError):  # the agent was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CALL_TIMEOUT)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        frames, decoder = FrameDecoder(MAX_FRAME), MessageDecoder(LineMessage)
+        why = "the agent hung up"
+        try:
+            while data := self._socket.recv(64 * 1024):
+                for body in frames.feed(data):
+                    self._hear(decoder.decode(body))
+        except (OSError, BadFrame) as error:
+            why = f"the line to the agent broke: {error}"
+        with self._turn:
+            self._broken = self._broken or why
+            self._turn.notify_all()
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Placed():
+                with self._turn:
+                    self._placed = message
+                    self._turn.notify_all()
+            case RoundOver():
+                with self._turn:
+                    self._over = max(self._over, message.round)
+                    self._turn.notify_all()
+                self._on_over(message.round)

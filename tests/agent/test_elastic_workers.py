@@ -1,0 +1,540 @@
+"""What an agent says and does for elastic processes, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resile.agent.workers.elastic_workers import Seats
+from resile.api.ids import Rank, Round
+from resile.api.reports import Place, WorkerFailure
+from resile.wire.messages import (
+    Changed,
+    Complete,
+    Elastic,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    Placed,
+    Ready,
+    RoundOver,
+    Stuck,
+)
+
+
+class Line:
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.heard.append(message)
+
+    def close(self, because: str = "") -> None:
+        self.closed = True
+
+
+class Node:
+    """One node's seats with `nproc` processes that exist in name only."""
+
+    def __init__(self, nproc: int, *, ahead: bool = False, round_: int = 1, leave_within: float = 1000.0) -> None:
+        self.said: list[Message] = []
+        self.replaced: list[int] = []
+        self.killed: list[int] = []
+        self._kill, self._asked = asyncio.Event(), asyncio.Event()
+        self.deserted = 0
+        self.lines: dict[int, Line] = {}
+        self.attempt: Any = SimpleNamespace(
+            round=Round(0 if ahead else round_),
+            place=place(nproc),
+            names={n: f"w{n}" for n in range(nproc)},
+            failures=[],
+            stopped=False,
+            finished=False,
+            running=True,
+            kill_one=self._kill_one,
+            dismiss=self.killed.append,
+            enter=lambda *_: None,
+        )
+        self.seats = Seats(
+            send=self._say,
+            replace=self.replaced.append,
+            met=lambda: None,
+            desert=lambda: setattr(self, "deserted", self.deserted + 1),
+            leave_within=leave_within,
+            ready_within=1000.0,
+        )
+        self.seats.begin(self.attempt, ahead=ahead)
+
+    def ready(self, *numbers: int, step: int = 0, agreed: int = 0) -> None:
+        for number in numbers:
+            line = self.lines.setdefault(number, Line())
+            self.seats.on_ready(line, Ready(worker=f"w{number}", step=step, agreed=Round(agreed)))
+
+    async def asks(self) -> Stuck:
+        """Wait until it asks whether another node has the state."""
+        await asyncio.wait_for(self._asked.wait(), 10)
+        stuck = self.last(Stuck)
+        assert isinstance(stuck, Stuck)
+        return stuck
+
+    async def kills(self) -> list[int]:
+        """Wait for a process to be killed."""
+        await asyncio.wait_for(self._kill.wait(), 10)
+        return self.killed
+
+    def _say(self, message: Message) -> None:
+        self.said.append(message)
+        if isinstance(message, Stuck):
+            self._asked.set()
+
+    def _kill_one(self, number: int) -> None:
+        self.killed.append(number)
+        self._kill.set()
+
+    def dies(self, number: int) -> None:
+        self.lines.pop(number, None)
+        self.seats.ended(number, [WorkerFailure(global_rank=0, local_rank=number, pid=5, at=1.0, signal=9)])
+
+    def forms(self, number: int, nproc: int) -> None:
+        self.seats.formed(Round(number), place(nproc))
+
+    def over(self, number: int) -> None:
+        self.seats.over(Round(number), "somebody was lost")
+
+    def last(self, kind: type[Message]) -> Any:
+        return next((message for message in reversed(self.said) if isinstance(message, kind)), None)
+
+    def placed(self, number: int) -> Placed | None:
+        found = [message for message in self.lines[number].heard if isinstance(message, Placed)]
+        return found[-1] if found else None
+
+
+def place(nproc: int) -> Place:
+    return Place(
+        group_rank=Rank(1),
+        group_world_size=2,
+        first_rank=4,
+        world_size=4 + nproc,
+        master_addr="h",
+        master_port=9,
+        nproc=nproc,
+    )
+
+
+@pytest.fixture(autouse=True)
+async def _loop():
+    """Timers need one that runs."""
+
+
+async def test_a_process_started_for_a_round_gets_its_place_the_moment_it_is_ready():
+    node = Node(2)
+    node.ready(1)
+    assert node.placed(1).rank == 5
+    assert isinstance(node.said[0], Elastic)
+    assert node.last(Join) is None
+
+
+async def test_how_long_the_master_may_take_to_end_a_round_follows_the_recovery_budget():
+    node = Node(1, leave_within=60.0)
+    node.ready(0)
+    assert node.placed(0).verdict == 18.0
+
+
+async def test_all_processes_that_left_the_round_join_again_together():
+    node = Node(2)
+    node.ready(0, 1)
+    node.over(1)
+    assert [type(line.heard[-1]) for line in node.lines.values()] == [RoundOver, RoundOver]
+    node.ready(0)
+    assert node.last(Join) is None
+    node.ready(1)
+    assert (node.last(Join).after, node.last(Join).nproc, node.last(Join).elastic) == (1, 2, True)
+    node.forms(2, 2)
+    assert node.placed(1).round == 2
+    assert node.seats.in_round
+
+
+async def test_a_process_that_dies_is_replaced_and_its_siblings_do_not_wait_for_that():
+    node = Node(3)
+    node.ready(0, 1, 2)
+    node.dies(1)
+    failed = node.last(Failed)
+    assert (failed.member, failed.left, failed.placed) == (True, 2, 1)
+    assert node.replaced == [1]
+    node.ready(0, 2)
+    assert node.last(Join).nproc == 2
+    node.forms(2, 2)
+    assert [node.placed(n).rank for n in (0, 2)] == [4, 5]
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=3)
+
+
+async def test_a_replacement_that_fails_while_it_waits_for_a_round_is_told_of_again():
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0)
+    node.forms(2, 1)
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    node.said.clear()
+    node.dies(1)
+    assert (node.last(Failed).member, node.last(Failed).left) == (False, 1)
+    assert node.last(Changed) is None
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+
+
+async def test_a_process_that_loses_touch_takes_its_siblings_out_of_the_round():
+    node = Node(2)
+    node.ready(0, 1)
+    node.ready(0)
+    assert isinstance(node.lines[1].heard[-1], RoundOver)
+    node.ready(1)
+    assert node.last(Join).nproc == 2
+
+
+async def test_a_node_started_ahead_joins_when_all_its_processes_are_ready():
+    node = Node(2, ahead=True)
+    node.ready(0)
+    assert node.last(Join) is None
+    node.ready(1)
+    assert node.last(Join) == node.last(Join)
+    assert node.last(Join).nproc == 2
+
+
+async def test_a_round_formed_for_more_processes_than_there_are_is_given_back():
+    node = Node(2)
+    node.ready(0, 1)
+    node.over(1)
+    node.ready(0, 1)
+    node.dies(1)
+    assert node.last(Failed).member  # it was promised to the next round
+    assert not node.last(Failed).placed
+    assert node.last(Join).nproc == 1
+    node.forms(2, 2)
+    assert not node.seats.in_round
+    assert (node.last(Join).after, node.last(Join).nproc) == (2, 1)
+
+
+async def test_peers_are_not_kept_waiting_for_a_node_without_a_process():
+    node = Node(1)
+    node.ready(0)
+    node.over(1)
+    node.ready(0)
+    node.dies(0)
+    node.forms(2, 1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=0)
+
+
+async def test_a_replacement_that_is_not_needed_any_more_is_let_go_when_the_others_have_finished():
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0)
+    node.forms(2, 1)
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 2
+
+
+async def all_but_one_take_the_last_step(leave_within: float = 1000.0) -> Node:
+    """Of two processes the second is lost, and the first takes the last step in a round without it."""
+    node = Node(2, leave_within=leave_within)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0, step=15)
+    node.forms(2, 1)
+    return node
+
+
+async def test_a_replacement_that_is_ready_after_the_last_step_does_not_train_all_over_again():
+    node = await all_but_one_take_the_last_step()
+    node.seats.on_close(node.lines[0])
+    node.ready(1)
+    assert node.last(Changed) is None, "a round of its own would begin at step 0"
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 2
+
+
+async def test_that_the_last_step_is_taken_is_passed_on_once_and_told_to_a_new_master():
+    node = await all_but_one_take_the_last_step()
+    stranger = Line()
+    node.seats.on_complete(stranger, Complete(round=Round(2)))
+    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    assert node.last(Complete) is None
+    for _ in range(2):
+        node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
+    assert node.said.count(Complete(round=Round(2))) == 1
+    node.seats.welcomed()
+    node.said.pop()
+    node.seats.on_close(node.lines[0])
+    assert node.said.count(Complete(round=Round(2))) == 1
+    node.seats.welcomed()
+    assert node.said.count(Complete(round=Round(2))) == 2
+    node.lines.clear()
+    node.ready(0, step=16)  # another loop of the script
+    node.seats.welcomed()
+    assert node.said.count(Complete(round=Round(2))) == 2
+
+
+async def test_nor_does_one_for_which_the_round_was_ended_in_that_moment():
+    node = await all_but_one_take_the_last_step()
+    node.ready(1)
+    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    node.seats.on_close(node.lines[0])
+    node.over(2)
+    joined = node.last(Join)
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert (node.last(Join), node.last(Finished).round) == (joined, 2)
+
+
+async def test_nor_does_one_however_long_the_others_evaluate_after_their_round_was_ended():
+    node = await all_but_one_take_the_last_step(leave_within=0.01)
+    node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
+    node.seats.on_close(node.lines[0])
+    node.over(2)  # another node was lost
+    said = node.last(Join)
+    node.ready(1)
+    await asyncio.sleep(0.1)
+    assert node.last(Join) is said
+    node.seats.ended(0, [])
+    assert node.killed == [1]
+
+
+async def test_a_process_that_stores_its_last_step_is_not_killed_when_its_round_is_ended():
+    node = Node(2, leave_within=0.01)
+    node.ready(0, 1)
+    node.over(1)
+    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    assert await node.kills() == [1], "which has not said so"
+    await asyncio.sleep(0.1)
+    assert node.killed == [1]
+    node.seats.on_close(node.lines.pop(0))
+    node.seats.ended(0, [])
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 1
+
+
+async def test_a_master_that_comes_back_hears_of_the_last_step_from_whoever_has_told_it():
+    node = Node(2)
+    node.ready(0, 1)
+    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    node.said.clear()
+    node.seats.welcomed()
+    assert node.last(Complete) == Complete(round=Round(1))
+
+
+async def test_a_process_that_ends_well_before_any_round_takes_nobody_with_it():
+    node = Node(2, ahead=True)
+    node.ready(0)
+    node.seats.ended(1, [])
+    assert (node.killed, node.last(Finished), node.last(Join).nproc) == ([], None, 1)
+
+
+async def test_a_replacement_meets_those_that_took_the_last_step_in_another_loop_of_the_script():
+    node = await all_but_one_take_the_last_step()
+    node.seats.on_close(node.lines.pop(0))
+    node.ready(1)
+    node.ready(0, step=16)
+    assert (node.last(Join).after, node.last(Join).nproc) == (2, 2)
+
+
+async def test_a_script_that_failed_after_its_last_step_is_tried_again_though_a_sibling_ended_well():
+    node = Node(2)
+    node.ready(0, 1)
+    for number in (0, 1):
+        node.seats.on_close(node.lines[number])
+    node.dies(1)
+    node.ready(1)
+    node.seats.ended(0, [])
+    assert (node.killed, node.last(Join).nproc) == ([], 1)
+
+
+async def test_what_a_master_may_not_have_heard_is_said_again():
+    node = Node(2)
+    node.ready(0, 1)
+    node.dies(1)
+    node.ready(0)
+    said = list(node.said)
+    node.said.clear()
+    node.seats.welcomed()
+    assert [type(message) for message in node.said] == [Elastic, Failed, Join]
+    assert node.said[1:] == [message for message in said if isinstance(message, Failed | Join)][-2:]
+
+
+async def test_a_stranger_is_turned_away():
+    node = Node(1)
+    line = Line()
+    node.seats.on_ready(line, Ready(worker="nobody", step=0))
+    assert line.closed
+
+
+async def test_a_process_that_hangs_up_while_it_waits_is_replaced():
+    node = Node(1, ahead=True)
+    node.ready(0)
+    node.seats.on_close(node.lines[0])
+    assert node.killed == [0]
+
+
+async def test_a_process_that_hangs_up_in_its_round_has_finished_and_is_left_alone():
+    node = Node(1)
+    node.ready(0)
+    node.seats.on_close(node.lines[0])
+    node.over(1)
+    assert node.killed == []
+
+
+async def test_replacements_that_keep_failing_are_not_started_in_a_tight_loop():
+    node = Node(1)
+    node.ready(0)
+    node.dies(0)
+    node.dies(0)
+    assert node.replaced == [0, 0]
+    node.dies(0)
+    assert node.replaced == [0, 0]
+
+
+async def test_a_process_that_is_ready_joins_when_the_last_of_its_round_has_ended_well():
+    node = Node(2)
+    node.ready(0, 1)
+    node.ready(1)  # a peer was lost in the last moment; the other one has taken its last step and is on its way out
+    assert node.last(Join) is None
+    node.seats.ended(0, [])
+    assert (node.last(Join).after, node.last(Join).nproc) == (1, 1)
+
+
+async def test_a_process_that_is_ready_does_not_wait_long_for_one_that_does_something_else_after_its_last_step():
+    node = Node(2, leave_within=0.02)
+    node.ready(0, 1)
+    node.seats.on_close(node.lines[0])
+    node.ready(1)
+    assert node.last(Join) is None, "it may end, or call again, in a moment"
+    await asyncio.sleep(0.1)
+    assert (node.last(Join).after, node.last(Join).nproc) == (1, 1)
+    node.forms(2, 1)
+    assert node.placed(1).round == 2
+    node.seats.on_close(node.lines[1])
+    node.seats.ended(1, [])
+    assert (node.killed, node.last(Finished)) == ([], None)
+    node.attempt.running = False
+    node.seats.ended(0, [])
+    assert node.last(Finished).round == 2
+
+
+async def test_a_process_in_a_long_step_is_not_killed_before_another_one_has_the_state():
+    node = Node(3, leave_within=0.2)
+    node.ready(0, 1, 2)
+    node.over(1)
+    node.ready(2)  # it was started for this round, and never had the state
+    await asyncio.sleep(0.5)
+    assert node.killed == []
+    node.ready(0, step=7)
+    assert await node.kills() == [1]
+
+
+async def test_a_process_that_never_leaves_its_round_is_killed_even_if_it_is_the_last_one(caplog):
+    node = Node(1, leave_within=0.01)
+    node.ready(0)
+    node.over(1)
+    await node.kills()
+    assert "waiting 0.12 s more for the end of its step" in caplog.text
+
+
+async def test_a_process_that_hangs_is_killed_after_the_usual_time_if_another_node_has_the_state(caplog):
+    node = Node(1, leave_within=0.05)
+    node.ready(0)
+    node.over(1)
+    node.seats.held(Round(1))  # nobody asked: it is in the middle of a step, and has the usual time
+    assert node.killed == []
+    assert (await node.asks()).round == 1
+    assert node.killed == []
+    node.seats.held(Round(0))
+    assert node.killed == []
+    node.seats.held(Round(1))
+    assert node.killed == [0]
+    assert "another node has the state of the training: killing it" in caplog.text
+
+
+async def test_a_process_that_leaves_its_round_late_is_not_killed_by_an_answer_that_comes_later():
+    node = Node(1, leave_within=0.01)
+    node.ready(0)
+    node.over(1)
+    await node.asks()
+    node.ready(0, step=7, agreed=1)
+    node.seats.held(Round(1))
+    assert node.killed == []
+    assert node.last(Join).nproc == 1
+
+
+async def test_a_new_master_is_asked_again_as_long_as_the_process_hangs():
+    node = Node(1, leave_within=0.01)
+    node.ready(0)
+    node.over(1)
+    await node.asks()
+    node.said.clear()
+    node.seats.welcomed()
+    assert node.last(Stuck) == Stuck(round=Round(1))
+    node.ready(0, step=7)
+    node.said.clear()
+    node.seats.welcomed()
+    assert node.last(Stuck) is None
+
+
+async def test_a_node_joins_with_the_newest_state_that_one_of_its_processes_has():
+    node = Node(2)
+    node.ready(0, 1)
+    node.over(1)
+    node.ready(0, step=7, agreed=1)
+    node.ready(1)
+    assert node.last(Join).holds == 1
+
+
+async def test_processes_that_took_the_last_step_have_finished_although_the_round_was_ended_in_that_moment():
+    node = Node(2)
+    node.ready(0, 1)
+    for number in (0, 1):
+        node.seats.on_close(node.lines[number])
+    node.over(1)
+    node.seats.ended(0, [])
+    node.attempt.running = False
+    node.seats.ended(1, [])
+    assert node.last(Finished).round == 1
+    assert not node.deserted
+
+
+async def test_processes_that_were_told_before_they_hung_up_have_finished_too():
+    node = Node(1)
+    node.ready(0)
+    node.over(1)
+    node.seats.on_close(node.lines[0])
+    node.attempt.running = False
+    node.seats.ended(0, [])
+    assert node.last(Finished).round == 1
+
+
+async def test_processes_that_ended_between_two_rounds_have_not_finished():
+    node = Node(1)
+    node.ready(0)
+    node.seats.on_close(node.lines[0])  # a loop of the script is over
+    node.over(1)
+    node.lines.clear()
+    node.ready(0)  # and there is another one
+    node.attempt.running = False
+    node.seats.ended(0, [])
+    assert node.last(Finished) is None
+    assert node.deserted == 1

@@ -1,0 +1,243 @@
+"""Who runs the master, where its job is kept, and what its secret is."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from resile.agent import tempdirs
+from resile.agent.launch import _private_directory
+from resile.agent.master_launcher import (
+    CannotHost,
+    MasterHost,
+    hosts_master,
+    is_here,
+    is_loopback,
+    run_directory,
+    sweep,
+    token_notice,
+    token_of,
+)
+from resile.agent.options import Endpoint, RunOptions, Security
+from resile.agent.workers.oom import oom_kills
+from resile.agent.workers.ports import FIRST, LAST, NoFreePort, free_port
+from resile.api.reports import Meeting
+from resile.wire.job_directory import DirectoryError
+
+HERE, THERE = Endpoint("127.0.0.1", 29400), Endpoint("203.0.113.7", 29400)
+
+
+def options(state: Path | None = None, **fields: object) -> RunOptions:
+    base: dict[str, object] = {"command": ("true",), "nproc": 1, "meeting": Meeting(), "run_id": "id", "job_name": "j"}
+    if state is not None:
+        base["state_dir"] = str(state)
+    return RunOptions(**(base | fields))  # type: ignore[arg-type]
+
+
+def test_the_machine_that_the_endpoint_names_runs_the_master_unless_told_otherwise() -> None:
+    assert hosts_master(options())
+    assert hosts_master(options(endpoint=HERE))
+    assert not hosts_master(options(endpoint=THERE))
+    assert hosts_master(options(endpoint=THERE, hosts=True))
+    assert not hosts_master(options(endpoint=HERE, hosts=False))
+    assert not hosts_master(options(endpoint=HERE, managed=True))
+
+
+def test_addresses_are_known_for_what_they_are() -> None:
+    assert is_here("localhost")
+    assert not is_here("203.0.113.7")
+    assert not is_here("no.such.name.invalid")
+    assert [is_loopback(host) for host in ("localhost", "127.0.3.4", "::1", "10.0.0.1", "node-0")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_runs_are_kept_apart_by_id_and_port(tmp_path: Path) -> None:
+    paths = {
+        run_directory(options(tmp_path, run_id=run_id), Endpoint("127.0.0.1", port)).path
+        for run_id in ("a", "b", "../../etc")
+        for port in (1, 2)
+    }
+    assert len(paths) == 6
+    assert {path.parent for path in paths} == {tmp_path / "runs"}
+
+
+def test_the_secret_is_the_given_one_or_the_directorys_or_at_worst_the_run_id(tmp_path: Path) -> None:
+    given = options(tmp_path, security=Security(token="s3cret"))
+    none = options(tmp_path)
+    home = run_directory(none, HERE)
+    assert token_of(given, home, THERE) == b"s3cret"
+    with pytest.raises(DirectoryError, match="cannot be read"):
+        token_of(none, home, HERE)
+    assert token_of(none, home, THERE) == token_of(options(), home, THERE)
+    assert token_of(none, home, THERE) != token_of(options(run_id="other"), home, THERE)
+    assert "RESILE_TOKEN" in token_notice(none, THERE)
+    assert not token_notice(none, HERE)
+    assert not token_notice(given, THERE)
+    assert not token_notice(options(managed=True), THERE)
+
+
+async def test_a_master_that_cannot_listen_is_named_and_leaves_no_supervisor(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
+        chosen = options(tmp_path, endpoint=endpoint)
+        host = MasterHost(chosen, endpoint, run_directory(chosen, endpoint))
+        with pytest.raises(CannotHost, match=f"cannot listen on 127.0.0.1:{endpoint.port}: address already in use"):
+            await host.start()
+        await host.end(5)
+        host.close()
+    assert not run_directory(chosen, endpoint).master_lives()
+
+
+async def test_two_agents_share_one_master_and_the_one_that_started_it_sees_it_off(tmp_path: Path) -> None:
+    endpoint = Endpoint("127.0.0.1", free_port())
+    chosen = options(tmp_path, endpoint=endpoint)
+    home = run_directory(chosen, endpoint)
+    first, second = MasterHost(chosen, endpoint, home), MasterHost(chosen, endpoint, home)
+    await first.start()
+    address = home.address()
+    await second.start()
+    assert home.address() == address
+    second.revive(60.0)
+    await second.end(0.1)
+    assert home.master_lives(), "the other's master is not its to end"
+    await first.end(0.1)
+    assert not home.master_lives()
+    for host in (first, second):
+        host.close()
+
+
+async def test_a_machine_without_room_for_a_master_is_a_sentence_and_a_later_call_revives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = Endpoint("127.0.0.1", free_port())
+    chosen = options(tmp_path, endpoint=endpoint)
+    home = run_directory(chosen, endpoint)
+    host = MasterHost(chosen, endpoint, home)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "no room")
+
+    with monkeypatch.context() as machine:
+        machine.setattr("resile.agent.master_launcher.subprocess.Popen", full)
+        with pytest.raises(CannotHost, match="cannot start the master: Resource temporarily unavailable"):
+            await host.start()
+        host.revive(60.0)
+        assert "cannot start the master" in caplog.text
+    host.revive(60.0)
+    async with asyncio.timeout(20):
+        while home.address() is None:  # noqa: ASYNC110 (it announces itself in a file)
+            await asyncio.sleep(0.01)
+    await host.end(0.1)
+    host.close()
+    assert not home.master_lives()
+
+
+def test_a_free_port_is_free_and_outside_the_range_of_outgoing_calls() -> None:
+    port = free_port({})
+    assert FIRST <= port <= LAST
+    with socket.create_server(("", port)):
+        with pytest.raises(NoFreePort, match=f"no port of HOST_PORTS={port} is free"):
+            free_port({"HOST_PORTS": f"{port}"})
+        other = free_port({"HOST_PORTS": f"{port}, {port + 1}, nonsense,"})
+    assert other == port + 1
+
+
+def test_a_port_is_free_again_as_soon_as_nobody_listens_on_it() -> None:
+    """Connections of the last store, closed by the store, keep its port in TIME_WAIT for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted, _ = store.accept()
+            accepted.close()
+    assert free_port({"HOST_PORTS": str(port)}) == port
+
+
+def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert oom_kills() >= 0
+    events = tmp_path / "memory.events"
+    monkeypatch.setattr("resile.agent.workers.oom._candidates", lambda: [tmp_path / "nothing", events])
+    assert oom_kills() == 0
+    events.write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills() == 2
+    events.write_text("oom_kill many\n")
+    assert oom_kills() == 0
+
+
+def test_what_old_runs_left_is_swept_away_unless_somebody_is_there(tmp_path: Path) -> None:
+    for name in ("over", "held", "starting", "fresh"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.launch").touch()
+        (tmp_path / f"{name}.present").touch()
+        if name != "fresh":
+            os.utime(tmp_path / name, (0, 0))
+    with (tmp_path / "held.present").open() as agent, (tmp_path / "starting.launch").open() as launcher:
+        fcntl.flock(agent, fcntl.LOCK_SH)
+        fcntl.flock(launcher, fcntl.LOCK_EX)
+        sweep(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {name + end for name in ("held", "starting", "fresh") for end in ("", ".launch", ".present")}
+
+
+def test_a_lock_whose_file_was_swept_away_is_taken_anew(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    home = run_directory(chosen, HERE).path
+    home.parent.mkdir()
+
+    async def contend() -> bool:
+        first = MasterHost(chosen, HERE, run_directory(chosen, HERE))
+        with await first._turn():
+            second = asyncio.ensure_future(MasterHost(chosen, HERE, run_directory(chosen, HERE))._turn())
+            await asyncio.sleep(0.05)
+            home.with_suffix(".launch").unlink()
+        with await second:
+            return home.with_suffix(".launch").exists()
+
+    assert asyncio.run(asyncio.wait_for(contend(), 10))
+
+
+def test_the_agent_of_a_local_node_keeps_its_socket_in_the_nodes_directory(tmp_path: Path) -> None:
+    for home in (tmp_path, tmp_path / ("x" * 100)):
+        home.mkdir(exist_ok=True)
+        assert _private_directory({"RESILE_LOCAL_NODE": str(home)}).parent == home
+    for gone in (str(tmp_path / "none"), ""):
+        other = _private_directory({"RESILE_LOCAL_NODE": gone})
+        assert other.parent == Path(tempfile.gettempdir())
+        other.rmdir()
+
+
+def test_what_a_killed_agent_left_is_removed_an_hour_after_it_was_found(tmp_path: Path) -> None:
+    for name in ("resile-held", "resile-left", "resile-other", "other"):
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "logs" / "out").write_text("words")
+        if name != "resile-other":
+            os.close(tempdirs.hold(tmp_path / name))
+    (tmp_path / "resile-link").symlink_to(tmp_path / "other")
+    held = tempdirs.hold(tmp_path / "resile-held")
+    everything = {path.name for path in tmp_path.iterdir()}
+    tempdirs.sweep(tmp_path)
+    tempdirs.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == everything, "somebody may want to look at it"
+    long_ago = time.time() - tempdirs.KEPT_SECONDS
+    for name in ("resile-held", "resile-left", "other"):
+        os.utime(tmp_path / name / tempdirs.LOCK, (long_ago, long_ago))
+    tempdirs.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == everything - {"resile-left"}
+    assert (tmp_path / "other" / "logs" / "out").exists(), "a link is not followed"
+    os.close(held)
+    tempdirs.sweep(tmp_path)
+    assert (tmp_path / "resile-held").exists(), "a long run that has just been killed"

@@ -1,0 +1,79 @@
+"""What people ask of a job by changing its ElasticJob is done, whenever its master dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from lightkube import AsyncClient
+
+from resile.api.job import JobSpec, RoleSpec
+from resile.core.state import new_state
+from resile.master.app import Serving
+from resile.master.journal.configmap import KubernetesJournal
+from resile.master.kubernetes.spec_watch import LAST_SEEN, JobWatch, Wanted
+from resile.wire.messages import Ask
+from tests.kube.namespace import job
+
+SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})
+
+
+class Memory:
+    """The journal's memory for texts."""
+
+    def __init__(self, before: Wanted) -> None:
+        self.texts = {LAST_SEEN: msgspec.json.encode(before).decode()}
+
+    def recall(self, key: str) -> str:
+        return self.texts[key]
+
+    def remember(self, key: str, value: str) -> None:
+        self.texts[key] = value
+
+
+class Masters:
+    """Masters of one job, one after the other: what they were asked, and how many wishes they answer before death."""
+
+    def __init__(self) -> None:
+        self.state = new_state(SPEC, 0.0)
+        self.state.targets["worker"] = 2
+        self.memory = Memory(Wanted({"worker": 2}, suspend=False))
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers = 0
+
+    async def see(self, changed: dict[str, Any]) -> None:
+        shell = SimpleNamespace(engine=SimpleNamespace(state=self.state))
+        serving = cast(Serving, SimpleNamespace(shell=shell, asks=self._ask))
+        client, journal = cast(AsyncClient, None), cast(KubernetesJournal, self.memory)
+        watch = JobWatch(SPEC, client, serving, journal, lambda *_: None)
+        await watch._act(changed, msgspec.json.decode(self.memory.recall(LAST_SEEN), type=Wanted))
+
+    def _ask(self, ask: Ask, answer: Callable[[str, Any], None]) -> None:
+        self.asked.append((ask.what, ask.arguments))
+        if self.answers:
+            self.answers -= 1
+            answer("", None)
+
+
+async def test_a_change_is_remembered_when_all_of_it_was_answered_and_not_before() -> None:
+    changed = job("j", "true", 3)
+    changed["spec"]["suspend"] = True
+    scale, suspend = ("scale", {"role": "worker", "replicas": 3}), ("suspend", {"on": True})
+    masters = Masters()
+    masters.answers = 1
+    with pytest.raises(TimeoutError):  # it dies before the second answer
+        await asyncio.wait_for(masters.see(changed), 0.05)
+    assert masters.asked == [scale, suspend]
+
+    masters.asked, masters.answers = [], 1
+    masters.state.targets["worker"] = 3  # as the first wish left it
+    await masters.see(changed)
+    assert masters.asked == [suspend], "the next master does the rest, and nothing twice"
+
+    masters.asked = []
+    await masters.see(changed)
+    assert masters.asked == []
