@@ -23,7 +23,7 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from resile.client.local.master_client import Client, MasterAway
+from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.wire.job_directory import JobDirectory
 
 BIN = Path(sys.executable).parent
@@ -249,7 +249,7 @@ class Story:
     """Follows the story that a master tells. Times are on this machine's monotonic clock."""
 
     def __init__(self, directory: JobDirectory) -> None:
-        self.client = Client(directory)
+        self.client = MasterClient(directory)
         self._after = 0
         self._lines: list[dict[str, Any]] = []
         self._offset = 0.0
@@ -342,6 +342,6 @@ def asking(directory: JobDirectory) -> Iterator[Story]:
     with Story(directory) as story:
         try:
             story.status()
-        except MasterAway as error:
+        except MasterUnreachable as error:
             raise GaveUp(f"the master does not answer: {error}") from None
         yield story

@@ -24,10 +24,10 @@ import msgspec
 from benchmarks.harness import GaveUp, Story, Workplace, asking, file_limit, say
 from resile.api.ids import NO_ROUND, Round
 from resile.api.job import FrontDoor, JobSpec
-from resile.api.reports import Meeting
+from resile.protocol.messages import PROTOCOL, Hello, Join, MasterMessage, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.reports import RendezvousConfig
 from resile.wire.frames import HEARTBEAT_FRAME, MAX_ANSWER, MAX_FRAME
 from resile.wire.job_directory import JobDirectory
-from resile.wire.messages import PROTOCOL, Hello, Join, MasterMessage, Refused, RoundFormed, RoundOver, Welcome
 from resile.wire.transport import CallingConnection, Connection, Endpoint
 
 PER_PROCESS = 5000
@@ -163,7 +163,7 @@ class Players:
             address="127.0.0.1",
             host=f"host-{number}",
             nproc=8,
-            meeting=Meeting(min_nodes=self._total, max_nodes=self._total),
+            meeting=RendezvousConfig(min_nodes=self._total, max_nodes=self._total),
         )
 
     async def _join(self) -> Report:

@@ -44,7 +44,7 @@ def simulated(agents: int, bar: float) -> Row:
 
 def _rendezvous(agents: int, bar: float) -> list[Row]:
     say(f"rendezvous: {agents:,} agents connect to one master and join a round")
-    blink = derive().blink
+    blink = derive().reconnect
     with gathered(agents) as crowd:
         formed = crowd.join()
         say(f"all told of the round {formed:.3f} s after the last join; now one is lost")

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from resile.protocol.messages import Answer, Ask, Heartbeat, Message, RoundOver, ToMaster
 from resile.wire.connection import Connection, serve
 from resile.wire.frames import HEARTBEAT_FRAME, PREFIX, MessageDecoder, encode
 from resile.wire.handshake import ClientHandshake
-from resile.wire.messages import Answer, Ask, Heartbeat, Message, RoundOver, ToMaster
 
 HEARTBEAT_EVERY = 0.625
 """Seconds between the heartbeats of one agent: the default recovery budget's share."""

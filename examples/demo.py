@@ -18,15 +18,15 @@ import click
 from resile.api.ids import Seconds
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
-from resile.chaos.local import NothingStruckError, Strike, kill_node, kill_process
+from resile.chaos.local import Injected, NothingToInjectError, kill_node, kill_process
 from resile.cli.commands.submit import read_manifest_file, start_job
 from resile.cli.output.follow import Follower, Screen, clock, screen_for
 from resile.cli.output.tables import table
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob
 from resile.client.local.supervision import end_by_force
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView, OutageView
 from resile.platform.local import files
 
@@ -65,11 +65,11 @@ def main() -> int:
     screen = screen_for(sys.stdout.isatty())
     try:
         start_job(spec, [])
-        with Look(job) as look:
+        with JobReader(job) as look:
             strikes, view = perform(Follower(look, screen))
         screen.close()
         return report(job, strikes, view)
-    except (DemoError, CommandError, NothingStruckError) as error:
+    except (DemoError, CommandError, NothingToInjectError) as error:
         screen.close()
         print(f"the demo failed: {error}\nlogs: {job.directory.path}", file=sys.stderr)
         return 1
@@ -80,11 +80,11 @@ def main() -> int:
         end_by_force(job.directory, Seconds(0.0))
 
 
-def perform(follower: Follower) -> tuple[list[Strike], JobView]:
+def perform(follower: Follower) -> tuple[list[Injected], JobView]:
     """Follow the job to its end; strike twice on the way."""
     directory = follower.look.directory
     started = time.monotonic()
-    strikes: list[Strike] = []
+    strikes: list[Injected] = []
     calm_since = 0
     while True:
         view = follower.poll()
@@ -101,12 +101,12 @@ def perform(follower: Follower) -> tuple[list[Strike], JobView]:
         time.sleep(POLL)
 
 
-def steady(view: JobView, strikes: list[Strike]) -> bool:
+def steady(view: JobView, strikes: list[Injected]) -> bool:
     """Whether training goes on, with all three nodes, after everything that was done to it."""
     return bool(view.round) and view.members == 3 and all(recovery(view, strike) for strike in strikes)
 
 
-def recovery(view: JobView, strike: Strike) -> OutageView | None:
+def recovery(view: JobView, strike: Injected) -> OutageView | None:
     """What a strike led to, once the next step has been taken."""
     ended = [o for o in view.outages if o.noticed_at >= strike.at - CLOCK_DRIFT and o.next_step_at is not None]
     return ended[0] if ended else None
@@ -118,12 +118,12 @@ def running_node(directory: Path) -> str:
     return str(running[len(running) // 2].node)
 
 
-def announce(screen: Screen, view: JobView, strike: Strike) -> None:
+def announce(screen: Screen, view: JobView, strike: Injected) -> None:
     """Put what we did among the lines of the story."""
-    screen.show(view, [Told(number=0, at=strike.at, reason="Chaos", message=strike.what, warning=True)])
+    screen.show(view, [JobEvent(number=0, at=strike.at, reason="Chaos", message=strike.what, warning=True)])
 
 
-def report(job: LocalJob, strikes: list[Strike], view: JobView) -> int:
+def report(job: LocalJob, strikes: list[Injected], view: JobView) -> int:
     """Print what happened; the exit code."""
     rows = []
     for strike in strikes:

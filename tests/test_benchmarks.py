@@ -176,4 +176,4 @@ def test_a_benchmark_that_gives_up_does_not_cost_the_figures_of_the_others(
     assert bench.main(["--only", "failure_detection", "--only", "help_time"]) == 1
     output = capsys.readouterr().out
     assert "the other" in output
-    assert "detect gave up: the master did not start" in output
+    assert "failure_detection gave up: the master did not start" in output

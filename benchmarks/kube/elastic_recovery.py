@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import dlrover_figures
-from benchmarks.kube.namespace import Space
+from benchmarks.kube.namespace import BenchNamespace
 from benchmarks.kube.training import ELASTIC, START_SECONDS, STEADY, WORKERS, Step, Training
 
 DELETED_BAR_SECONDS = 0.5
@@ -22,7 +22,7 @@ KILLED_BAR_SECONDS = 0.3
 def run(quick: bool) -> list[Row]:
     deleted: list[float] = []
     killed: list[float] = []
-    with Space("regroup") as space, Training(space, "regroup", ELASTIC) as training:
+    with BenchNamespace("regroup") as space, Training(space, "regroup", ELASTIC) as training:
         space.apply(training.manifest())
         for number in range(1 if quick else 2 * WORKERS):
             rank = number % WORKERS  # each place in turn: that of rank 0 hosts the store of the others
@@ -59,7 +59,7 @@ def _lose(training: Training, rank: int, what: str, strike: Callable[[Step], flo
     return took
 
 
-def _kill(space: Space, victim: Step) -> float:
+def _kill(space: BenchNamespace, victim: Step) -> float:
     """Kill the training process of a pod from inside; the moment just before it."""
     command = f'echo "$EPOCHREALTIME"; kill -9 {victim.pid}'
     return float(space.kubectl("exec", victim.pod, "--", "bash", "-c", command))

@@ -16,7 +16,7 @@ from lightkube import Client
 from lightkube.types import PatchType
 
 from benchmarks.harness import Row, cpu_seconds, memory_mb, say, wait_for
-from benchmarks.kube.namespace import IDLE, IMAGE, Space, elastic_job
+from benchmarks.kube.namespace import IDLE, IMAGE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import Pods, api_only
 from resile.api.manifests.names import master_name
 from resile.master.kubernetes.job_status import stamp
@@ -71,7 +71,7 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def _start(space: Space, seen: Pods, names: list[str]) -> float:
+def _start(space: BenchNamespace, seen: Pods, names: list[str]) -> float:
     """Apply all jobs at once and make their masters run; the seconds to the last master's pod."""
     master = {"template": {"spec": space.on_api_only_nodes()}}
     begun = time.time()
@@ -92,7 +92,7 @@ def _start(space: Space, seen: Pods, names: list[str]) -> float:
 class Reports:
     """Plays what masters write: every job's progress, once in `STEPS_SECONDS`, evenly spread."""
 
-    def __init__(self, space: Space, names: list[str]) -> None:
+    def __init__(self, space: BenchNamespace, names: list[str]) -> None:
         self._space = space
         self._names = names
         self._client: Client = kube.sync_client(space.name)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import dlrover_figures
-from benchmarks.kube.namespace import IDLE, Space, elastic_job
+from benchmarks.kube.namespace import IDLE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import Pods, api_only
 from resile.platform.kubernetes import client as kube
 
@@ -52,7 +52,7 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def _create(space: Space, seen: Pods, pods: int) -> float:
+def _create(space: BenchNamespace, seen: Pods, pods: int) -> float:
     begun = time.time()
     space.apply(elastic_job(JOB, {**IDLE, **space.on_api_only_nodes()}, pods))
     wait_for(f"{pods} pods", lambda: len(seen.workers(JOB)) >= pods, every=0.02)
@@ -68,7 +68,7 @@ def _create(space: Space, seen: Pods, pods: int) -> float:
     return took
 
 
-def _recreate(space: Space, seen: Pods, number: int) -> float:
+def _recreate(space: BenchNamespace, seen: Pods, number: int) -> float:
     before = seen.workers(JOB)
     begun = time.time()
     with ThreadPoolExecutor(number) as pool:  # not kubectl, which sends ten requests and then five a second

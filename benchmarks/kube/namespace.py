@@ -1,7 +1,7 @@
 """A namespace of the cluster with an operator of its own, and what a benchmark adds to the cluster for a while.
 
-Leaving a `Space` removes all of it, by force, whatever happened: pods on Node objects without kubelets would otherwise
-stay for ever.
+Leaving a `BenchNamespace` removes all of it by force, whatever happened: pods on Node objects without kubelets would
+otherwise stay for ever.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEAT_SECONDS = 10.0
 Jobs = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL)
 
 
-class Space:
+class BenchNamespace:
     """A namespace and an operator that serves it alone. Enter it to make both, leave it to remove all."""
 
     def __init__(self, purpose: str) -> None:
@@ -135,14 +135,14 @@ class Space:
         self.client.patch(Node.Status, name, {"status": status}, patch_type=PatchType.STRATEGIC)
 
     @contextlib.contextmanager
-    def room(self, resource: str, each: int) -> Iterator[Room]:
+    def room(self, resource: str, each: int) -> Iterator[FreeRoom]:
         """A resource that every real node offers for a while: pods that ask for it find room only while it is there."""
         nodes = [
             item["metadata"]["name"]
             for item in json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
             if API_ONLY not in item["metadata"].get("labels", {})
         ]
-        made = Room(self, resource, nodes)
+        made = FreeRoom(self, resource, nodes)
         try:
             made.offer(each)
             yield made
@@ -174,10 +174,10 @@ class Space:
             kubectl("delete", "namespace", self.name, "--wait=false")
 
 
-class Room:
+class FreeRoom:
     """How much there is of a resource on the real nodes."""
 
-    def __init__(self, space: Space, resource: str, nodes: Sequence[str]) -> None:
+    def __init__(self, space: BenchNamespace, resource: str, nodes: Sequence[str]) -> None:
         self._space = space
         self._resource = resource
         self._nodes = nodes

@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import dlrover_figures
-from benchmarks.kube.namespace import Space
+from benchmarks.kube.namespace import BenchNamespace
 from benchmarks.kube.training import FEWEST, WORKERS, Training
 
 REPLACEMENT_BAR_SECONDS = 0.5
@@ -33,7 +33,7 @@ def run(quick: bool) -> list[Row]:
     losses: list[Loss] = []
     no_room: list[Loss] = []
     times = 1 if quick else WORKERS
-    with Space("lose") as space, space.room(ROOM, WORKERS) as room, Training(space, "lose") as training:
+    with BenchNamespace("lose") as space, space.room(ROOM, WORKERS) as room, Training(space, "lose") as training:
         space.apply(training.manifest({"limits": {ROOM: "1"}}))
         training.whole(since=0.0)
         for rank in [*range(times)] * 2:  # each place in turn: the one of rank 0 is where the others meet
@@ -71,7 +71,7 @@ def _row(measure: str, seconds: list[float]) -> Row:
     )
 
 
-def _lose(space: Space, training: Training, rank: int, world: int = WORKERS) -> Loss:
+def _lose(space: BenchNamespace, training: Training, rank: int, world: int = WORKERS) -> Loss:
     """Delete the worker at a place and wait until `world` workers train again."""
     victim = next(step for step in reversed(training.steps) if step.rank == rank)
     deleted = space.delete_pod(victim.pod)

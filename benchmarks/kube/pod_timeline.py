@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from benchmarks.kube.namespace import PODS_PER_NODE, Space
+from benchmarks.kube.namespace import PODS_PER_NODE, BenchNamespace
 from resile.platform.kubernetes import client as kube
 
 AGAIN_SECONDS = 0.1
@@ -20,7 +20,7 @@ AGAIN_SECONDS = 0.1
 
 
 def watch(
-    space: Space, kind: kube.Kind, over: threading.Event, take: Callable[[float, str, dict[str, Any]], None]
+    space: BenchNamespace, kind: kube.Kind, over: threading.Event, take: Callable[[float, str, dict[str, Any]], None]
 ) -> None:
     """Have `take` called, on a thread, with every change of a kind and its moment, until `over` is set."""
 
@@ -42,7 +42,7 @@ def watch(
 class Pods:
     """Every pod of a space since this was entered, by name."""
 
-    def __init__(self, space: Space, on_running: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, space: BenchNamespace, on_running: Callable[[str], None] = lambda name: None) -> None:
         """Nothing is seen before it is entered; `on_running` is called once for every pod that runs."""
         self._space = space
         self._on_running = on_running
@@ -89,9 +89,9 @@ class Pods:
 
 
 @contextlib.contextmanager
-def api_only(purpose: str, pods: int) -> Iterator[tuple[Space, Pods]]:
+def api_only(purpose: str, pods: int) -> Iterator[tuple[BenchNamespace, Pods]]:
     """A space with Node objects without kubelets for so many pods, and sight of them."""
-    with Space(purpose) as space:
+    with BenchNamespace(purpose) as space:
         space.api_only_nodes(pods // PODS_PER_NODE + 1)
         with Pods(space) as seen:
             yield space, seen

@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import dlrover_figures
-from benchmarks.kube.namespace import Space
+from benchmarks.kube.namespace import BenchNamespace
 from benchmarks.kube.training import WORKERS, Training
 from resile.api.manifests.names import master_name
 
@@ -62,7 +62,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def run(quick: bool) -> list[Row]:
     runs = []
-    with Space("start") as space:
+    with BenchNamespace("start") as space:
         for number in range(1 if quick else 3):
             runs.append(_start(space, f"start-{number}"))
     totals, ours = [parts.total for parts in runs], [parts.ours for parts in runs]
@@ -101,7 +101,7 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def _start(space: Space, name: str) -> Parts:
+def _start(space: BenchNamespace, name: str) -> Parts:
     say(f"start: applying {name}")
     with Training(space, name) as training:
         applied = time.time()

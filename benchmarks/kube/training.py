@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from benchmarks.harness import wait_for
-from benchmarks.kube.namespace import IMAGE, Space, elastic_job
+from benchmarks.kube.namespace import IMAGE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import AGAIN_SECONDS, Pods, watch
 from resile.platform.kubernetes import client as kube
 
@@ -110,7 +110,7 @@ class Step(msgspec.Struct, frozen=True):
 class Training:
     """A job in training: its pods, and every step that they report."""
 
-    def __init__(self, space: Space, name: str, script: str = PLAIN) -> None:
+    def __init__(self, space: BenchNamespace, name: str, script: str = PLAIN) -> None:
         self.name = name
         self._script = script
         self._space = space

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from resile.agent.workers.elastic_workers import Seats
+from resile.agent.workers.elastic_workers import ElasticWorkers
 from resile.api.ids import Rank, Round
-from resile.api.reports import Place, WorkerFailure
-from resile.wire.messages import (
-    Changed,
-    Complete,
-    Elastic,
-    Failed,
-    Finished,
+from resile.protocol.messages import (
+    CanRegroup,
     Join,
+    LastStepTaken,
     Message,
-    Placed,
-    Ready,
+    NodeFinished,
     RoundOver,
-    Stuck,
+    WorkerAssignment,
+    WorkerFailed,
+    WorkerReady,
+    WorkersChanged,
+    WorkerStuck,
 )
+from resile.protocol.reports import RoundAssignment, WorkerFailure
 
 
 class Line:
@@ -60,7 +60,7 @@ class Node:
             dismiss=self.killed.append,
             enter=lambda *_: None,
         )
-        self.seats = Seats(
+        self.seats = ElasticWorkers(
             send=self._say,
             replace=self.replaced.append,
             met=lambda: None,
@@ -73,13 +73,13 @@ class Node:
     def ready(self, *numbers: int, step: int = 0, agreed: int = 0) -> None:
         for number in numbers:
             line = self.lines.setdefault(number, Line())
-            self.seats.on_ready(line, Ready(worker=f"w{number}", step=step, agreed=Round(agreed)))
+            self.seats.on_ready(line, WorkerReady(worker=f"w{number}", step=step, agreed=Round(agreed)))
 
-    async def asks(self) -> Stuck:
+    async def asks(self) -> WorkerStuck:
         """Wait until it asks whether another node has the state."""
         await asyncio.wait_for(self._asked.wait(), 10)
-        stuck = self.last(Stuck)
-        assert isinstance(stuck, Stuck)
+        stuck = self.last(WorkerStuck)
+        assert isinstance(stuck, WorkerStuck)
         return stuck
 
     async def kills(self) -> list[int]:
@@ -89,7 +89,7 @@ class Node:
 
     def _say(self, message: Message) -> None:
         self.said.append(message)
-        if isinstance(message, Stuck):
+        if isinstance(message, WorkerStuck):
             self._asked.set()
 
     def _kill_one(self, number: int) -> None:
@@ -109,13 +109,13 @@ class Node:
     def last(self, kind: type[Message]) -> Any:
         return next((message for message in reversed(self.said) if isinstance(message, kind)), None)
 
-    def placed(self, number: int) -> Placed | None:
-        found = [message for message in self.lines[number].heard if isinstance(message, Placed)]
+    def placed(self, number: int) -> WorkerAssignment | None:
+        found = [message for message in self.lines[number].heard if isinstance(message, WorkerAssignment)]
         return found[-1] if found else None
 
 
-def place(nproc: int) -> Place:
-    return Place(
+def place(nproc: int) -> RoundAssignment:
+    return RoundAssignment(
         group_rank=Rank(1),
         group_world_size=2,
         first_rank=4,
@@ -135,7 +135,7 @@ async def test_a_process_started_for_a_round_gets_its_place_the_moment_it_is_rea
     node = Node(2)
     node.ready(1)
     assert node.placed(1).rank == 5
-    assert isinstance(node.said[0], Elastic)
+    assert isinstance(node.said[0], CanRegroup)
     assert node.last(Join) is None
 
 
@@ -163,7 +163,7 @@ async def test_a_process_that_dies_is_replaced_and_its_siblings_do_not_wait_for_
     node = Node(3)
     node.ready(0, 1, 2)
     node.dies(1)
-    failed = node.last(Failed)
+    failed = node.last(WorkerFailed)
     assert (failed.member, failed.left, failed.placed) == (True, 2, 1)
     assert node.replaced == [1]
     node.ready(0, 2)
@@ -171,7 +171,7 @@ async def test_a_process_that_dies_is_replaced_and_its_siblings_do_not_wait_for_
     node.forms(2, 2)
     assert [node.placed(n).rank for n in (0, 2)] == [4, 5]
     node.ready(1)
-    assert node.last(Changed) == Changed(round=Round(2), nproc=3)
+    assert node.last(WorkersChanged) == WorkersChanged(round=Round(2), nproc=3)
 
 
 async def test_a_replacement_that_fails_while_it_waits_for_a_round_is_told_of_again():
@@ -181,13 +181,13 @@ async def test_a_replacement_that_fails_while_it_waits_for_a_round_is_told_of_ag
     node.ready(0)
     node.forms(2, 1)
     node.ready(1)
-    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    assert node.last(WorkersChanged) == WorkersChanged(round=Round(2), nproc=2)
     node.said.clear()
     node.dies(1)
-    assert (node.last(Failed).member, node.last(Failed).left) == (False, 1)
-    assert node.last(Changed) is None
+    assert (node.last(WorkerFailed).member, node.last(WorkerFailed).left) == (False, 1)
+    assert node.last(WorkersChanged) is None
     node.ready(1)
-    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    assert node.last(WorkersChanged) == WorkersChanged(round=Round(2), nproc=2)
 
 
 async def test_a_process_that_loses_touch_takes_its_siblings_out_of_the_round():
@@ -214,8 +214,8 @@ async def test_a_round_formed_for_more_processes_than_there_are_is_given_back():
     node.over(1)
     node.ready(0, 1)
     node.dies(1)
-    assert node.last(Failed).member  # it was promised to the next round
-    assert not node.last(Failed).placed
+    assert node.last(WorkerFailed).member  # it was promised to the next round
+    assert not node.last(WorkerFailed).placed
     assert node.last(Join).nproc == 1
     node.forms(2, 2)
     assert not node.seats.in_round
@@ -229,7 +229,7 @@ async def test_peers_are_not_kept_waiting_for_a_node_without_a_process():
     node.ready(0)
     node.dies(0)
     node.forms(2, 1)
-    assert node.last(Changed) == Changed(round=Round(2), nproc=0)
+    assert node.last(WorkersChanged) == WorkersChanged(round=Round(2), nproc=0)
 
 
 async def test_a_replacement_that_is_not_needed_any_more_is_let_go_when_the_others_have_finished():
@@ -242,7 +242,7 @@ async def test_a_replacement_that_is_not_needed_any_more_is_let_go_when_the_othe
     assert node.killed == [1]
     node.attempt.running = False
     node.seats.ended(1, [])
-    assert node.last(Finished).round == 2
+    assert node.last(NodeFinished).round == 2
 
 
 async def all_but_one_take_the_last_step(leave_within: float = 1000.0) -> Node:
@@ -259,39 +259,39 @@ async def test_a_replacement_that_is_ready_after_the_last_step_does_not_train_al
     node = await all_but_one_take_the_last_step()
     node.seats.on_close(node.lines[0])
     node.ready(1)
-    assert node.last(Changed) is None, "a round of its own would begin at step 0"
+    assert node.last(WorkersChanged) is None, "a round of its own would begin at step 0"
     node.seats.ended(0, [])
     assert node.killed == [1]
     node.attempt.running = False
     node.seats.ended(1, [])
-    assert node.last(Finished).round == 2
+    assert node.last(NodeFinished).round == 2
 
 
 async def test_that_the_last_step_is_taken_is_passed_on_once_and_told_to_a_new_master():
     node = await all_but_one_take_the_last_step()
     stranger = Line()
-    node.seats.on_complete(stranger, Complete(round=Round(2)))
-    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
-    assert node.last(Complete) is None
+    node.seats.on_complete(stranger, LastStepTaken(round=Round(2)))
+    node.seats.on_complete(node.lines[0], LastStepTaken(round=Round(1)))
+    assert node.last(LastStepTaken) is None
     for _ in range(2):
-        node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
-    assert node.said.count(Complete(round=Round(2))) == 1
+        node.seats.on_complete(node.lines[0], LastStepTaken(round=Round(2)))
+    assert node.said.count(LastStepTaken(round=Round(2))) == 1
     node.seats.welcomed()
     node.said.pop()
     node.seats.on_close(node.lines[0])
-    assert node.said.count(Complete(round=Round(2))) == 1
+    assert node.said.count(LastStepTaken(round=Round(2))) == 1
     node.seats.welcomed()
-    assert node.said.count(Complete(round=Round(2))) == 2
+    assert node.said.count(LastStepTaken(round=Round(2))) == 2
     node.lines.clear()
     node.ready(0, step=16)  # another loop of the script
     node.seats.welcomed()
-    assert node.said.count(Complete(round=Round(2))) == 2
+    assert node.said.count(LastStepTaken(round=Round(2))) == 2
 
 
 async def test_nor_does_one_for_which_the_round_was_ended_in_that_moment():
     node = await all_but_one_take_the_last_step()
     node.ready(1)
-    assert node.last(Changed) == Changed(round=Round(2), nproc=2)
+    assert node.last(WorkersChanged) == WorkersChanged(round=Round(2), nproc=2)
     node.seats.on_close(node.lines[0])
     node.over(2)
     joined = node.last(Join)
@@ -299,12 +299,12 @@ async def test_nor_does_one_for_which_the_round_was_ended_in_that_moment():
     assert node.killed == [1]
     node.attempt.running = False
     node.seats.ended(1, [])
-    assert (node.last(Join), node.last(Finished).round) == (joined, 2)
+    assert (node.last(Join), node.last(NodeFinished).round) == (joined, 2)
 
 
 async def test_nor_does_one_however_long_the_others_evaluate_after_their_round_was_ended():
     node = await all_but_one_take_the_last_step(leave_within=0.01)
-    node.seats.on_complete(node.lines[0], Complete(round=Round(2)))
+    node.seats.on_complete(node.lines[0], LastStepTaken(round=Round(2)))
     node.seats.on_close(node.lines[0])
     node.over(2)  # another node was lost
     said = node.last(Join)
@@ -319,7 +319,7 @@ async def test_a_process_that_stores_its_last_step_is_not_killed_when_its_round_
     node = Node(2, leave_within=0.01)
     node.ready(0, 1)
     node.over(1)
-    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    node.seats.on_complete(node.lines[0], LastStepTaken(round=Round(1)))
     assert await node.kills() == [1], "which has not said so"
     await asyncio.sleep(0.1)
     assert node.killed == [1]
@@ -327,23 +327,23 @@ async def test_a_process_that_stores_its_last_step_is_not_killed_when_its_round_
     node.seats.ended(0, [])
     node.attempt.running = False
     node.seats.ended(1, [])
-    assert node.last(Finished).round == 1
+    assert node.last(NodeFinished).round == 1
 
 
 async def test_a_master_that_comes_back_hears_of_the_last_step_from_whoever_has_told_it():
     node = Node(2)
     node.ready(0, 1)
-    node.seats.on_complete(node.lines[0], Complete(round=Round(1)))
+    node.seats.on_complete(node.lines[0], LastStepTaken(round=Round(1)))
     node.said.clear()
     node.seats.welcomed()
-    assert node.last(Complete) == Complete(round=Round(1))
+    assert node.last(LastStepTaken) == LastStepTaken(round=Round(1))
 
 
 async def test_a_process_that_ends_well_before_any_round_takes_nobody_with_it():
     node = Node(2, ahead=True)
     node.ready(0)
     node.seats.ended(1, [])
-    assert (node.killed, node.last(Finished), node.last(Join).nproc) == ([], None, 1)
+    assert (node.killed, node.last(NodeFinished), node.last(Join).nproc) == ([], None, 1)
 
 
 async def test_a_replacement_meets_those_that_took_the_last_step_in_another_loop_of_the_script():
@@ -373,14 +373,14 @@ async def test_what_a_master_may_not_have_heard_is_said_again():
     said = list(node.said)
     node.said.clear()
     node.seats.welcomed()
-    assert [type(message) for message in node.said] == [Elastic, Failed, Join]
-    assert node.said[1:] == [message for message in said if isinstance(message, Failed | Join)][-2:]
+    assert [type(message) for message in node.said] == [CanRegroup, WorkerFailed, Join]
+    assert node.said[1:] == [message for message in said if isinstance(message, WorkerFailed | Join)][-2:]
 
 
 async def test_a_stranger_is_turned_away():
     node = Node(1)
     line = Line()
-    node.seats.on_ready(line, Ready(worker="nobody", step=0))
+    node.seats.on_ready(line, WorkerReady(worker="nobody", step=0))
     assert line.closed
 
 
@@ -430,10 +430,10 @@ async def test_a_process_that_is_ready_does_not_wait_long_for_one_that_does_some
     assert node.placed(1).round == 2
     node.seats.on_close(node.lines[1])
     node.seats.ended(1, [])
-    assert (node.killed, node.last(Finished)) == ([], None)
+    assert (node.killed, node.last(NodeFinished)) == ([], None)
     node.attempt.running = False
     node.seats.ended(0, [])
-    assert node.last(Finished).round == 2
+    assert node.last(NodeFinished).round == 2
 
 
 async def test_a_process_in_a_long_step_is_not_killed_before_another_one_has_the_state():
@@ -488,11 +488,11 @@ async def test_a_new_master_is_asked_again_as_long_as_the_process_hangs():
     await node.asks()
     node.said.clear()
     node.seats.welcomed()
-    assert node.last(Stuck) == Stuck(round=Round(1))
+    assert node.last(WorkerStuck) == WorkerStuck(round=Round(1))
     node.ready(0, step=7)
     node.said.clear()
     node.seats.welcomed()
-    assert node.last(Stuck) is None
+    assert node.last(WorkerStuck) is None
 
 
 async def test_a_node_joins_with_the_newest_state_that_one_of_its_processes_has():
@@ -513,7 +513,7 @@ async def test_processes_that_took_the_last_step_have_finished_although_the_roun
     node.seats.ended(0, [])
     node.attempt.running = False
     node.seats.ended(1, [])
-    assert node.last(Finished).round == 1
+    assert node.last(NodeFinished).round == 1
     assert not node.deserted
 
 
@@ -524,7 +524,7 @@ async def test_processes_that_were_told_before_they_hung_up_have_finished_too():
     node.seats.on_close(node.lines[0])
     node.attempt.running = False
     node.seats.ended(0, [])
-    assert node.last(Finished).round == 1
+    assert node.last(NodeFinished).round == 1
 
 
 async def test_processes_that_ended_between_two_rounds_have_not_finished():
@@ -536,5 +536,5 @@ async def test_processes_that_ended_between_two_rounds_have_not_finished():
     node.ready(0)  # and there is another one
     node.attempt.running = False
     node.seats.ended(0, [])
-    assert node.last(Finished) is None
+    assert node.last(NodeFinished) is None
     assert node.deserted == 1

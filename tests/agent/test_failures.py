@@ -25,7 +25,7 @@ from resile.agent.workers.failures import (
     root_cause,
     tail_of,
 )
-from resile.api.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
+from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 CHAINED = """\
 step 7

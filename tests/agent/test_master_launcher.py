@@ -16,8 +16,8 @@ import pytest
 from resile.agent import tempdirs
 from resile.agent.launch import _private_directory
 from resile.agent.master_launcher import (
-    CannotHost,
-    MasterHost,
+    CannotLaunchMaster,
+    MasterLauncher,
     hosts_master,
     is_here,
     is_loopback,
@@ -29,14 +29,20 @@ from resile.agent.master_launcher import (
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.workers.oom import oom_kills
 from resile.agent.workers.ports import FIRST, LAST, NoFreePort, free_port
-from resile.api.reports import Meeting
+from resile.protocol.reports import RendezvousConfig
 from resile.wire.job_directory import DirectoryError
 
 HERE, THERE = Endpoint("127.0.0.1", 29400), Endpoint("203.0.113.7", 29400)
 
 
 def options(state: Path | None = None, **fields: object) -> RunOptions:
-    base: dict[str, object] = {"command": ("true",), "nproc": 1, "meeting": Meeting(), "run_id": "id", "job_name": "j"}
+    base: dict[str, object] = {
+        "command": ("true",),
+        "nproc": 1,
+        "meeting": RendezvousConfig(),
+        "run_id": "id",
+        "job_name": "j",
+    }
     if state is not None:
         base["state_dir"] = str(state)
     return RunOptions(**(base | fields))  # type: ignore[arg-type]
@@ -93,8 +99,10 @@ async def test_a_master_that_cannot_listen_is_named_and_leaves_no_supervisor(tmp
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
         chosen = options(tmp_path, endpoint=endpoint)
-        host = MasterHost(chosen, endpoint, run_directory(chosen, endpoint))
-        with pytest.raises(CannotHost, match=f"cannot listen on 127.0.0.1:{endpoint.port}: address already in use"):
+        host = MasterLauncher(chosen, endpoint, run_directory(chosen, endpoint))
+        with pytest.raises(
+            CannotLaunchMaster, match=f"cannot listen on 127.0.0.1:{endpoint.port}: address already in use"
+        ):
             await host.start()
         await host.end(5)
         host.close()
@@ -105,7 +113,7 @@ async def test_two_agents_share_one_master_and_the_one_that_started_it_sees_it_o
     endpoint = Endpoint("127.0.0.1", free_port())
     chosen = options(tmp_path, endpoint=endpoint)
     home = run_directory(chosen, endpoint)
-    first, second = MasterHost(chosen, endpoint, home), MasterHost(chosen, endpoint, home)
+    first, second = MasterLauncher(chosen, endpoint, home), MasterLauncher(chosen, endpoint, home)
     await first.start()
     address = home.address()
     await second.start()
@@ -125,14 +133,14 @@ async def test_a_machine_without_room_for_a_master_is_a_sentence_and_a_later_cal
     endpoint = Endpoint("127.0.0.1", free_port())
     chosen = options(tmp_path, endpoint=endpoint)
     home = run_directory(chosen, endpoint)
-    host = MasterHost(chosen, endpoint, home)
+    host = MasterLauncher(chosen, endpoint, home)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, "no room")
 
     with monkeypatch.context() as machine:
         machine.setattr("resile.agent.master_launcher.subprocess.Popen", full)
-        with pytest.raises(CannotHost, match="cannot start the master: Resource temporarily unavailable"):
+        with pytest.raises(CannotLaunchMaster, match="cannot start the master: Resource temporarily unavailable"):
             await host.start()
         host.revive(60.0)
         assert "cannot start the master" in caplog.text
@@ -199,9 +207,9 @@ def test_a_lock_whose_file_was_swept_away_is_taken_anew(tmp_path: Path) -> None:
     home.parent.mkdir()
 
     async def contend() -> bool:
-        first = MasterHost(chosen, HERE, run_directory(chosen, HERE))
+        first = MasterLauncher(chosen, HERE, run_directory(chosen, HERE))
         with await first._turn():
-            second = asyncio.ensure_future(MasterHost(chosen, HERE, run_directory(chosen, HERE))._turn())
+            second = asyncio.ensure_future(MasterLauncher(chosen, HERE, run_directory(chosen, HERE))._turn())
             await asyncio.sleep(0.05)
             home.with_suffix(".launch").unlink()
         with await second:

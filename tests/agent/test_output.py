@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resile.agent.workers.output import LONGEST_LINE, MAX_WORDS, Outlet, Output, Tail
-from resile.api.reports import MAX_LOG_TAIL
+from resile.protocol.reports import MAX_LOG_TAIL
 
 
 class Console:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from resile.agent.relay import Relay
 from resile.api.ids import Round
-from resile.wire.messages import (
+from resile.protocol.messages import (
     Attach,
     Message,
     OpenDataset,
     ShardGranted,
     ShardProgress,
-    Stepped,
+    StepReport,
     TakeShard,
     WorkerGone,
     WorkerMessage,
@@ -74,9 +74,9 @@ def test_the_end_of_a_process_that_took_shards_is_told_and_told_again() -> None:
 
 def test_the_end_of_a_process_that_took_none_is_nobodys_business() -> None:
     relay, sent = relay_of("a.0")
-    Line(relay, "a.0").say(Stepped(round=Round(3), step=1))
+    Line(relay, "a.0").say(StepReport(round=Round(3), step=1))
     relay.gone("a.0")
-    assert [type(message) for message in sent] == [Stepped]
+    assert [type(message) for message in sent] == [StepReport]
 
 
 def test_what_a_process_forked_goes_with_it() -> None:
@@ -110,13 +110,13 @@ def test_strangers_and_impostors_are_cut_off() -> None:
 def test_steps_of_older_rounds_and_slower_ranks_are_not_passed_on() -> None:
     relay, sent = relay_of("a.0", "a.1")
     first, second = Line(relay, "a.0"), Line(relay, "a.1")
-    first.say(Stepped(round=Round(3), step=5))
-    second.say(Stepped(round=Round(3), step=5))
-    second.say(Stepped(round=Round(2), step=9))
-    second.say(Stepped(round=Round(3), step=6))
-    assert [message.step for message in sent if isinstance(message, Stepped)] == [5, 6]
+    first.say(StepReport(round=Round(3), step=5))
+    second.say(StepReport(round=Round(3), step=5))
+    second.say(StepReport(round=Round(2), step=9))
+    second.say(StepReport(round=Round(3), step=6))
+    assert [message.step for message in sent if isinstance(message, StepReport)] == [5, 6]
     relay.begin(Round(4), {"b.0"}, leads=True)
-    Line(relay, "b.0").say(Stepped(round=Round(4), step=0))
+    Line(relay, "b.0").say(StepReport(round=Round(4), step=0))
     assert len(sent) == 3
 
 
@@ -126,21 +126,21 @@ def test_a_node_that_does_not_lead_tells_its_first_step_at_once_and_then_speaks_
     relay.begin(Round(3), {"a.0"}, leads=False)
     line = Line(relay, "a.0")
     for step in range(200):
-        line.say(Stepped(round=Round(3), step=step))
+        line.say(StepReport(round=Round(3), step=step))
         now += 1 / 16
-    assert [message.step for message in sent if isinstance(message, Stepped)] == [0, 80, 160]
+    assert [message.step for message in sent if isinstance(message, StepReport)] == [0, 80, 160]
     relay.gone("a.0")
-    assert sent[3:] == [Stepped(round=Round(3), step=199)], "the last step of a process is never lost"
+    assert sent[3:] == [StepReport(round=Round(3), step=199)], "the last step of a process is never lost"
     relay.begin(Round(4), {"b.0"}, leads=False)
-    Line(relay, "b.0").say(Stepped(round=Round(4), step=200))
-    assert sent[4:] == [Stepped(round=Round(4), step=200)], "the next round begins at once"
+    Line(relay, "b.0").say(StepReport(round=Round(4), step=200))
+    assert sent[4:] == [StepReport(round=Round(4), step=200)], "the next round begins at once"
 
 
 def test_the_node_that_leads_tells_every_step() -> None:
     relay, sent = relay_of("a.0")
     line = Line(relay, "a.0")
     for step in range(20):
-        line.say(Stepped(round=Round(3), step=step))
+        line.say(StepReport(round=Round(3), step=step))
     assert len(sent) == 20
 
 

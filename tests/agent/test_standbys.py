@@ -25,16 +25,18 @@ import pytest_asyncio
 from resile.agent.options import RunOptions
 from resile.agent.standby import pool as standbys_module
 from resile.agent.standby import standby as standby_module
-from resile.agent.standby.pool import Standbys
+from resile.agent.standby.pool import StandbyPool
 from resile.agent.standby.preload import cold_because
 from resile.agent.workers import process_control
 from resile.agent.workers.env import worker_environment
 from resile.agent.workers.output import Outlet, Output
 from resile.agent.workers.workers import Ended, Spawn, WorkerGroup
 from resile.api.ids import Rank, Round
-from resile.api.reports import Meeting, Place
+from resile.protocol.reports import RendezvousConfig, RoundAssignment
 
-PLACE = Place(group_rank=Rank(0), group_world_size=1, first_rank=0, world_size=1, master_addr="h", master_port=5)
+PLACE = RoundAssignment(
+    group_rank=Rank(0), group_world_size=1, first_rank=0, world_size=1, master_addr="h", master_port=5
+)
 PATIENCE = 60.0
 
 
@@ -68,13 +70,13 @@ class Node:
         self.options = RunOptions(
             command=self.command,
             nproc=1,
-            meeting=Meeting(max_restarts=3),
+            meeting=RendezvousConfig(max_restarts=3),
             run_id="id",
             job_name="job",
             **{"standbys": 2, **more},
         )
         self.output = output
-        self.standbys = Standbys(self.options, self.environ)
+        self.standbys = StandbyPool(self.options, self.environ)
         self.ends: list[Ended] = []
         self.group: WorkerGroup
         self._starts = 0
@@ -712,13 +714,13 @@ async def test_they_are_given_up_after_failures_in_a_row(
         ((sys.executable, "-u", "train-${local_rank}.py"), {}, "depends on the process"),
         ((sys.executable, "-u", "/"), {}, "not a plain file"),
         ((sys.executable, "-u", __file__), {"virtual_local_rank": True}, "--virtual-local-rank"),
-        ((sys.executable, "-u", __file__), {"meeting": Meeting(max_restarts=0)}, "--max-restarts is 0"),
+        ((sys.executable, "-u", __file__), {"meeting": RendezvousConfig(max_restarts=0)}, "--max-restarts is 0"),
         ((sys.executable, "-u", __file__), {}, ""),
         ((sys.executable, "-u", "-m", "train"), {}, ""),
     ],
 )
 def test_what_always_starts_from_scratch(command: tuple[str, ...], more: dict[str, Any], why: str) -> None:
-    meeting = Meeting(max_restarts=1)
+    meeting = RendezvousConfig(max_restarts=1)
     options = RunOptions(**{"command": command, "nproc": 1, "meeting": meeting, "run_id": "", "job_name": "", **more})
     found = cold_because(options)
     assert why in found

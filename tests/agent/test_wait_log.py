@@ -9,9 +9,9 @@ import pytest
 
 from resile.agent import wait_log
 from resile.agent.options import Endpoint
-from resile.agent.wait_log import Waiting
-from resile.api.reports import Meeting
+from resile.agent.wait_log import WaitLog
 from resile.api.timeouts import derive
+from resile.protocol.reports import RendezvousConfig
 
 MASTER = Endpoint("node0", 29400)
 
@@ -23,7 +23,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_master_that_cannot_be_reached_is_named_at_once_and_then_now_and_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wait = Waiting(Meeting(), derive())
+    wait = WaitLog(RendezvousConfig(), derive())
     for second in range(65):
         wait.away(MASTER, second + 0.01, f"cannot connect to {MASTER}: connection refused", 60.0)
     lines = said(caplog)
@@ -38,28 +38,38 @@ def test_a_master_that_cannot_be_reached_is_named_at_once_and_then_now_and_then(
 @pytest.mark.parametrize(
     ("meeting", "again", "place", "words"),
     [
-        (Meeting(min_nodes=2, max_nodes=2), False, None, ": --nnodes=2 have to come within 600 s"),
-        (Meeting(min_nodes=2, max_nodes=2), False, MASTER, " at node0:29400: --nnodes=2 have to come within 600 s"),
+        (RendezvousConfig(min_nodes=2, max_nodes=2), False, None, ": --nnodes=2 have to come within 600 s"),
         (
-            Meeting(min_nodes=2, max_nodes=2),
+            RendezvousConfig(min_nodes=2, max_nodes=2),
+            False,
+            MASTER,
+            " at node0:29400: --nnodes=2 have to come within 600 s",
+        ),
+        (
+            RendezvousConfig(min_nodes=2, max_nodes=2),
             False,
             Endpoint("127.0.0.1", 29500),
             " at 127.0.0.1:29500: --nnodes=2 have to come within 600 s; other machines cannot reach that: "
             "give --rdzv-endpoint, the same to all, for them to meet",
         ),
         (
-            Meeting(min_nodes=2, max_nodes=4, last_call=7),
+            RendezvousConfig(min_nodes=2, max_nodes=4, last_call=7),
             False,
             None,
             ": at least 2 of --nnodes=2:4 within 600 s, and 7 s after enough have come it begins without the rest",
         ),
-        (Meeting(min_nodes=2, max_nodes=4, join_timeout=90), True, None, ": at least 2 of --nnodes=2:4 within 90 s"),
+        (
+            RendezvousConfig(min_nodes=2, max_nodes=4, join_timeout=90),
+            True,
+            None,
+            ": at least 2 of --nnodes=2:4 within 90 s",
+        ),
     ],
 )
 def test_a_round_that_does_not_come_is_said_to_be_waited_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    meeting: Meeting,
+    meeting: RendezvousConfig,
     again: bool,
     place: Endpoint | None,
     words: str,
@@ -69,7 +79,7 @@ def test_a_round_that_does_not_come_is_said_to_be_waited_for(
     caplog.set_level(logging.INFO)
 
     async def wait() -> None:
-        one = Waiting(meeting, derive(), place)
+        one = WaitLog(meeting, derive(), place)
         one.joined(again)
         for _ in range(1000):
             if len(caplog.records) >= 2:

@@ -13,23 +13,25 @@ import pytest
 from resile.agent.options import RunOptions
 from resile.agent.workers.env import NoDeviceError, worker_environment
 from resile.api.ids import Rank, Round
-from resile.api.reports import Meeting, Place
+from resile.protocol.reports import RendezvousConfig, RoundAssignment
 
-PLACE = Place(group_rank=Rank(0), group_world_size=1, first_rank=0, world_size=2, master_addr="h", master_port=5)
+PLACE = RoundAssignment(
+    group_rank=Rank(0), group_world_size=1, first_rank=0, world_size=2, master_addr="h", master_port=5
+)
 
 
 def environment(
     base: dict[str, str] | None = None,
     *,
     local_rank: int = 0,
-    place: Place = PLACE,
+    place: RoundAssignment = PLACE,
     virtual: bool = False,
     extra: dict[str, str] | None = None,
 ) -> dict[str, str]:
     options = RunOptions(
         command=("python", "train.py"),
         nproc=2,
-        meeting=Meeting(max_restarts=3),
+        meeting=RendezvousConfig(max_restarts=3),
         run_id="id",
         job_name="job",
         virtual_local_rank=virtual,
@@ -51,7 +53,9 @@ def environment(
 
 
 def test_ranks_follow_from_the_place_in_the_round() -> None:
-    second = Place(group_rank=Rank(1), group_world_size=3, first_rank=2, world_size=6, master_addr="h", master_port=5)
+    second = RoundAssignment(
+        group_rank=Rank(1), group_world_size=3, first_rank=2, world_size=6, master_addr="h", master_port=5
+    )
     found = environment(local_rank=1, place=second)
     assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")} == {
         "RANK": "3",
@@ -117,7 +121,7 @@ def test_every_variable_that_torchrun_gives_a_process_is_given_here_too(tmp_path
         theirs = json.loads((tmp_path / f"{local_rank}.json").read_text())
         added = {name: value for name, value in theirs.items() if base.get(name) != value}
         added.pop("LC_CTYPE", None)  # Python's own, where the locale is C
-        place = Place(
+        place = RoundAssignment(
             group_rank=Rank(0),
             group_world_size=1,
             first_rank=0,

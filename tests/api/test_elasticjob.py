@@ -10,7 +10,7 @@ from resile.api.job import FrontDoor, JobSpec, Resources, Strategy, node_name
 from resile.api.kinds.annotations import FOREVER, duration, read_options
 from resile.api.kinds.elasticjob import ElasticJob, OptimizeMode, Phase
 from resile.api.kinds.to_job_spec import to_job_spec
-from resile.api.manifests.errors import BadManifest, Mistakes
+from resile.api.manifests.errors import BadManifest, ManifestErrors
 from resile.api.manifests.names import MAX_JOB_NAME, master_name, node_of_pod
 from resile.api.manifests.reader import load_manifests, read_manifest
 from resile.api.timeouts import derive
@@ -324,7 +324,7 @@ def test_every_master_option_is_read() -> None:
         "enable_dashboard": "true",
         "dashboard_port": "8080",
     }
-    options = read_options(annotations, "metadata.annotations", Mistakes())
+    options = read_options(annotations, "metadata.annotations", ManifestErrors())
     assert msgspec.to_builtins(options) == {
         "recovery_budget": 60.0,
         "pending_timeout": 600.0,

@@ -9,13 +9,13 @@ from resile.api.timeouts import LARGEST_RECOVERY_BUDGET, SMALLEST_RECOVERY_BUDGE
 @given(st.floats(min_value=SMALLEST_RECOVERY_BUDGET, max_value=LARGEST_RECOVERY_BUDGET))
 def test_every_allowed_budget_gives_a_ladder_that_holds(budget: float) -> None:
     ladder = derive(Seconds(budget))
-    assert ladder.silence + ladder.settle + ladder.regroup_grace <= budget
-    assert ladder.silence >= 3 * ladder.heartbeat
+    assert ladder.heartbeat_timeout + ladder.straggler_wait + ladder.regroup_grace <= budget
+    assert ladder.heartbeat_timeout >= 3 * ladder.heartbeat
     assert all(getattr(ladder, rung) > 0 for rung in Timeouts.__struct_fields__)
 
 
 def test_silence_is_two_seconds_by_default() -> None:
-    assert derive().silence == 2.0
+    assert derive().heartbeat_timeout == 2.0
 
 
 @pytest.mark.parametrize("budget", [0.999, 3600.1, 1e9, 0.0, -1.0, float("nan")])
@@ -36,22 +36,25 @@ def test_an_override_of_none_keeps_the_derived_value() -> None:
 
 def test_a_silence_with_room_for_fewer_than_three_heartbeats_is_refused() -> None:
     with pytest.raises(
-        BadTimeouts, match=r"^silence: 2 s leaves room for fewer than 3 heartbeats of 1 s; allowed is 3 s"
+        BadTimeouts, match=r"^heartbeat_timeout: 2 s leaves room for fewer than 3 heartbeats of 1 s; allowed is 3 s"
     ):
         derive(Seconds(10), heartbeat=1.0)
 
 
 def test_an_unknown_rung_is_named_with_the_known_ones() -> None:
-    with pytest.raises(BadTimeouts, match=r"^snooze: no such time-out; known are recovery_budget, heartbeat, silence"):
+    with pytest.raises(
+        BadTimeouts, match=r"^snooze: no such time-out; known are recovery_budget, heartbeat, heartbeat_timeout"
+    ):
         derive(snooze=1.0)
 
 
 def test_shares_that_exceed_the_budget_are_refused() -> None:
     with pytest.raises(
         BadTimeouts,
-        match=r"^recovery_budget: silence \+ settle \+ regroup_grace come to 12 s, more than the budget of 10 s$",
+        match=r"^recovery_budget: heartbeat_timeout \+ straggler_wait \+ regroup_grace come to 12 s, "
+        r"more than the budget of 10 s$",
     ):
-        derive(Seconds(10), settle=9.0)
+        derive(Seconds(10), straggler_wait=9.0)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resile.checkpoint.buffer import PAGE, Buffer, NotWhole
+from resile.checkpoint.buffer import PAGE, Buffer, IncompleteBuffer
 from resile.checkpoint.layout import chunks
 from resile.checkpoint.memory_limits import LIMIT, short_of
 from tests.checkpoint.buffers import filled, layout_of
@@ -53,10 +53,10 @@ def test_a_flipped_bit_in_the_layout_or_in_the_checksums_is_found() -> None:
     buffer, record = filled(layout_of(), step=7)
     buffer.seal(record, [5, 6])
     buffer.map()[record.sums_at] ^= 1
-    with pytest.raises(NotWhole, match="table of checksums is damaged"):
+    with pytest.raises(IncompleteBuffer, match="table of checksums is damaged"):
         buffer.sums(record)
     buffer.map()[PAGE + 3] ^= 1
-    with pytest.raises(NotWhole, match="table of contents is damaged"):
+    with pytest.raises(IncompleteBuffer, match="table of contents is damaged"):
         Buffer(os.dup(buffer.descriptor)).layout(record)
 
 

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from resile.checkpoint.log_once import Once, OnChange
+from resile.checkpoint.log_once import LogOnce, LogOnChange
 
 log = logging.getLogger("resile.test")
 
 
 def test_each_thing_is_said_once_whatever_its_words(caplog: pytest.LogCaptureFixture) -> None:
-    once = Once(log)
+    once = LogOnce(log)
     once.say("3 MiB are missing", about="room")
     once.say("4 MiB are missing", about="room")
     once.say("the disk is full", level=logging.ERROR)
@@ -24,7 +24,7 @@ def test_each_thing_is_said_once_whatever_its_words(caplog: pytest.LogCaptureFix
 
 
 def test_what_stays_wrong_is_said_again_only_after_it_was_well(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = OnChange(log)
+    complaints = LogOnChange(log)
     for words in ("full", "full", "away", "full", "", "full"):
         complaints.say(words)
     assert [each.message for each in caplog.records] == ["full", "away", "full", "full"]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from resile.checkpoint.checksums import sums_of
-from resile.checkpoint.errors import CannotStore, Unwritable
+from resile.checkpoint.errors import NotWritable, StorageError
 from resile.checkpoint.layout import Part
 from resile.checkpoint.storage import Storage, new_file, open_storage, store_all, store_committed
 from tests.checkpoint.buffers import filled, layout_of
@@ -168,7 +168,7 @@ def test_a_buffer_that_was_overwritten_is_not_stored(tmp_path: Path) -> None:
     filled(layout_of(tmp_path), step=6, buffer=buffer)
     assert "a newer step took its place" in store_committed(buffer, old.sequence)
     assert not buffer.wanted, "whatever came of it, the buffer may be overwritten again"
-    with pytest.raises(CannotStore, match="a newer step took its place"):
+    with pytest.raises(StorageError, match="a newer step took its place"):
         Storage(tmp_path).store(buffer, old)
     assert Storage(tmp_path).steps() == []
 
@@ -196,12 +196,12 @@ def test_a_place_that_will_never_be_written_is_found_out_without_a_step(
 ) -> None:
     (tmp_path / "file").touch()
     where = f"{scheme}{tmp_path / place}"
-    with pytest.raises(Unwritable, match=f"^checkpoints cannot be stored in {where}: ({why})$"):
+    with pytest.raises(NotWritable, match=f"^checkpoints cannot be stored in {where}: ({why})$"):
         open_storage(where).prove()
 
 
 def test_a_place_below_what_takes_no_directory_is_found_out_too() -> None:
-    with pytest.raises(Unwritable, match=r"^checkpoints cannot be stored in /proc/resile/here: No such file"):
+    with pytest.raises(NotWritable, match=r"^checkpoints cannot be stored in /proc/resile/here: No such file"):
         Storage("/proc/resile/here").prove()
 
 
@@ -215,7 +215,7 @@ def test_a_place_that_can_be_read_but_not_written_is_found_out_and_rights_alone_
     buffer, record = filled(layout_of(tmp_path), step=5)
     pauses: list[float] = []
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(Unwritable, match=os.strerror(number)):
+    with pytest.raises(NotWritable, match=os.strerror(number)):
         Storage(tmp_path).prove()
     assert os.strerror(number) in store_committed(buffer, record.sequence, (1.0,), pauses.append)
     assert len(pauses) == tries - 1, "credentials may be renewed"

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from resile.api.ids import Seconds
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import find
 from resile.client.local.supervision import end_by_force
 from resile.wire.job_directory import JobDirectory
@@ -50,24 +50,24 @@ def _as_in_a_terminal() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Workbench:
+class CliRunner:
     """A state directory, and the commands run on it."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.state = place / "state"
+    def __init__(self, workdir: Path) -> None:
+        self.workdir = workdir
+        self.state = workdir / "state"
         self._started: list[subprocess.Popen[str]] = []
         self.environment = {
             **os.environ,
             "RESILE_STATE_DIR": str(self.state),
             "COLUMNS": "120",
-            "KUBECONFIG": str(place / "no-kubeconfig"),  # whatever cluster is near is not asked
+            "KUBECONFIG": str(workdir / "no-kubeconfig"),  # whatever cluster is near is not asked
         }
 
     def run(self, *words: str, code: int | None = 0, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """Run a command; its exit code must be `code` (None: any), and it never ends with a traceback."""
         done = subprocess.run(
-            [RESILE, *words], env=self.environment, cwd=self.place, capture_output=True, text=True, timeout=timeout
+            [RESILE, *words], env=self.environment, cwd=self.workdir, capture_output=True, text=True, timeout=timeout
         )
         assert "Traceback" not in done.stderr + done.stdout, done.stderr
         assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -93,7 +93,7 @@ class Workbench:
         started = subprocess.Popen(
             [RESILE, *words],
             env=self.environment,
-            cwd=self.place,
+            cwd=self.workdir,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -113,7 +113,7 @@ class Workbench:
         annotations: str = "{}",
     ) -> str:
         """Write a manifest; its path."""
-        path = self.place / f"{name}.yaml"
+        path = self.workdir / f"{name}.yaml"
         path.write_text(
             MANIFEST.format(
                 name=name,
@@ -140,7 +140,7 @@ class Workbench:
 
     def statuses(self, name: str, wanted: str) -> list[str]:
         """The nodes of a job that have a status: as `get nodes` lists them, but without a command for every look."""
-        with patch.dict(os.environ, RESILE_STATE_DIR=str(self.state)), Look(find(name, None)) as look:
+        with patch.dict(os.environ, RESILE_STATE_DIR=str(self.state)), JobReader(find(name, None)) as look:
             nodes = look.status().nodes
         return sorted(node.name for node in nodes if node.status == wanted)
 

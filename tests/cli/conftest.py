@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.cli_runner import Workbench
+from tests.cli.cli_runner import CliRunner
 
 
 @pytest.fixture
-def bench(tmp_path) -> Iterator[Workbench]:
-    bench = Workbench(tmp_path)
+def bench(tmp_path) -> Iterator[CliRunner]:
+    bench = CliRunner(tmp_path)
     try:
         yield bench
     finally:
@@ -17,9 +17,9 @@ def bench(tmp_path) -> Iterator[Workbench]:
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory) -> Iterator[Workbench]:
+def steady(tmp_path_factory) -> Iterator[CliRunner]:
     """A job of two nodes that runs, in the seeds' namespace. Tests only look at it."""
-    bench = Workbench(tmp_path_factory.mktemp("steady"))
+    bench = CliRunner(tmp_path_factory.mktemp("steady"))
     try:
         bench.submit("for i in 1 2 3; do echo line $i; done; sleep 1000", name="torch-mnist", namespace="dlrover")
         yield bench

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resile.chaos.local import NothingStruckError, kill_master, kill_node
+from resile.chaos.local import NothingToInjectError, kill_master, kill_node
 from resile.platform.local import files
 from resile.wire.job_directory import MasterAddress
-from tests.cli.cli_runner import Workbench
+from tests.cli.cli_runner import CliRunner
 
 TRAINERS = """
 for rank in 0 1; do
@@ -37,9 +37,9 @@ def state_of(pid: int) -> str:
 
 
 @pytest.fixture
-def trainers(bench: Workbench) -> dict[int, int]:
+def trainers(bench: CliRunner) -> dict[int, int]:
     """A job with one node and two training processes, each with a data loader: pid by rank."""
-    ready = bench.place / "ready"
+    ready = bench.workdir / "ready"
     ready.mkdir()
     bench.submit(f"READY={ready}{TRAINERS}", replicas=1)
     bench.wait(lambda: all((ready / rank).exists() and (ready / rank).read_text() for rank in "01"))
@@ -84,12 +84,12 @@ def test_a_pid_that_came_to_mean_another_process_is_never_struck(bench):
             path = files.node_directory(directory.path, files.read_nodes(directory.path)[0].node) / "node.json"
             record = files.read(path, files.NodeFile)
             files.write(path, msgspec.structs.replace(record, pid=bystander.pid))
-            with pytest.raises(NothingStruckError, match="has ended by itself"):
+            with pytest.raises(NothingToInjectError, match="has ended by itself"):
                 kill_node(directory, "worker-0")
             files.write(path, record)
             address = directory.address()
             directory.announce(MasterAddress(host=address.host, port=address.port, pid=bystander.pid))
-            with pytest.raises(NothingStruckError, match="is no longer the job's master"):
+            with pytest.raises(NothingToInjectError, match="is no longer the job's master"):
                 kill_master(directory)
             directory.announce(address)
             assert bystander.poll() is None
@@ -98,7 +98,7 @@ def test_a_pid_that_came_to_mean_another_process_is_never_struck(bench):
 
 
 def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
-    script = bench.place / "train.py"
+    script = bench.workdir / "train.py"
     script.write_text(
         "import time\nfrom pathlib import Path\nfrom resile.torch.progress import report_step\n"
         "for step in range(1, 1000):\n"
@@ -127,7 +127,7 @@ def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
     assert len(bench.out("chaos", "kill-process", "steady", "--rank", "0", "--no-wait").splitlines()) == 1
     back = bench.out("chaos", "kill-master", "steady").splitlines()[-1]
     assert re.fullmatch(r"the master was back after \d.*s", back)
-    (bench.place / "over").touch()
+    (bench.workdir / "over").touch()
     out, err = following.communicate(timeout=30)
     assert following.returncode == 0, out + err
     assert re.search(r"^BECAUSE +NOTICED +NEXT STEP +AFTER$", out, re.MULTILINE)
@@ -144,12 +144,12 @@ time.sleep(1000)
 
 
 def test_a_process_that_began_in_a_standby_is_found_by_its_rank_and_standbys_are_shown(bench):
-    ready = bench.place / "ready"
+    ready = bench.workdir / "ready"
     ready.mkdir()
-    (bench.place / "torch.py").touch()  # something by its name, that costs nothing to import
-    (bench.place / "train.py").write_text(STANDBY)
+    (bench.workdir / "torch.py").touch()  # something by its name, that costs nothing to import
+    (bench.workdir / "train.py").write_text(STANDBY)
     run = "run --nproc-per-node 2 --max-restarts 5 --recovery-budget 2"
-    bench.submit(f"PATH={Path(sys.executable).parent}:$PATH resile {run} {bench.place}/train.py {ready}", replicas=1)
+    bench.submit(f"PATH={Path(sys.executable).parent}:$PATH resile {run} {bench.workdir}/train.py {ready}", replicas=1)
 
     def pid_of(name: str) -> int:
         bench.wait(lambda: (ready / name).exists() and (ready / name).read_text() != "")

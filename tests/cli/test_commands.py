@@ -181,7 +181,7 @@ def test_a_job_is_scaled_up_and_down(bench):
 
 def test_a_scale_plan_is_applied_to_the_job_it_names(bench):
     bench.submit("sleep 1000")
-    plan = bench.place / "plan.yaml"
+    plan = bench.workdir / "plan.yaml"
     head = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ScalePlan\nmetadata: {name: plan}\n"
     plan.write_text(head + "spec: {ownerJob: steady, replicaResourceSpecs: {worker: {replicas: 3}}}\n")
     assert bench.out("submit", "--local", str(plan)) == "steady scaled: worker=3\n"
@@ -282,7 +282,7 @@ def test_a_job_without_a_master_can_be_looked_at_and_deleted(bench):
 
 
 def test_watching_prints_what_changes_and_ends_with_the_job(bench):
-    gate = bench.place / "gate"
+    gate = bench.workdir / "gate"
     bench.submit(f"echo begin; until [ -e {gate} ]; do sleep 0.05; done; echo end")
     watches = {kind: bench.start("get", kind, "steady", "-w") for kind in ("jobs", "nodes", "events")}
     watches["logs"] = bench.start("logs", "steady", "-f")
@@ -298,7 +298,7 @@ def test_watching_prints_what_changes_and_ends_with_the_job(bench):
 
 
 def test_followed_logs_show_pods_that_appear_later_and_end_with_the_job(bench):
-    first, gate = bench.place / "first", bench.place / "gate"
+    first, gate = bench.workdir / "first", bench.workdir / "gate"
     bench.submit(
         f"if [ ! -e {first} ]; then touch {first}; until [ -e {gate} ]; do sleep 0.05; done; echo broken; exit 1; fi; "
         "for i in 1 2 3; do echo step $i; sleep 0.2; done; printf end",
@@ -357,9 +357,9 @@ def test_the_ladder_of_time_outs_is_printed_whole(bench):
     header, *rows = bench.out("explain", "timeouts").splitlines()
     assert header.split() == ["NAME", "SECONDS", "OF", "BUDGET", "WHAT", "IT", "IS", "FOR"]
     assert [row.split()[0] for row in rows] == list(Timeouts.__struct_fields__)
-    assert any(re.match(r"silence +2 +20% +\w", row) for row in rows)
+    assert any(re.match(r"heartbeat_timeout +2 +20% +\w", row) for row in rows)
     assert any(re.match(r"exit_grace +30 +- +\w", row) for row in rows)
-    assert bench.json("explain", "timeouts", "--recovery-budget", "20")["silence"]["seconds"] == 4
+    assert bench.json("explain", "timeouts", "--recovery-budget", "20")["heartbeat_timeout"]["seconds"] == 4
     assert bench.refused("explain", "timeouts", "--recovery-budget", "0.1", code=2) == (
         "resile: recovery_budget: must be between 1 and 3600 seconds, not 0.1"
     )

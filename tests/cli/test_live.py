@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from resile.cli.output.live import LiveScreen
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView, NodeView
 
 
@@ -61,7 +61,7 @@ def job(nodes: int) -> JobView:
 def test_the_frame_fits_the_terminal(width: int, height: int, nodes: int) -> None:
     out = io.StringIO()
     screen = LiveScreen(Console(file=out, width=width, height=height, force_terminal=True, color_system=None))
-    story = [Told(number=n, at=0.0, reason="RoundOver", message="word " * 60, warning=False) for n in range(1, 60)]
+    story = [JobEvent(number=n, at=0.0, reason="RoundOver", message="word " * 60, warning=False) for n in range(1, 60)]
     screen.show(job(nodes), story)
     frame = out.getvalue().partition("╭")[2].partition("╯")[0].splitlines()
     assert len(frame) < height

@@ -84,7 +84,7 @@ def test_a_detached_job_is_given_as_data(bench):
 
 
 def test_every_mistake_of_a_manifest_is_told(bench):
-    path = bench.place / "bad.yaml"
+    path = bench.workdir / "bad.yaml"
     path.write_text(
         "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nmetadata: {name: Bad_Name}\n"
         "spec: {replicaSpecs: {worker: {replicas: -1, colour: red, template: {}}}}\n"
@@ -146,7 +146,7 @@ def test_a_submit_that_is_ended_says_that_the_job_goes_on(bench, number):
 
 
 def test_a_role_without_a_command_is_refused(bench):
-    path = bench.place / "silent.yaml"
+    path = bench.workdir / "silent.yaml"
     path.write_text(bench_text(bench).replace('command: ["/bin/bash", "-c", "true"]', "args: []"))
     assert bench.refused("submit", "--local", str(path), code=2) == (
         "resile: role worker has no command: a node on this machine needs one in its template"
@@ -155,7 +155,7 @@ def test_a_role_without_a_command_is_refused(bench):
 
 
 def test_parameter_servers_are_said_to_come_later(bench):
-    path = bench.place / "ps.yaml"
+    path = bench.workdir / "ps.yaml"
     path.write_text(bench_text(bench).replace("AllreduceStrategy", "ParameterServerStrategy"))
     done = bench.run("submit", "--local", str(path))
     assert "parameter servers come in a later version" in done.stderr
@@ -170,7 +170,7 @@ def bench_text(bench) -> str:
 def test_a_terminal_gets_the_live_view(bench):
     pid, terminal = pty.fork()
     if pid == 0:
-        os.chdir(bench.place)
+        os.chdir(bench.workdir)
         os.execve(RESILE, [RESILE, "submit", "--local", bench.manifest("sleep 0.5")], bench.environment)
     shown = b""
     with contextlib.suppress(OSError):  # how a terminal ends

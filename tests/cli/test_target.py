@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from resile.client.target import Place, config_files
-from tests.cli.cli_runner import Workbench
+from resile.client.target import Target, config_files
+from tests.cli.cli_runner import CliRunner
 
 REFUSED = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
 
@@ -78,30 +78,30 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_of_this_machine_comes_before_one_of_the_cluster(machine: Path) -> None:
-    nothing_said, in_lab = Place(), Place(namespace="lab")
+    nothing_said, in_lab = Target(), Target(namespace="lab")
     for name in ("demo", "demo-edljob-worker-3", "elasticjob-demo-dlrover-master"):
         assert nothing_said.here(name)
         assert in_lab.here(name)
-        assert not Place(namespace="other").here(name)
+        assert not Target(namespace="other").here(name)
     assert not nothing_said.here("another")
 
 
 def test_a_listing_is_of_this_machine_if_it_has_jobs_there(machine: Path) -> None:
-    assert Place(namespace="lab").here()
-    assert Place().here(everywhere=True)
-    assert not Place().here()
+    assert Target(namespace="lab").here()
+    assert Target().here(everywhere=True)
+    assert not Target().here()
 
 
 def test_flags_decide(machine: Path) -> None:
-    assert Place(local=True).here("another")
-    for flag in (Place(cluster=True), Place(context="x"), Place(kubeconfig="x")):
+    assert Target(local=True).here("another")
+    for flag in (Target(cluster=True), Target(context="x"), Target(kubeconfig="x")):
         assert not flag.here("demo")
 
 
 def test_without_a_cluster_everything_means_this_machine(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(machine / "nothing"))
-    assert Place().here("another")
-    assert Place().here()
+    assert Target().here("another")
+    assert Target().here()
 
 
 def test_files_are_those_of_the_flag_or_of_kubeconfig_or_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +113,18 @@ def test_files_are_those_of_the_flag_or_of_kubeconfig_or_the_usual_one(monkeypat
     assert config_files() == [Path("/home/me/.kube/config")]
 
 
-def test_a_server_that_cannot_be_reached_costs_one_sentence(bench: Workbench) -> None:
+def test_a_server_that_cannot_be_reached_costs_one_sentence(bench: CliRunner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    config = kubeconfig(bench.place / "config", f"https://127.0.0.1:{port}")
+    config = kubeconfig(bench.workdir / "config", f"https://127.0.0.1:{port}")
     manifest = bench.manifest("true")
     for words in (["get", "jobs"], ["get", "jobs", "x"], ["describe", "x"], ["logs", "x"], ["submit", manifest]):
         said = bench.refused(*words, "--kubeconfig", config)
         assert said.startswith(f"resile: the API server https://127.0.0.1:{port} (context lab) cannot be reached: ")
 
 
-def test_a_cluster_without_our_kinds_says_how_to_install_them(bench: Workbench, server: str) -> None:
-    config = kubeconfig(bench.place / "config", server)
+def test_a_cluster_without_our_kinds_says_how_to_install_them(bench: CliRunner, server: str) -> None:
+    config = kubeconfig(bench.workdir / "config", server)
     for words in (["get", "jobs"], ["describe", "x"], ["delete", "x"], ["submit", bench.manifest("true")]):
         assert bench.refused(*words, "--kubeconfig", config) == (
             "resile: the cluster (context lab) knows no ElasticJob; `make deploy`, or "
@@ -141,15 +141,15 @@ def test_a_cluster_without_our_kinds_says_how_to_install_them(bench: Workbench, 
     ],
 )
 def test_what_a_cluster_refuses_is_one_sentence(
-    bench: Workbench, server: str, code: int, message: str, sentence: str
+    bench: CliRunner, server: str, code: int, message: str, sentence: str
 ) -> None:
     Refusing.refusal = (code, "application/json", json.dumps({**REFUSED, "code": code, "message": message}))
-    assert sentence in bench.refused("get", "jobs", "--kubeconfig", kubeconfig(bench.place / "config", server))
+    assert sentence in bench.refused("get", "jobs", "--kubeconfig", kubeconfig(bench.workdir / "config", server))
 
 
-def test_a_configuration_that_cannot_be_used_costs_one_sentence(bench: Workbench) -> None:
-    good = kubeconfig(bench.place / "good", "https://127.0.0.1:1")
-    broken = bench.place / "broken"
+def test_a_configuration_that_cannot_be_used_costs_one_sentence(bench: CliRunner) -> None:
+    good = kubeconfig(bench.workdir / "good", "https://127.0.0.1:1")
+    broken = bench.workdir / "broken"
     unusable, malformed = "the cluster's configuration cannot be used", f"{broken} is no kubeconfig file"
     for text, said in {
         "": malformed,
@@ -162,14 +162,14 @@ def test_a_configuration_that_cannot_be_used_costs_one_sentence(bench: Workbench
         broken.write_text(text)
         assert said in bench.refused("get", "jobs", "--kubeconfig", str(broken)), text
     assert "there is no context 'lob' in" in bench.refused("get", "jobs", "--kubeconfig", good, "--context", "lob")
-    assert "does not exist; set KUBECONFIG" in bench.refused("get", "jobs", "--kubeconfig", str(bench.place / "none"))
+    assert "does not exist; set KUBECONFIG" in bench.refused("get", "jobs", "--kubeconfig", str(bench.workdir / "none"))
     assert "--local means this machine" in bench.refused("get", "jobs", "--local", "--context", "lab", code=2)
     assert "--enforce-memory and --metrics-port are for this machine" in bench.refused(
         "submit", bench.manifest("true"), "--enforce-memory", code=2
     )
 
 
-def test_commands_for_this_machine_load_no_kubernetes_library(bench: Workbench) -> None:
+def test_commands_for_this_machine_load_no_kubernetes_library(bench: CliRunner) -> None:
     program = (
         "import sys\nfrom resile.cli.main import main\n"
         "try:\n    main(['get', 'jobs'])\n"

@@ -9,12 +9,12 @@ import msgspec
 
 from resile.api.ids import NodeId, NodeKey, Rank, Round
 from resile.api.job import WORKER, FrontDoor, JobSpec, RoleSpec
-from resile.api.reports import Meeting, NodeEnd, NodeStatus, WorkerFailure
 from resile.api.timeouts import derive
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
-from resile.core.state import JobState, Node, Underway, new_state
+from resile.core.state import JobState, Node, RoundRunning, new_state
+from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig, WorkerFailure
 
 D = TypeVar("D", bound=de.Decision)
 
@@ -32,7 +32,7 @@ def failure(at: float = 1.0, pid: int = 7, *, oom: bool = False, rank: int = 0) 
 class Job:
     """An engine, a clock, and the decisions that came out last."""
 
-    def __init__(self, spec: JobSpec, meeting: Meeting) -> None:
+    def __init__(self, spec: JobSpec, meeting: RendezvousConfig) -> None:
         self.engine = Engine(new_state(spec, 0.0))
         self.meeting = meeting
         self.now = 0.0
@@ -105,14 +105,14 @@ class Job:
         return self.does(ev.NodeSeen(node=key(number, role), status=status, end=end or NodeEnd(), host=host))
 
     def steps(self, step: int, number: int = 0, total: int = 0) -> list[de.AnyDecision]:
-        return self.does(ev.Stepped(node=key(number), round=self.state.last_round, step=step, total=total))
+        return self.does(ev.StepReport(node=key(number), round=self.state.last_round, step=step, total=total))
 
     def train(self, seconds: float, number: int = 0) -> None:
         """So much training time passes."""
         step = self.state.progress.step + 1
         self.steps(step, number)
         self.now += seconds
-        self.engine.amnesty(self.now)
+        self.engine.restart_silence_timers(self.now)
         self.steps(step + 1, number)
         self.wait(0.0)
 
@@ -125,7 +125,7 @@ class Job:
     @property
     def members(self) -> list[int]:
         gathering = self.state.gathering
-        return [k.id for k in gathering.places] if isinstance(gathering, Underway) else []
+        return [k.id for k in gathering.places] if isinstance(gathering, RoundRunning) else []
 
     @property
     def launched(self) -> list[int]:
@@ -138,12 +138,12 @@ class Job:
 
 def managed(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
     """A job whose nodes a platform launches; it has just started."""
-    meeting = {k: more.pop(k) for k in list(more) if k in Meeting.__struct_fields__}
+    meeting = {k: more.pop(k) for k in list(more) if k in RendezvousConfig.__struct_fields__}
     timeouts = derive(**more.pop("timeouts", {}))
     roles = more.pop("roles", {})
     role = RoleSpec(replicas=nodes, **more)
     spec = JobSpec(name="job", roles={WORKER: role, **roles}, timeouts=timeouts)
-    job = Job(spec, Meeting(min_nodes=least, max_nodes=most or nodes, **meeting))
+    job = Job(spec, RendezvousConfig(min_nodes=least, max_nodes=most or nodes, **meeting))
     job.does(ev.Started())
     return job
 
@@ -152,7 +152,7 @@ def bare(least: int, most: int, **more) -> Job:
     """A job on bare machines; nobody has come yet."""
     timeouts = derive(**more.pop("timeouts", {}))
     spec = JobSpec(name="job", front_door=FrontDoor.RUN, timeouts=timeouts)
-    job = Job(spec, Meeting(min_nodes=least, max_nodes=most, **more))
+    job = Job(spec, RendezvousConfig(min_nodes=least, max_nodes=most, **more))
     job.does(ev.Started())
     return job
 
@@ -164,7 +164,7 @@ def running(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
         job.comes(number)
         job.joins(number)
     if not job.members:
-        job.wait(job.timeouts.settle)
+        job.wait(job.timeouts.straggler_wait)
         job.heartbeats()
     assert job.members == list(range(nodes))
     return job

@@ -3,9 +3,9 @@
 import pytest
 
 from resile.api.ids import Round
-from resile.api.reports import Meeting, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
+from resile.protocol.reports import NodeStatus, RendezvousConfig
 from tests.core.given import bare, failure, joins_again, key, managed, running, running_bare
 
 
@@ -65,7 +65,7 @@ def test_an_agent_whose_process_failed_while_it_was_away_is_still_a_member_until
 def test_an_agent_with_other_rules_is_refused_with_the_sentence():
     job = bare(1, 2)
     job.comes(name="a")
-    job.comes(name="b", meeting=Meeting(min_nodes=2, max_nodes=4))
+    job.comes(name="b", meeting=RendezvousConfig(min_nodes=2, max_nodes=4))
     (refusal,) = job.said(de.Refuse)
     assert refusal.because == (
         "this node was started with --nnodes=2:4, but the job runs with --nnodes=1:2; "
@@ -76,10 +76,10 @@ def test_an_agent_with_other_rules_is_refused_with_the_sentence():
 @pytest.mark.parametrize(
     ("meeting", "nproc"),
     [
-        (Meeting(min_nodes=3, max_nodes=2), 1),
-        (Meeting(min_nodes=0, max_nodes=2), 1),
-        (Meeting(node_unit=0), 1),
-        (Meeting(), 0),
+        (RendezvousConfig(min_nodes=3, max_nodes=2), 1),
+        (RendezvousConfig(min_nodes=0, max_nodes=2), 1),
+        (RendezvousConfig(node_unit=0), 1),
+        (RendezvousConfig(), 0),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(meeting, nproc):
@@ -92,7 +92,7 @@ def test_rules_that_make_no_sense_are_refused(meeting, nproc):
 def test_a_managed_job_accepts_a_larger_maximum_from_nodes_launched_after_it_was_scaled():
     job = running(2)
     job.does(ev.ScaleWanted(role="worker", replicas=3))
-    job.comes(2, meeting=Meeting(min_nodes=1, max_nodes=3))
+    job.comes(2, meeting=RendezvousConfig(min_nodes=1, max_nodes=3))
     assert job.said(de.Refuse) == []
     assert job.state.meeting.max_nodes == 3
 
@@ -196,7 +196,7 @@ def test_a_managed_node_that_spent_max_restarts_is_sent_away_and_replaced_and_th
 
 
 def test_process_failures_are_forgiven_after_enough_training():
-    job = running_bare(1, max_restarts=1, timeouts={"forgive": 100.0})
+    job = running_bare(1, max_restarts=1, timeouts={"budget_window": 100.0})
     for _ in range(3):
         job.fails(0)
         joins_again(job, 0)

@@ -44,7 +44,7 @@ def test_no_event_of_a_quiet_life_costs_more_with_ten_thousand_nodes_than_with_a
         for number in range(len(job.state.nodes)):
             job.handle(ev.ShardWanted(node=key(number), worker=f"w{number}", request=1, dataset="d"), 1.0)
     quiet: dict[str, Callable[[int], ev.AnyEvent]] = {
-        "step": lambda n: ev.Stepped(node=key(0), round=Round(1), step=n),
+        "step": lambda n: ev.StepReport(node=key(0), round=Round(1), step=n),
         "shard": lambda n: ev.ShardWanted(node=key(n % FEW), worker=f"x{n}", request=1, dataset="d"),
         "blink": lambda n: ev.AgentWent(node=key(n % FEW), session=n % FEW + 1),
         "late join": lambda n: ev.AgentJoined(node=key(n % FEW), after=Round(0), port=1),

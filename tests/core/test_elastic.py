@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from resile.api.ids import Round
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.nodes.relaunch import LOST
 from resile.core.state import Idle, Resting, Stuck, Training, Waiting
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running, running_bare
 
 
@@ -17,7 +17,7 @@ def elastic(nodes: int, least: int = 1, make=running, **more) -> Job:
     """A job in its first round whose processes all turned out to be elastic."""
     job = make(nodes, least, nodes, **more)
     for number in range(nodes):
-        job.does(ev.AgentElastic(node=key(number)))
+        job.does(ev.CanRegroup(node=key(number)))
     return job
 
 
@@ -25,7 +25,7 @@ def interrupted(nodes: int) -> Job:
     """The same, and one more has come and ended the round."""
     job = running_bare(nodes, 1, nodes + 1)
     for number in range(nodes):
-        job.does(ev.AgentElastic(node=key(number)))
+        job.does(ev.CanRegroup(node=key(number)))
     steps(job)
     job.comes(name=f"agent{nodes}")
     rejoins(job, nodes, after=0)
@@ -48,14 +48,14 @@ def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None, hol
 def settles(job: Job) -> None:
     """Nobody else comes in time."""
     job.heartbeats()
-    job.engine.amnesty(job.now + job.timeouts.settle)
-    job.wait(job.timeouts.settle)
+    job.engine.restart_silence_timers(job.now + job.timeouts.straggler_wait)
+    job.wait(job.timeouts.straggler_wait)
 
 
-def stuck(job: Job, number: int, round_: int = 1) -> list[de.TellHeld]:
+def stuck(job: Job, number: int, round_: int = 1) -> list[de.TellStateHeld]:
     """A process of this node does not leave its round; what its agent is told at once."""
-    job.does(ev.AgentStuck(node=key(number), round=Round(round_)))
-    return job.said(de.TellHeld)
+    job.does(ev.WorkerStuck(node=key(number), round=Round(round_)))
+    return job.said(de.TellStateHeld)
 
 
 def dies(
@@ -73,7 +73,7 @@ def test_survivors_meet_again_without_waiting_for_the_process_that_died():
     (over,) = job.said(de.EndRound)
     assert over.lost
     assert {each.id for each in over.nodes} == {0, 1, 2}
-    assert isinstance(job.node(1).agent.stance, Idle)
+    assert isinstance(job.node(1).agent.phase, Idle)
     rejoins(job, 0)
     assert not job.members
     rejoins(job, 2)
@@ -116,7 +116,7 @@ def test_a_round_takes_a_step_before_it_takes_a_newcomer_in():
 def test_however_many_come_one_after_the_other_steps_are_taken_in_between():
     job = running_bare(2, 1, 40)
     for number in range(2):
-        job.does(ev.AgentElastic(node=key(number)))
+        job.does(ev.CanRegroup(node=key(number)))
     for new in range(2, 32):
         job.comes(name=f"agent{new}")
         rejoins(job, new, after=0)
@@ -135,12 +135,12 @@ def test_a_round_that_tells_of_no_step_takes_a_newcomer_in_after_a_while():
     rejoins(job, 2)
     job.now += 1.0
     rejoins(job, 1, after=1)
-    job.engine.amnesty(job.now + job.timeouts.settle)
-    job.wait(job.timeouts.settle - 1.1)
+    job.engine.restart_silence_timers(job.now + job.timeouts.straggler_wait)
+    job.wait(job.timeouts.straggler_wait - 1.1)
     assert job.members == [0, 2]
     job.wait(0.2)
     assert not job.members
-    assert job.node(0).agent.stance == Resting(Round(2))
+    assert job.node(0).agent.phase == Resting(Round(2))
     assert job.replayed().state == job.state
 
 
@@ -150,8 +150,8 @@ def test_the_wait_for_a_first_step_ends_with_the_round():
     for number in (0, 2, 3):
         rejoins(job, number)
     rejoins(job, 1, after=1)
-    job.engine.amnesty(job.now + job.timeouts.settle)
-    job.wait(job.timeouts.settle - 0.5)
+    job.engine.restart_silence_timers(job.now + job.timeouts.straggler_wait)
+    job.wait(job.timeouts.straggler_wait - 0.5)
     assert job.members == [0, 2, 3]
     dies(job, 3)
     rejoins(job, 0)
@@ -174,7 +174,7 @@ def test_survivors_wait_for_the_replacement_when_they_are_too_few():
 def test_a_node_that_lost_one_of_its_processes_is_near_and_brings_the_others():
     job = elastic(2)
     dies(job, 1, left=2)
-    assert job.node(1).agent.stance == Resting(Round(1))
+    assert job.node(1).agent.phase == Resting(Round(1))
     rejoins(job, 0, nproc=3)
     assert not job.members
     rejoins(job, 1, nproc=2)
@@ -194,7 +194,7 @@ def short_of_one(**more) -> Job:
 
 def replaced(job: Job) -> list[de.EndRound]:
     """The process that the second node has lost is replaced, and ready; who is told at once to leave the round."""
-    job.does(ev.AgentChanged(node=key(1), round=job.state.last_round, nproc=3))
+    job.does(ev.WorkersChanged(node=key(1), round=job.state.last_round, nproc=3))
     return job.said(de.EndRound)
 
 
@@ -216,7 +216,7 @@ def test_a_round_takes_a_step_before_it_takes_a_replaced_process_in():
     job.engine = job.replayed()
     steps(job)
     assert not job.members
-    assert job.node(1).agent.stance == Resting(Round(2))
+    assert job.node(1).agent.phase == Resting(Round(2))
     again = job.replayed().state
     assert (again.gathering, again.nodes) == (job.state.gathering, job.state.nodes)
 
@@ -240,8 +240,8 @@ def test_a_round_that_tells_of_no_step_takes_a_replaced_process_in_after_a_while
     job = short_of_one()
     job.now += 1.0
     replaced(job)
-    job.engine.amnesty(job.now + job.timeouts.settle)
-    job.wait(job.timeouts.settle - 1.1)
+    job.engine.restart_silence_timers(job.now + job.timeouts.straggler_wait)
+    job.wait(job.timeouts.straggler_wait - 1.1)
     assert job.members == [0, 1]
     job.wait(0.2)
     assert not job.members
@@ -270,13 +270,13 @@ def test_word_of_a_change_in_an_older_round_changes_nothing():
     dies(job, 1, left=1)
     rejoins(job, 0)
     rejoins(job, 1)
-    job.does(ev.AgentChanged(node=key(1), round=Round(1), nproc=2))
+    job.does(ev.WorkersChanged(node=key(1), round=Round(1), nproc=2))
     assert job.members == [0, 1]
 
 
 def test_a_node_without_processes_for_its_place_is_not_waited_for():
     job = elastic(3)
-    job.does(ev.AgentChanged(node=key(2), round=Round(1), nproc=0))
+    job.does(ev.WorkersChanged(node=key(2), round=Round(1), nproc=0))
     rejoins(job, 0)
     rejoins(job, 1)
     assert job.members == [0, 1]
@@ -304,7 +304,7 @@ def test_a_new_agent_is_told_that_the_job_is_elastic():
     job = managed(2, most=3)
     job.comes(0)
     assert not job.said(de.Admit)[0].elastic
-    job.does(ev.AgentElastic(node=key(0)))
+    job.does(ev.CanRegroup(node=key(0)))
     job.comes(1)
     assert job.said(de.Admit)[0].elastic
 
@@ -346,7 +346,7 @@ def test_a_process_that_dies_after_its_node_joined_takes_the_round_with_it_at_on
 
 def test_rigid_nodes_among_elastic_ones_are_waited_for_as_ever():
     job = running(3)
-    job.does(ev.AgentElastic(node=key(0)))
+    job.does(ev.CanRegroup(node=key(0)))
     job.fails(1)
     job.joins(1, after=1)
     rejoins(job, 0)
@@ -360,7 +360,7 @@ def test_an_elastic_agent_that_comes_back_from_another_round_rests_and_is_near()
     dies(job, 1)
     job.comes(2, round=Round(1), running=True, elastic=True)
     assert job.said(de.EndRound)[0].nodes == (key(2),)
-    assert job.node(2).agent.stance == Resting(Round(1))
+    assert job.node(2).agent.phase == Resting(Round(1))
     rejoins(job, 0)
     assert not job.members
     rejoins(job, 2)
@@ -374,7 +374,7 @@ def test_a_master_that_dies_in_the_middle_of_a_recovery_knows_who_rested():
     again = job.replayed()
     assert again.state == job.state
     assert again.consistent()
-    stances = [type(again.state.nodes[key(n)].agent.stance) for n in range(3)]
+    stances = [type(again.state.nodes[key(n)].agent.phase) for n in range(3)]
     assert stances == [Waiting, Idle, Resting]
 
 
@@ -384,7 +384,7 @@ def test_a_late_word_about_joining_an_older_round_is_not_believed():
     rejoins(job, 0)
     rejoins(job, 1)
     job.does(ev.AgentJoined(node=key(1), after=Round(1), port=1, nproc=1, elastic=True))
-    assert job.node(1).agent.stance == Training(Round(2))
+    assert job.node(1).agent.phase == Training(Round(2))
 
 
 def test_a_round_that_a_newcomer_ends_while_its_processes_end_well_has_finished():
@@ -398,8 +398,8 @@ def test_a_round_that_a_newcomer_ends_while_its_processes_end_well_has_finished(
 def test_processes_may_end_well_although_their_agent_was_silent_and_counted_as_lost():
     for finished in (False, True):
         job = running_bare(1, 1, 1)
-        job.does(ev.AgentElastic(node=key(0)))
-        job.wait(job.timeouts.silence + 1.0)
+        job.does(ev.CanRegroup(node=key(0)))
+        job.wait(job.timeouts.heartbeat_timeout + 1.0)
         assert job.node(0).status is NodeStatus.FAILED
         job.comes(0, name="agent0", round=1, running=not finished, finished=finished, elastic=True)
         assert key(1) in job.state.nodes, "it is another node now"
@@ -465,7 +465,7 @@ def test_processes_that_fail_while_they_wait_for_a_round_count_each(member: bool
 
 def test_the_first_failure_counts_also_of_a_node_that_was_in_no_round():
     job = running_bare(1, 1, 2, max_restarts=0)
-    job.does(ev.AgentElastic(node=key(0)))
+    job.does(ev.CanRegroup(node=key(0)))
     job.comes(name="agent1")
     rejoins(job, 1, after=0)
     job.does(ev.WorkerFailed(node=key(1), round=Round(0), failure=failure(pid=8), left=0))
@@ -483,12 +483,12 @@ def test_those_that_end_well_are_told_to_come_again_whoever_is_heard_first():
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))
     dies(job, 1)
     assert [(d.round, d.nodes) for d in job.said(de.EndRound)] == [(1, (key(0),))]
-    assert isinstance(job.node(0).agent.stance, Idle)
+    assert isinstance(job.node(0).agent.phase, Idle)
 
 
 def complete(job: Job, number: int, round_: int = 1) -> list[de.AnyDecision]:
     """All of a round have taken the last step; this node's agent says so."""
-    return job.does(ev.RoundComplete(node=key(number), round=Round(round_)))
+    return job.does(ev.LastStepTaken(node=key(number), round=Round(round_)))
 
 
 def waits_in_vain(job: Job) -> None:
@@ -496,14 +496,14 @@ def waits_in_vain(job: Job) -> None:
     settles(job)
     for _ in range(3):
         job.heartbeats()
-        job.engine.amnesty(job.now + job.timeouts.join)
+        job.engine.restart_silence_timers(job.now + job.timeouts.join)
         job.wait(job.timeouts.join)
     assert job.state.phase == "Running"
 
 
 def test_who_comes_after_the_last_step_ends_no_round():
     job = running_bare(1, 1, 2)
-    job.does(ev.AgentElastic(node=key(0)))
+    job.does(ev.CanRegroup(node=key(0)))
     steps(job)
     complete(job, 0)
     job.comes(name="agent1")
@@ -543,13 +543,13 @@ def test_a_script_that_fails_after_the_last_step_is_not_waited_for_as_one_that_i
     job = elastic(2)
     complete(job, 1)
     dies(job, 1)
-    assert not job.state.past.complete
+    assert not job.state.previous_round.complete
     job = interrupted(2)
     complete(job, 1)
     dies(job, 1)
-    assert not job.state.past.complete
+    assert not job.state.previous_round.complete
     complete(job, 0)
-    assert not job.state.past.complete
+    assert not job.state.previous_round.complete
 
 
 def test_a_process_that_fails_ahead_of_the_next_round_says_nothing_about_the_last_step():
@@ -596,7 +596,7 @@ def test_a_newcomer_that_began_without_those_who_had_finished_is_not_trained_for
     until = job.now + job.timeouts.join
     while job.now <= until:
         job.heartbeats()
-        job.wait(job.timeouts.silence / 2)
+        job.wait(job.timeouts.heartbeat_timeout / 2)
     assert job.members == [1], "nobody waits for one that does not come"
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))
     assert job.state.phase == "Succeeded"
@@ -615,20 +615,20 @@ def hanging(least: int = 1) -> Job:
 def test_a_node_whose_process_hangs_is_told_at_once_if_another_one_has_the_state():
     job = hanging()
     rejoins(job, 1, holds=1)
-    assert stuck(job, 0) == [de.TellHeld(node=key(0), round=Round(1))]
-    assert job.node(0).agent.stance == Idle()
+    assert stuck(job, 0) == [de.TellStateHeld(node=key(0), round=Round(1))]
+    assert job.node(0).agent.phase == Idle()
 
 
 def test_a_node_whose_process_hangs_is_told_when_another_one_comes_that_has_the_state():
     job = hanging(least=3)
     assert stuck(job, 0) == []
-    assert job.node(0).agent.stance == Stuck(Round(1))
+    assert job.node(0).agent.phase == Stuck(Round(1))
     rejoins(job, 2, after=1)  # its process is a new one
-    assert job.said(de.TellHeld) == []
+    assert job.said(de.TellStateHeld) == []
     rejoins(job, 1, holds=1)
-    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))]
+    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))]
     rejoins(job, 1, holds=1)
-    assert job.said(de.TellHeld) == [], "it is told once"
+    assert job.said(de.TellStateHeld) == [], "it is told once"
     assert stuck(job, 0), "but again if it asks again"
 
 
@@ -641,8 +641,8 @@ def test_the_last_that_has_the_state_is_never_taken_for_another_one():
     assert stuck(job, 0, round_=2) == [], "what others have is the state of a round before, or none"
     rejoins(job, 1, after=2)  # its process is a new one
     assert job.members == [1]
-    assert job.said(de.TellHeld) == []
-    assert job.node(0).agent.stance == Stuck(Round(2))
+    assert job.said(de.TellStateHeld) == []
+    assert job.node(0).agent.phase == Stuck(Round(2))
 
 
 def test_the_state_of_an_older_round_is_not_the_state_of_the_one_in_which_a_process_hangs():
@@ -663,7 +663,7 @@ def test_who_lost_a_process_or_its_connection_is_not_known_to_have_the_state_any
     job.does(ev.AgentWent(node=key(1), session=job.node(1).agent.session))
     assert stuck(job, 0) == []
     job.comes(1, round=Round(1), elastic=True)
-    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))], "it came back within a blink"
+    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))], "it came back within a blink"
     dies(job, 1, left=1, pid=8)
     assert stuck(job, 0) == []
 
@@ -681,7 +681,7 @@ def test_a_node_that_has_joined_since_is_not_taken_for_one_whose_process_hangs()
     rejoins(job, 0, holds=1)
     rejoins(job, 1, holds=1)
     assert stuck(job, 0) == []
-    assert job.node(0).agent.stance == Training(Round(2))
+    assert job.node(0).agent.phase == Training(Round(2))
 
 
 def test_who_asked_and_who_has_the_state_is_known_after_a_return_from_the_journal():
@@ -689,12 +689,12 @@ def test_who_asked_and_who_has_the_state_is_known_after_a_return_from_the_journa
     stuck(job, 0)
     job.engine = job.replayed()
     rejoins(job, 1, holds=1)
-    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))]
+    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))]
     job.does(ev.MasterReturned())
     job.comes(0, round=Round(1), elastic=True)
     assert stuck(job, 0) == [], "nobody else is there yet"
     job.comes(1, round=Round(1), elastic=True)
-    assert job.said(de.TellHeld) == [de.TellHeld(node=key(0), round=Round(1))]
+    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))]
 
 
 def test_nobody_who_is_near_waits_for_a_process_that_hangs():

@@ -1,9 +1,9 @@
 """Ids only grow; ranks are inherited."""
 
 from resile.api.job import RoleSpec
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, key, managed, running, running_bare
 
 
@@ -38,7 +38,7 @@ def test_an_id_is_not_used_again_after_scaling_down_and_up():
 def test_a_bare_node_that_comes_again_after_it_was_lost_has_a_new_id_and_the_lowest_free_rank():
     job = running_bare(2, least=1)
     job.engine.heard(key(1), job.now + 5)
-    job.wait(job.timeouts.silence)
+    job.wait(job.timeouts.heartbeat_timeout)
     assert job.node(0).status is NodeStatus.FAILED
     job.comes(name="agent0")
     assert job.node(2).rank == 0

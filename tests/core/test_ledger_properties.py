@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from resile.api.ids import NodeId, NodeKey
 from resile.core import ledger
-from resile.core.ledger import Lease, Ledger, Wish
+from resile.core.ledger import Lease, Ledger, ShardRequest
 
 NODES = [NodeKey("worker", NodeId(number)) for number in range(3)]
 WORKERS = [(node, f"{node}/{slot}") for node in NODES for slot in range(2)]
@@ -28,14 +28,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.taken_back: list[tuple[NodeKey, str, int, int]] = []
         self.reports: list[tuple[NodeKey, str, int, int]] = []
         self.requests = 0
-        self.asked: list[Wish] = []
+        self.asked: list[ShardRequest] = []
         self.names = dict.fromkeys(range(len(WORKERS)), 0)
 
     def worker(self, slot: int) -> tuple[NodeKey, str]:
         node, name = WORKERS[slot]
         return node, f"{name}/{self.names[slot]}"
 
-    def granted(self, wish: Wish, number: int, lease: Lease) -> None:
+    def granted(self, wish: ShardRequest, number: int, lease: Lease) -> None:
         if wish in self.asked:
             self.asked.remove(wish)
         if number == 0:
@@ -51,7 +51,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def take(self, slot, again):
         node, worker = self.worker(slot)
         self.requests += 1
-        wish = Wish(node, worker, self.requests)
+        wish = ShardRequest(node, worker, self.requests)
         self.asked.append(wish)
         for _ in range(1 + again):
             answer = ledger.want(self.dataset, wish)
@@ -146,9 +146,9 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         for node in NODES:
             self.node_goes(node)
-        wish = Wish(NODES[0], "last", 0)
+        wish = ShardRequest(NODES[0], "last", 0)
         for request in range(1000):
-            number, lease = ledger.want(self.dataset, Wish(wish.node, wish.worker, request)) or (0, None)
+            number, lease = ledger.want(self.dataset, ShardRequest(wish.node, wish.worker, request)) or (0, None)
             if number == 0:
                 break
             for index in range(lease.start, lease.end):

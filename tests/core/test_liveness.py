@@ -1,10 +1,10 @@
 """Silence, blinks, homecoming and amnesty."""
 
-from resile.api.reports import NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.state import Phase
+from resile.protocol.reports import NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
 
 
@@ -12,7 +12,7 @@ def test_a_silent_agent_is_lost_and_its_peers_are_told_at_once():
     job = running(3)
     job.engine.heard(key(0), job.now + 5)
     job.engine.heard(key(2), job.now + 5)
-    job.wait(job.timeouts.silence)
+    job.wait(job.timeouts.heartbeat_timeout)
     assert job.node(1).status is NodeStatus.FAILED
     (over,) = job.said(de.EndRound)
     assert over.nodes == (key(0), key(2))
@@ -23,7 +23,7 @@ def test_a_silent_agent_is_lost_and_its_peers_are_told_at_once():
 def test_an_agent_that_speaks_now_and_then_is_not_lost():
     job = running(1)
     for _ in range(20):
-        job.wait(job.timeouts.silence * 0.9)
+        job.wait(job.timeouts.heartbeat_timeout * 0.9)
         job.heartbeats()
     assert job.members == [0]
 
@@ -31,16 +31,16 @@ def test_an_agent_that_speaks_now_and_then_is_not_lost():
 def test_a_connection_may_blink():
     job = running(2)
     job.does(ev.AgentWent(node=key(1), session=2))
-    job.wait(job.timeouts.blink * 0.9)
+    job.wait(job.timeouts.reconnect * 0.9)
     job.comes(1, round=1, running=True)
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     assert job.members == [0, 1]
 
 
 def test_a_connection_that_does_not_come_back_costs_the_node():
     job = running(2)
     job.does(ev.AgentWent(node=key(1), session=2))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     assert job.members == []
     assert job.node(1).status is NodeStatus.FAILED
 
@@ -49,7 +49,7 @@ def test_the_end_of_an_old_connection_says_nothing():
     job = running(2)
     job.comes(1, round=1, running=True)
     job.does(ev.AgentWent(node=key(1), session=2))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     assert job.members == [0, 1]
 
 
@@ -65,20 +65,20 @@ def test_a_hello_from_an_older_connection_does_not_replace_the_newer_one():
 def test_nobody_is_missed_while_the_listener_itself_stood_still():
     job = running(2)
     job.now += 60.0
-    job.engine.amnesty(job.now)
-    job.wait(job.timeouts.silence * 0.9)
+    job.engine.restart_silence_timers(job.now)
+    job.wait(job.timeouts.heartbeat_timeout * 0.9)
     assert job.members == [0, 1]
-    job.wait(job.timeouts.silence * 0.2)
+    job.wait(job.timeouts.heartbeat_timeout * 0.2)
     assert job.members == []
 
 
 def test_after_its_return_a_master_waits_for_its_agents_to_come_home():
     job = running(2)
     job.does(ev.MasterReturned())
-    job.wait(job.timeouts.homecoming * 0.9)
+    job.wait(job.timeouts.master_recovery * 0.9)
     assert job.members == [0, 1]
     job.comes(0, round=1, running=True)
-    job.wait(job.timeouts.homecoming * 0.2)
+    job.wait(job.timeouts.master_recovery * 0.2)
     assert job.members == []
     assert (job.node(0).alive, job.node(1).alive) == (True, False)
 
@@ -86,12 +86,12 @@ def test_after_its_return_a_master_waits_for_its_agents_to_come_home():
 def test_the_last_bare_node_may_be_late_but_not_too_late():
     job = running_bare(1, most=2)
     job.does(ev.AgentWent(node=key(0), session=1))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     assert job.state.phase == "Running"
     job.comes(name="agent0", round=1, running=True)
     assert job.said(de.EndRound)[0].nodes == (key(1),)
     job.does(ev.AgentWent(node=key(1), session=2))
-    job.wait(job.timeouts.blink + job.timeouts.homecoming)
+    job.wait(job.timeouts.reconnect + job.timeouts.master_recovery)
     assert job.state.reason == "NoNodesLeft"
 
 
@@ -113,7 +113,7 @@ def test_a_node_that_runs_but_whose_agent_never_comes_is_replaced():
     job.comes(0)
     job.joins(0)
     job.seen(1, NodeStatus.RUNNING)
-    job.engine.amnesty(50.0)
+    job.engine.restart_silence_timers(50.0)
     job.wait(50.0)
     assert (job.deleted, job.launched) == ([1], [2])
 
@@ -169,12 +169,12 @@ def test_an_unwatched_node_is_not_missed():
 def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
     job = running(3, least=2)
     job.does(ev.AgentWent(node=key(2), session=3))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     joins_again(job, 0, 1)
     assert job.members == []
-    job.wait(job.timeouts.settle / 2)
+    job.wait(job.timeouts.straggler_wait / 2)
     job.heartbeats()
-    job.wait(job.timeouts.settle / 2)
+    job.wait(job.timeouts.straggler_wait / 2)
     assert job.members == [0, 1]
 
 

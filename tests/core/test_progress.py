@@ -73,7 +73,7 @@ def test_a_summary_closes_the_outage_that_a_step_report_closed():
 def test_a_job_tells_when_training_starts_stops_and_resumes():
     job = running(2)
     job.now = 10.0
-    job.engine.amnesty(10.0)
+    job.engine.restart_silence_timers(10.0)
     job.steps(0, total=50)
     assert job.notes() == ["TrainingStarted"]
     job.now = 11.0
@@ -92,11 +92,11 @@ def test_step_reports_are_not_durable_and_a_summary_of_them_is():
     (summary,) = job.engine.due(job.now)
     assert isinstance(summary, ev.StepsNoted)
     assert job.engine.durable(summary)
-    assert not job.engine.durable(ev.Stepped(node=key(0), round=job.state.last_round, step=1))
+    assert not job.engine.durable(ev.StepReport(node=key(0), round=job.state.last_round, step=1))
 
 
 def test_summaries_are_rare():
-    job = running(1, timeouts={"forgive": 600.0})
+    job = running(1, timeouts={"budget_window": 600.0})
     summaries = 0
     for step in range(1000):
         job.now += 0.1
@@ -110,5 +110,5 @@ def test_summaries_are_rare():
 
 def test_a_step_of_somebody_who_is_no_member_does_not_count():
     job = running(2)
-    job.does(ev.Stepped(node=key(9), round=job.state.last_round, step=7))
+    job.does(ev.StepReport(node=key(9), round=job.state.last_round, step=7))
     assert job.state.progress.step == -1

@@ -4,7 +4,6 @@ import pytest
 
 from resile.api.ids import Bytes, GiB
 from resile.api.job import Resources, RoleSpec
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.nodes.relaunch import (
@@ -18,6 +17,7 @@ from resile.core.nodes.relaunch import (
     cause_of,
     decide,
 )
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, joins_again, key, managed, place_of, running
 
 CRASH = NodeEnd(exit_code=1)
@@ -105,7 +105,7 @@ def test_running_out_of_memory_counts_even_if_the_echo_of_it_was_reported_first(
 
 
 def test_a_crash_is_forgiven_after_enough_training():
-    job = running(1, crash_budget=1, timeouts={"forgive": 100.0})
+    job = running(1, crash_budget=1, timeouts={"budget_window": 100.0})
     job.seen(0, NodeStatus.FAILED, CRASH)
     job.comes(1)
     joins_again(job, 1)
@@ -121,7 +121,7 @@ def test_a_lost_node_whose_end_the_platform_explains_later_is_charged_to_the_rig
     job = running(2, crash_budget=3)
     job.engine.heard(job.node(0).key, job.now + 10)
     job.does(ev.AgentWent(node=job.node(1).key, session=2))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 1
     job.seen(1, NodeStatus.FAILED, CRASH)
     assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 0
@@ -154,7 +154,7 @@ def test_memory_that_is_used_up_at_the_cap_ends_the_job_with_that_reason():
 def lose(job, number: int, session: int) -> None:
     job.heartbeats()
     job.does(ev.AgentWent(node=job.node(number).key, session=session))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
 
 
 def test_a_crash_that_is_explained_late_still_spends_the_budget():
@@ -282,7 +282,7 @@ def test_a_machine_is_not_blamed_for_a_crash_a_preemption_or_a_closed_connection
         assert avoided(job) == [()]
     job = on_machines(2)
     job.does(ev.AgentWent(node=key(1), session=2))
-    job.wait(job.timeouts.blink)
+    job.wait(job.timeouts.reconnect)
     assert avoided(job) == [()]
 
 

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running
 
 
@@ -122,7 +122,7 @@ def test_no_alarm_of_the_old_master_goes_off_at_the_new_one():
 
 
 def test_a_replay_without_step_reports_makes_the_same_decisions_about_budgets():
-    job = managed(1, crash_budget=1, timeouts={"forgive": 100.0})
+    job = managed(1, crash_budget=1, timeouts={"budget_window": 100.0})
     for number in range(3):
         job.comes(number)
         job.joins(number)

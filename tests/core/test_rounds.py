@@ -1,9 +1,9 @@
 """Rounds close at once when they can, wait only as long as it pays, and end when it must be."""
 
 from resile.api.ids import Round
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
 
 
@@ -40,7 +40,7 @@ def test_a_round_waits_for_starting_nodes_as_long_as_settle():
     job.comes(0)
     job.joins(0)
     job.engine.heard(key(0), job.now + 2)
-    job.wait(job.timeouts.settle - 0.1)
+    job.wait(job.timeouts.straggler_wait - 0.1)
     assert job.members == []
     job.wait(0.1)
     assert job.members == [0]
@@ -51,7 +51,7 @@ def test_every_newcomer_gives_the_others_another_settle():
     for number in (0, 1):
         job.comes(number)
         job.joins(number)
-        job.wait(job.timeouts.settle * 0.6)
+        job.wait(job.timeouts.straggler_wait * 0.6)
         job.heartbeats()
     assert job.members == []
 
@@ -69,10 +69,10 @@ def test_the_first_round_of_a_bare_job_waits_for_the_last_call():
     job = bare(1, 3)
     job.comes(name="a")
     job.joins(0)
-    job.wait(job.timeouts.silence - 0.1)
+    job.wait(job.timeouts.heartbeat_timeout - 0.1)
     job.heartbeats()
     assert job.members == []
-    job.wait(job.timeouts.silence - 0.1)
+    job.wait(job.timeouts.heartbeat_timeout - 0.1)
     job.heartbeats()
     job.wait(1.2)
     assert job.members == [0]
@@ -189,7 +189,7 @@ def test_words_about_an_old_round_change_nothing():
     job.does(ev.NodeFinished(node=key(0), round=Round(1)))
     job.does(ev.NodeFinished(node=key(1), round=Round(1)))
     job.fails(1, round_=1)
-    job.does(ev.Stepped(node=key(0), round=Round(1), step=99))
+    job.does(ev.StepReport(node=key(0), round=Round(1), step=99))
     assert job.members == [0, 1]
     assert job.state.progress.step == -1
     assert job.state.phase == "Running"

@@ -5,10 +5,10 @@ import pytest
 
 from resile.api.ids import Bytes, GiB, NodeId, Rank, Round
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
-from resile.api.reports import Meeting, NodeEnd, NodeResources, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import JobState
+from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus, RendezvousConfig
 from tests.core.given import Job, joins_again, key, managed, running
 
 BIG = NodeResources(memory=Bytes(8 * GiB))
@@ -276,9 +276,9 @@ def test_a_node_that_finishes_needs_no_heir():
 def test_nor_does_one_that_has_taken_the_last_step_and_evaluates():
     job = running(2)
     for number in (0, 1):
-        job.does(ev.AgentElastic(node=key(number)))
+        job.does(ev.CanRegroup(node=key(number)))
     plan(job, migrate=(move(1),))
-    job.does(ev.RoundComplete(node=key(0), round=Round(1)))
+    job.does(ev.LastStepTaken(node=key(0), round=Round(1)))
     job.seen(2, NodeStatus.RUNNING)
     job.comes(2)
     job.joins(2)
@@ -340,7 +340,7 @@ def test_a_node_that_is_being_migrated_cannot_be_migrated_again():
 
 def test_parameter_servers_are_not_migrated_and_leave_no_gaps():
     roles = {"worker": RoleSpec(replicas=2), "ps": RoleSpec(replicas=2)}
-    job = Job(JobSpec(name="job", roles=roles, strategy=Strategy.PARAMETER_SERVER), Meeting())
+    job = Job(JobSpec(name="job", roles=roles, strategy=Strategy.PARAMETER_SERVER), RendezvousConfig())
     job.does(ev.Started())
     assert "parameter server" in plan(job, "one", migrate=(ev.Move(node=key(0, "ps")),))
     assert "cannot have a gap" in plan(job, "two", remove=(key(0, "ps"),))
@@ -370,7 +370,7 @@ def limited(nodes: int, memory: int = 0, cpu: float | None = None, gpu: int = 0)
     spec = JobSpec(
         name="job", roles={"worker": RoleSpec(replicas=nodes, requests=one, limits=one)}, resource_limits=most
     )
-    job = Job(spec, Meeting(min_nodes=1, max_nodes=nodes))
+    job = Job(spec, RendezvousConfig(min_nodes=1, max_nodes=nodes))
     job.does(ev.Started())
     come(job, *range(nodes))
     return job
@@ -516,7 +516,7 @@ def test_a_state_that_knows_nothing_of_plans_is_read():
     for field in ("vacated", "resources", "changes", "plan_ends"):
         del plain[field]
     for one in plain["nodes"].values():
-        del one["relieves"]
+        del one["replaces"]
     plain["gathering"].pop("lost", None)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plain), type=JobState) == job.state
 

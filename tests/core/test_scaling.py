@@ -3,9 +3,9 @@
 import pytest
 
 from resile.api.job import MAX_REPLICAS, RoleSpec
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core import decisions as de
 from resile.core import events as ev
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, place_of, running
 
 

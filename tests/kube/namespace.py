@@ -168,7 +168,7 @@ def training(steps: int) -> str:
     return f"dlrover-run --nnodes=1:$NODE_NUM --nproc_per_node=1 {ROOT}/examples/hello.py --steps {steps}"
 
 
-class Space:
+class KubeNamespace:
     """A namespace, the operators that serve it, and what is asked of it."""
 
     def __init__(self, name: str, logs: Path) -> None:
@@ -298,7 +298,7 @@ def _asked(ask: Callable[[], T]) -> T:
         return ask()
 
 
-SpaceT = TypeVar("SpaceT", bound=Space)
+SpaceT = TypeVar("SpaceT", bound=KubeNamespace)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from resile.agent.workers.ports import free_port
 from resile.core.engine import Engine
 from resile.core.state import JobState
-from resile.master.journal.sqlite import SQLiteJournal, Told
+from resile.master.journal.sqlite import JobEvent, SQLiteJournal
 
 RESILE = str(Path(sys.executable).parent / "resile")
 PATIENCE = 30.0
@@ -223,7 +223,7 @@ class Runs:
         assert history is not None
         return Engine.replay(history.state, history.events).state
 
-    def story(self, reason: str | None = None) -> list[Told]:
+    def story(self, reason: str | None = None) -> list[JobEvent]:
         journal = SQLiteJournal(self.job / "journal.db", read_only=True)
         lines = journal.story()
         journal.close()

@@ -16,9 +16,9 @@ import msgspec
 
 from resile.api.ids import NodeId
 from resile.api.job import FrontDoor, JobSpec
-from resile.api.reports import Meeting
 from resile.api.timeouts import derive
-from resile.wire import messages as ms
+from resile.protocol import messages as ms
+from resile.protocol.reports import RendezvousConfig
 from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.job_directory import JobDirectory
 
@@ -109,7 +109,7 @@ class Peer:
             "address": "127.0.0.1",
             "host": "here",
             "nproc": 1,
-            "meeting": Meeting(min_nodes=2, max_nodes=2),
+            "meeting": RendezvousConfig(min_nodes=2, max_nodes=2),
         }
         return ms.Hello(**(words | fields))
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core.engine import Engine
 from resile.core.events import NodeSeen, PlanWanted, RoleWish, ScaleWanted, Started
 from resile.core.state import new_state
 from resile.master.kubernetes.job_status import difference, status_of
+from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import joins_again, managed, running
 
 W0, W1 = NodeKey("worker", NodeId(0)), NodeKey("worker", NodeId(1))

@@ -12,13 +12,13 @@ from resile.api.job import JobSpec
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, ScaleWanted, Started, WorkerWent
 from resile.core.state import new_state
-from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal, Told
+from resile.master.journal.sqlite import JobEvent, JournalDamaged, JournalError, SQLiteJournal
 
 NODE = NodeKey("worker", NodeId(0))
 
 
-def told(number: int, message: str = "something") -> Told:
-    return Told(number=number, at=1.0, reason="Test", message=message)
+def told(number: int, message: str = "something") -> JobEvent:
+    return JobEvent(number=number, at=1.0, reason="Test", message=message)
 
 
 def started(path: Path) -> SQLiteJournal:

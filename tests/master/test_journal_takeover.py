@@ -11,21 +11,21 @@ from lightkube import Client
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.manifests.names import master_name
-from resile.api.reports import NodeStatus
 from resile.core.engine import Engine
 from resile.core.events import NodeSeen, Started
 from resile.core.state import new_state
-from resile.master.journal.configmap import LOADS, KubernetesJournal
+from resile.master.journal.configmap import LOADS, ConfigMapJournal
 from resile.master.journal.sqlite import JournalError, JournalTaken
 from resile.platform.kubernetes import client as kube
+from resile.protocol.reports import NodeStatus
 from tests.master.fake_api import FakeApi
 
 SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
 SEEN = NodeSeen(node=NodeKey("worker", NodeId(0)), status=NodeStatus.RUNNING)
 
 
-def journal(api: FakeApi) -> KubernetesJournal:
-    return KubernetesJournal(SPEC, cast(Client, api))
+def journal(api: FakeApi) -> ConfigMapJournal:
+    return ConfigMapJournal(SPEC, cast(Client, api))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def api() -> FakeApi:
     return made
 
 
-def begun(api: FakeApi) -> KubernetesJournal:
+def begun(api: FakeApi) -> ConfigMapJournal:
     first = journal(api)
     assert first.load() is None
     first.snapshot(new_state(SPEC, 0.0), 0.0)

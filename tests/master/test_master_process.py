@@ -18,9 +18,9 @@ from resile.api.ids import Round
 from resile.master import __main__ as main_module
 from resile.master.kubernetes import app
 from resile.master.supervisor import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
-from resile.wire import messages as ms
+from resile.protocol import messages as ms
 from resile.wire.connection import CannotListen
-from resile.wire.handshake import NotWelcome
+from resile.wire.handshake import HandshakeRefused
 from tests.master.masters import PATIENCE, Peer, command, master, new_job
 
 
@@ -37,7 +37,7 @@ async def test_two_agents_meet_and_the_job_ends_when_both_finish(tmp_path: Path)
             assert formed.round == 1
             assert (formed.place.group_rank, formed.place.world_size) == (number, 2)
             assert formed.place.master_port == 20000
-            peer.say(ms.Finished(round=Round(1)))
+            peer.say(ms.NodeFinished(round=Round(1)))
         for peer in peers:
             assert (await peer.hear(ms.JobOver)).succeeded
             peer.connection.close()
@@ -49,7 +49,7 @@ async def test_a_peer_with_a_wrong_token_gets_nothing_and_the_job_is_not_disturb
     with master(directory):
         good = await Peer.call(directory)
         await good.hello("good")
-        with pytest.raises(NotWelcome, match="wrong or missing job token"):
+        with pytest.raises(HandshakeRefused, match="wrong or missing job token"):
             await Peer.call(directory, token=b"not the token")
         assert (await good.status())["phase"] == "Running"
 
@@ -268,7 +268,7 @@ async def test_metrics_tell_what_the_command_line_tells(tmp_path: Path) -> None:
     with master(directory, "--metrics-port", str(port)):
         peer = await Peer.call(directory)
         await peer.hello("one")
-        peer.say(ms.Standbys(ready=2, memory=3 << 20))
+        peer.say(ms.StandbyReport(ready=2, memory=3 << 20))
         (node,) = (await peer.status())["nodes"]
         page = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
     assert 'resile_nodes{job="job",namespace="default",role="worker",status="Running"} 1.0' in page

@@ -16,8 +16,8 @@ from resile.core.engine import Engine
 from resile.core.events import PlanWanted, Started, StopWanted
 from resile.core.state import MAX_PLAN_ENDS, new_state
 from resile.master.app import Serving
-from resile.master.kubernetes.scaleplans import PlanWatch
-from resile.master.kubernetes.status_writer import Reporter
+from resile.master.kubernetes.scaleplans import ScalePlanWatch
+from resile.master.kubernetes.status_writer import StatusWriter
 from resile.platform.kubernetes import client as kube
 from tests.core.given import running
 from tests.kube.namespace import plan
@@ -65,10 +65,10 @@ def status(api: FakeAsyncApi, kind: kube.Kind = kube.JOBS, name: str = "j") -> O
 # the status of the job ------------------------------------------------------------------------------------------
 
 
-def reporter(api: FakeAsyncApi) -> tuple[Master, Reporter]:
+def reporter(api: FakeAsyncApi) -> tuple[Master, StatusWriter]:
     found = api.put(kube.JOBS, "j")
     master = Master(api, found["metadata"]["uid"])
-    return master, Reporter(master.spec, master.client, master.serving, found, lambda _: "")
+    return master, StatusWriter(master.spec, master.client, master.serving, found, lambda _: "")
 
 
 async def test_the_status_of_the_job_is_written_whoever_changed_it_meanwhile(api: FakeAsyncApi) -> None:
@@ -126,7 +126,7 @@ def planned(api: FakeAsyncApi, name: str = "p") -> Object:
 async def test_a_plan_is_told_how_far_it_is(api: FakeAsyncApi) -> None:
     master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
     master.answers = ["the job is suspended; resume it first"]
-    await PlanWatch(master.spec, master.client, master.serving)._execute(planned(api))
+    await ScalePlanWatch(master.spec, master.client, master.serving)._execute(planned(api))
     assert status(api, kube.PLANS, "p") == {
         "phase": "Failed",
         "reason": "Refused",
@@ -138,7 +138,7 @@ async def test_a_plan_is_told_how_far_it_is(api: FakeAsyncApi) -> None:
 
 async def test_a_plan_that_comes_after_the_job_was_deleted_is_left_to_the_next_of_its_name(api: FakeAsyncApi) -> None:
     master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
-    watch = PlanWatch(master.spec, master.client, master.serving)
+    watch = ScalePlanWatch(master.spec, master.client, master.serving)
     api.drop(kube.JOBS, "j")
     await watch._execute(planned(api, "early"))
     api.put(kube.JOBS, "j")
@@ -152,7 +152,7 @@ async def test_another_plan_of_the_same_name_is_not_told_the_end_of_the_first(ap
     master.answers = ["no"]
     first = planned(api)
     planned(api)
-    await PlanWatch(master.spec, master.client, master.serving)._execute(first)
+    await ScalePlanWatch(master.spec, master.client, master.serving)._execute(first)
     assert status(api, kube.PLANS, "p") == {}
 
 
@@ -188,7 +188,7 @@ async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeAsyncA
     """Some are done at once; others wait for nodes, and end all together when the job does."""
     master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
     core = Core(master)
-    watch = PlanWatch(master.spec, master.client, master.serving)
+    watch = ScalePlanWatch(master.spec, master.client, master.serving)
     names = [f"p{number}" for number in range(MAX_PLAN_ENDS + 50)]
     watch._listed([api.put(kube.PLANS, name, **plan(name, "j", **wish)) for name in names])
     work = asyncio.create_task(watch._work())

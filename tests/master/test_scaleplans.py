@@ -7,9 +7,9 @@ from typing import Any
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.kinds.scaleplan import ScalePlan
 from resile.api.manifests.reader import read_manifest
-from resile.api.reports import NodeResources
 from resile.core.events import Move, NodeWish, PlanWanted, RoleWish
 from resile.master.kubernetes.scaleplans import not_supported, wish_of
+from resile.protocol.reports import NodeResources
 
 
 def plan(**spec: Any) -> ScalePlan:

@@ -9,15 +9,15 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.reports import Meeting
 from resile.api.timeouts import derive
 from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, LaunchNode, Note, Reply
 from resile.core.engine import Engine
 from resile.core.events import AgentCame, AnyEvent, ScaleWanted, Started, StopWanted
 from resile.core.state import JobState, new_state
 from resile.master import shell as shell_module
-from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken, Told
+from resile.master.journal.sqlite import History, JobEvent, JournalDamaged, JournalError, JournalTaken
 from resile.master.shell import Shell
+from resile.protocol.reports import RendezvousConfig
 
 SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
 
@@ -33,13 +33,13 @@ class MemoryJournal:
         self.attempts = 0
         self.tried: Callable[[], object] = lambda: None
         self.events: list[AnyEvent] = []
-        self.lines: list[Told] = []
+        self.lines: list[JobEvent] = []
         self.snapshots: list[JobState] = []
 
     def load(self) -> History | None:
         return None
 
-    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
         self.attempts += 1
         self.tried()
         if self.error is not None:
@@ -52,7 +52,7 @@ class MemoryJournal:
     def snapshot(self, state: JobState, at: float) -> None:
         self.snapshots.append(state)
 
-    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+    def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         return self.lines[after : after + limit]
 
     def last_told(self) -> int:
@@ -174,7 +174,7 @@ async def test_an_agent_that_comes_while_the_disk_is_full_is_not_missed_when_the
     watched.shell.submit(came(0, session=1))
     watched.shell.submit(came(1, session=2))
     await watched.attempt()
-    now += 10 * SPEC.timeouts.silence
+    now += 10 * SPEC.timeouts.heartbeat_timeout
     watched.journal.full = False
     await watched.turn()
     assert watched.kinds().count(Admit) == 2
@@ -300,6 +300,6 @@ def came(number: int, session: int) -> AgentCame:
         address="127.0.0.1",
         host="h",
         nproc=1,
-        meeting=Meeting(max_nodes=2),
+        meeting=RendezvousConfig(max_nodes=2),
         node_id=NodeId(number),
     )

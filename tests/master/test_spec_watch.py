@@ -14,9 +14,9 @@ from lightkube import AsyncClient
 from resile.api.job import JobSpec, RoleSpec
 from resile.core.state import new_state
 from resile.master.app import Serving
-from resile.master.journal.configmap import KubernetesJournal
-from resile.master.kubernetes.spec_watch import LAST_SEEN, JobWatch, Wanted
-from resile.wire.messages import Ask
+from resile.master.journal.configmap import ConfigMapJournal
+from resile.master.kubernetes.spec_watch import LAST_SEEN, SpecWatch, WantedSpec
+from resile.protocol.messages import Ask
 from tests.kube.namespace import job
 
 SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})
@@ -25,7 +25,7 @@ SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec
 class Memory:
     """The journal's memory for texts."""
 
-    def __init__(self, before: Wanted) -> None:
+    def __init__(self, before: WantedSpec) -> None:
         self.texts = {LAST_SEEN: msgspec.json.encode(before).decode()}
 
     def recall(self, key: str) -> str:
@@ -41,16 +41,16 @@ class Masters:
     def __init__(self) -> None:
         self.state = new_state(SPEC, 0.0)
         self.state.targets["worker"] = 2
-        self.memory = Memory(Wanted({"worker": 2}, suspend=False))
+        self.memory = Memory(WantedSpec({"worker": 2}, suspend=False))
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.answers = 0
 
     async def see(self, changed: dict[str, Any]) -> None:
         shell = SimpleNamespace(engine=SimpleNamespace(state=self.state))
         serving = cast(Serving, SimpleNamespace(shell=shell, asks=self._ask))
-        client, journal = cast(AsyncClient, None), cast(KubernetesJournal, self.memory)
-        watch = JobWatch(SPEC, client, serving, journal, lambda *_: None)
-        await watch._act(changed, msgspec.json.decode(self.memory.recall(LAST_SEEN), type=Wanted))
+        client, journal = cast(AsyncClient, None), cast(ConfigMapJournal, self.memory)
+        watch = SpecWatch(SPEC, client, serving, journal, lambda *_: None)
+        await watch._act(changed, msgspec.json.decode(self.memory.recall(LAST_SEEN), type=WantedSpec))
 
     def _ask(self, ask: Ask, answer: Callable[[str, Any], None]) -> None:
         self.asked.append((ask.what, ask.arguments))

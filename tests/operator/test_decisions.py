@@ -13,16 +13,16 @@ from resile.operator.jobs import decisions
 from resile.operator.jobs.decisions import (
     Action,
     Decision,
-    Prepare,
+    EmitEvent,
+    ObservedJob,
+    Provision,
     Reason,
     RemoveMaster,
     RemovePods,
     Row,
-    Seen,
     SetStatus,
     StartMaster,
     StopNodes,
-    Tell,
     decide,
 )
 from resile.operator.trim import read_job
@@ -30,7 +30,7 @@ from tests.operator.objects import NOW, job, pod
 
 
 def decided(item: dict[str, Any], master: dict[str, Any] | None = None, now: float = NOW, **seen: Any) -> Decision:
-    return decide(Seen(job=item, pod=master, **seen), read_job(item), now)
+    return decide(ObservedJob(job=item, pod=master, **seen), read_job(item), now)
 
 
 def only(kind: type[Any], actions: tuple[Action, ...]) -> Any:
@@ -50,7 +50,7 @@ def bad_job(**given: Any) -> dict[str, Any]:
 
 def test_a_new_job_is_accepted_and_gets_its_master() -> None:
     decision = decided(job())
-    assert [type(action) for action in decision.actions] == [SetStatus, Prepare, StartMaster]
+    assert [type(action) for action in decision.actions] == [SetStatus, Provision, StartMaster]
     assert only(SetStatus, decision.actions).phase is Phase.CREATED
     assert only(StartMaster, decision.actions) == StartMaster(index=0)
 
@@ -63,7 +63,7 @@ def test_a_starting_master_makes_the_job_pending_once() -> None:
 
 
 def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master() -> None:
-    assert decided(job("Running", "JobRunning"), pod()).actions == (Prepare(),)
+    assert decided(job("Running", "JobRunning"), pod()).actions == (Provision(),)
 
 
 def test_a_job_whose_master_runs_is_left_to_it() -> None:
@@ -110,7 +110,7 @@ def test_what_keeps_a_master_from_starting_is_said_once_in_one_sentence(status: 
     stuck = pod("Pending", status=status)
     decision = decided(job("Pending", "MasterStarting", "…"), stuck, prepared=True)
     assert only(SetStatus, decision.actions) == SetStatus(Phase.PENDING, Reason.MASTER_CANNOT_START, sentence)
-    assert only(Tell, decision.actions).warning
+    assert only(EmitEvent, decision.actions).warning
     assert decided(job("Pending", "MasterCannotStart", sentence), stuck, prepared=True).actions == ()
 
 
@@ -131,7 +131,7 @@ def test_what_was_said_of_a_missing_master_is_taken_back_when_it_runs() -> None:
 
 def test_a_deleted_master_is_started_again_at_once() -> None:
     decision = decided(job("Running", "JobRunning"), None, row=Row(1, NOW - 5, 0), prepared=True)
-    assert decision == Decision((Prepare(), StartMaster(1, "its pod was deleted")))
+    assert decision == Decision((Provision(), StartMaster(1, "its pod was deleted")))
 
 
 def test_a_lost_master_is_started_again_by_an_operator_that_never_saw_it() -> None:
@@ -215,7 +215,7 @@ def test_a_master_that_was_deleted_and_has_ended_is_replaced_before_its_kubelet_
     leaving = pod("Running", exit_code=143, metadata={"deletionTimestamp": "2027-01-15T08:00:05Z"})
     assert [type(action) for action in decided(job("Running"), leaving).actions] == [
         RemoveMaster,
-        Prepare,
+        Provision,
         StartMaster,
     ]
 
@@ -287,7 +287,7 @@ def test_a_bad_manifest_fails_the_job_with_every_mistake_once() -> None:
     status = only(SetStatus, decision.actions)
     assert (status.phase, status.reason) == (Phase.FAILED, Reason.INVALID_SPEC)
     assert "spec.replicaSpecs.worker.replicas: must be a whole number of 0 or more, not 'two'" in status.message
-    assert only(Tell, decision.actions).warning
+    assert only(EmitEvent, decision.actions).warning
     assert decided(bad_job(phase="Failed", reason="InvalidSpec", message=status.message)) == Decision()
 
 
@@ -313,12 +313,12 @@ def test_a_job_whose_first_master_found_a_bad_edit_runs_once_that_is_put_right()
 
 
 def test_a_deleted_journal_is_made_again_for_the_master_that_asks_for_it() -> None:
-    assert decided(job("Running", "JournalGone", "…"), pod(), prepared=True).actions == (Prepare(),)
+    assert decided(job("Running", "JournalGone", "…"), pod(), prepared=True).actions == (Provision(),)
 
 
 def test_nodes_whose_master_will_never_serve_again_are_stopped() -> None:
     actions = decided(job("Running", "JobRunning"), pod("Failed", exit_code=78, words="the journal is damaged")).actions
-    assert [type(action) for action in actions] == [StopNodes, SetStatus, Tell]
+    assert [type(action) for action in actions] == [StopNodes, SetStatus, EmitEvent]
     assert StopNodes() not in decided(job("Running"), pod("Failed", exit_code=10)).actions
 
 

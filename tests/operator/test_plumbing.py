@@ -15,7 +15,7 @@ from resile.operator import settings
 from resile.operator.cluster import GONE, LEASE, POD, Cluster, ClusterError
 from resile.operator.election import Election, LeadershipLost
 from resile.operator.health import Answer, serve
-from resile.operator.informer import Mirror
+from resile.operator.informer import Informer
 from resile.operator.workqueue import Key, TryAgain, WorkQueue, backoff
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.objects import pod
@@ -128,8 +128,8 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
-def mirror_of(cluster: FakeCluster, changed: list[str]) -> Mirror:
-    return Mirror(cast(Cluster, cluster), POD, "*", lambda item: changed.append(item["metadata"]["uid"]))
+def mirror_of(cluster: FakeCluster, changed: list[str]) -> Informer:
+    return Informer(cast(Cluster, cluster), POD, "*", lambda item: changed.append(item["metadata"]["uid"]))
 
 
 async def test_a_mirror_follows_what_comes_changes_and_goes(cluster: FakeCluster) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from resile.operator import settings
 from resile.operator.cluster import CONFIG_MAP, ELASTIC_JOB, POD, SCALE_PLAN, SECRET, Cluster, ClusterError
-from resile.operator.informer import Mirror, key_of
-from resile.operator.jobs.reconciler import Jobs
+from resile.operator.informer import Informer, key_of
+from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
-from resile.operator.scaleplans.reconciler import ScalePlans
+from resile.operator.scaleplans.reconciler import ScalePlanReconciler
 from resile.operator.workqueue import Key, TryAgain
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.objects import NOW, UID, job, plan, pod
@@ -41,13 +41,13 @@ class Stage:
         self.jobs, self.pods, self.services, self.plans = Still(), Still(), Still(), Still()
         self.now = NOW
         self.reconciler = self.another_operator()
-        real, jobs = cast(Cluster, self.cluster), cast(Mirror, self.jobs)
-        self.plan_reconciler = ScalePlans(real, cast(Mirror, self.plans), jobs, clock=lambda: self.now)
+        real, jobs = cast(Cluster, self.cluster), cast(Informer, self.jobs)
+        self.plan_reconciler = ScalePlanReconciler(real, cast(Informer, self.plans), jobs, clock=lambda: self.now)
 
-    def another_operator(self) -> Jobs:
+    def another_operator(self) -> JobReconciler:
         """One that has seen nothing yet."""
-        mirrors = [cast(Mirror, one) for one in (self.jobs, self.pods, self.services)]
-        return Jobs(cast(Cluster, self.cluster), *mirrors, "resile:1", Metrics(), clock=lambda: self.now)
+        mirrors = [cast(Informer, one) for one in (self.jobs, self.pods, self.services)]
+        return JobReconciler(cast(Cluster, self.cluster), *mirrors, "resile:1", Metrics(), clock=lambda: self.now)
 
     def submit(self, item: dict[str, Any]) -> None:
         self.jobs.show(self.cluster.put(ELASTIC_JOB, item))

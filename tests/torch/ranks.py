@@ -11,12 +11,12 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from resile.api.ids import Rank, Round
-from resile.wire.messages import Placed
+from resile.protocol.messages import WorkerAssignment
 
 
-def placed(rank: int, world: int, port: int) -> Placed:
+def placed(rank: int, world: int, port: int) -> WorkerAssignment:
     """The place of a rank in round 1."""
-    return Placed(
+    return WorkerAssignment(
         round=Round(1),
         rank=rank,
         world_size=world,

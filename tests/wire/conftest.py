@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from resile.protocol.messages import ToMaster
 from resile.wire.connection import serve
-from resile.wire.messages import ToMaster
 from tests.wire.peers import TOKEN, Ear, Place, Serve
 
 

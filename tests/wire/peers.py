@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from resile.protocol.messages import Answer, Ask, Heartbeat, MasterMessage, Message
 from resile.wire.connection import Connection, Server, connect
 from resile.wire.handshake import ClientHandshake
-from resile.wire.messages import Answer, Ask, Heartbeat, MasterMessage, Message
 
 TOKEN = b"a token that nobody guesses"
 

@@ -18,23 +18,23 @@ from typing import TypeVar
 import pytest
 
 from resile.api.ids import Round
-from resile.wire.agent_client import STEP_INTERVAL, AgentChannel, AgentSilent
-from resile.wire.agent_socket import LocalServer, serve_local
-from resile.wire.connection import CannotListen, Connection
-from resile.wire.frames import MAX_FRAME, FrameDecoder, MessageDecoder, encode
-from resile.wire.messages import (
+from resile.protocol.messages import (
     Attach,
     DatasetOpen,
-    Finished,
     Message,
+    NodeFinished,
     OpenDataset,
     ShardGranted,
     ShardNoted,
     ShardProgress,
-    Stepped,
+    StepReport,
     TakeShard,
     WorkerMessage,
 )
+from resile.wire.agent_client import STEP_INTERVAL, AgentClient, AgentNotAnswering
+from resile.wire.agent_socket import AgentSocket, serve_local
+from resile.wire.connection import CannotListen, Connection
+from resile.wire.frames import MAX_FRAME, FrameDecoder, MessageDecoder, encode
 from tests.wire.peers import Ear
 
 OPEN = OpenDataset(worker="", request=0, name="d", size=10, shard_size=2)
@@ -52,7 +52,7 @@ class Agent(Ear):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.server: LocalServer
+        self.server: AgentSocket
         self.waiting: list[tuple[Connection, TakeShard]] = []
         self._leases = itertools.count(1)
 
@@ -85,7 +85,7 @@ class Agent(Ear):
         self.waiting.clear()
 
     def steps(self) -> list[int]:
-        return [message.step for message in self.messages if isinstance(message, Stepped)]
+        return [message.step for message in self.messages if isinstance(message, StepReport)]
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
 
 
 @pytest.fixture
-async def channel(agent: Agent) -> AsyncIterator[AgentChannel]:
-    channel = AgentChannel(str(agent.path), "w0", Round(3))
+async def channel(agent: Agent) -> AsyncIterator[AgentClient]:
+    channel = AgentClient(str(agent.path), "w0", Round(3))
     yield channel
     channel.close()
 
@@ -107,19 +107,19 @@ async def off_loop(work: Callable[[], Got]) -> Got:
     return await asyncio.wait_for(asyncio.to_thread(work), 20)
 
 
-async def test_a_process_attaches_and_its_first_step_goes_out_at_once(agent: Agent, channel: AgentChannel) -> None:
+async def test_a_process_attaches_and_its_first_step_goes_out_at_once(agent: Agent, channel: AgentClient) -> None:
     before = time.time()
     channel.report_step(7, total=100)
     await agent.until(lambda: len(agent.messages) == 2)
     attach, step = agent.messages
     assert attach == Attach(worker="w0")
-    assert isinstance(step, Stepped)
+    assert isinstance(step, StepReport)
     assert (step.round, step.step, step.total) == (3, 7, 100)
     assert before <= step.at <= time.time()
     assert agent.opened[0].peer == f"pid {os.getpid()}"
 
 
-async def test_many_steps_are_told_seldom_but_the_newest_is_told(agent: Agent, channel: AgentChannel) -> None:
+async def test_many_steps_are_told_seldom_but_the_newest_is_told(agent: Agent, channel: AgentClient) -> None:
     start = time.monotonic()
     for step in range(10_000):
         channel.report_step(step)
@@ -130,7 +130,7 @@ async def test_many_steps_are_told_seldom_but_the_newest_is_told(agent: Agent, c
     assert len(agent.steps()) <= 3 + took / STEP_INTERVAL
 
 
-async def test_a_held_back_step_goes_before_a_request(agent: Agent, channel: AgentChannel) -> None:
+async def test_a_held_back_step_goes_before_a_request(agent: Agent, channel: AgentClient) -> None:
     channel.report_step(1)
     channel.report_step(2)
     await off_loop(lambda: channel.request(OPEN, 5))
@@ -138,7 +138,7 @@ async def test_a_held_back_step_goes_before_a_request(agent: Agent, channel: Age
 
 
 async def test_reporting_without_an_agent_neither_waits_nor_raises(tmp_path: Path) -> None:
-    channel = AgentChannel(str(tmp_path / "nobody.sock"), "w0")
+    channel = AgentClient(str(tmp_path / "nobody.sock"), "w0")
     start = time.monotonic()
     for step in range(1000):
         channel.report_step(step)
@@ -151,7 +151,7 @@ async def test_reporting_to_an_agent_that_does_not_read_never_waits(tmp_path: Pa
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        channel = AgentChannel(str(path), "w0")
+        channel = AgentClient(str(path), "w0")
         longest = 0.0
         for step in range(20_000):
             channel._next_step = 0.0
@@ -168,7 +168,7 @@ async def test_steps_are_told_again_once_an_agent_that_stood_still_reads(tmp_pat
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        channel = AgentChannel(str(path), "w0")
+        channel = AgentClient(str(path), "w0")
         for step in range(20_000):
             channel._next_step = 0.0
             channel.report_step(step)
@@ -185,19 +185,19 @@ async def test_steps_are_told_again_once_an_agent_that_stood_still_reads(tmp_pat
                 channel.report_step(step)
         channel.close()
     frames = FrameDecoder(MAX_FRAME).feed(bytes(heard))
-    steps = [m.step for m in map(MessageDecoder(WorkerMessage).decode, frames) if isinstance(m, Stepped)]
+    steps = [m.step for m in map(MessageDecoder(WorkerMessage).decode, frames) if isinstance(m, StepReport)]
     assert steps[-1] >= 20_090
     assert steps == sorted(steps)
 
 
-async def test_requests_get_their_own_answers(agent: Agent, channel: AgentChannel) -> None:
+async def test_requests_get_their_own_answers(agent: Agent, channel: AgentClient) -> None:
     opened = await off_loop(lambda: channel.request(OPEN, 5))
     assert opened == DatasetOpen(worker="w0", request=1)
     noted = await off_loop(lambda: channel.request(progress(1), 5))
     assert noted == ShardNoted(worker="w0", request=2, counted=True)
 
 
-async def test_a_waiting_request_does_not_hold_up_other_threads(agent: Agent, channel: AgentChannel) -> None:
+async def test_a_waiting_request_does_not_hold_up_other_threads(agent: Agent, channel: AgentClient) -> None:
     take = asyncio.create_task(off_loop(lambda: channel.request(TAKE, 10)))
     await agent.until(lambda: agent.waiting)
     noted = await asyncio.gather(*(off_loop(lambda n=n: channel.request(progress(n), 5)) for n in range(4)))
@@ -208,15 +208,15 @@ async def test_a_waiting_request_does_not_hold_up_other_threads(agent: Agent, ch
     assert (await take).lease == 1
 
 
-async def test_several_threads_may_wait_without_end(agent: Agent, channel: AgentChannel) -> None:
+async def test_several_threads_may_wait_without_end(agent: Agent, channel: AgentClient) -> None:
     takes = [asyncio.create_task(off_loop(lambda: channel.request(TAKE, math.inf))) for _ in range(3)]
     await agent.until(lambda: len(agent.waiting) == 3)
     agent.grant()
     assert sorted(granted.lease for granted in await asyncio.gather(*takes)) == [1, 2, 3]
 
 
-async def test_a_late_grant_goes_to_whoever_asks_again(agent: Agent, channel: AgentChannel) -> None:
-    with pytest.raises(AgentSilent, match=r"^the agent did not answer TakeShard within 0.05 s$"):
+async def test_a_late_grant_goes_to_whoever_asks_again(agent: Agent, channel: AgentClient) -> None:
+    with pytest.raises(AgentNotAnswering, match=r"^the agent did not answer TakeShard within 0.05 s$"):
         await off_loop(lambda: channel.request(TAKE, 0.05))
     agent.grant()
     await off_loop(lambda: channel.request(OPEN, 5))
@@ -225,9 +225,7 @@ async def test_a_late_grant_goes_to_whoever_asks_again(agent: Agent, channel: Ag
     assert not agent.waiting
 
 
-async def test_unanswered_requests_are_repeated_to_an_agent_that_comes_back(
-    agent: Agent, channel: AgentChannel
-) -> None:
+async def test_unanswered_requests_are_repeated_to_an_agent_that_comes_back(agent: Agent, channel: AgentClient) -> None:
     take = asyncio.create_task(off_loop(lambda: channel.request(TAKE, 10)))
     await agent.until(lambda: agent.waiting)
     await agent.stop()
@@ -239,7 +237,7 @@ async def test_unanswered_requests_are_repeated_to_an_agent_that_comes_back(
     assert [message for message in agent.messages if isinstance(message, Attach)] == [Attach(worker="w0")] * 2
 
 
-async def test_steps_go_on_after_the_agent_comes_back(agent: Agent, channel: AgentChannel) -> None:
+async def test_steps_go_on_after_the_agent_comes_back(agent: Agent, channel: AgentClient) -> None:
     channel.report_step(1)
     await agent.until(lambda: agent.steps() == [1])
     await agent.stop()
@@ -265,7 +263,7 @@ async def test_an_agent_that_talks_nonsense_is_called_again(tmp_path: Path) -> N
         writer.close()
 
     server = await asyncio.start_unix_server(odd, path)
-    channel = AgentChannel(str(path), "w0")
+    channel = AgentClient(str(path), "w0")
     assert await off_loop(lambda: channel.request(OPEN, 5)) == DatasetOpen(worker="w0", request=1)
     assert calls == 2
     channel.close()
@@ -281,7 +279,7 @@ def _in_fork(work: Callable[[], bool]) -> bool:
     return child.exitcode == 0
 
 
-async def test_a_forked_child_has_its_own_line_and_the_parents_goes_on(agent: Agent, channel: AgentChannel) -> None:
+async def test_a_forked_child_has_its_own_line_and_the_parents_goes_on(agent: Agent, channel: AgentClient) -> None:
     channel.report_step(1)
     await agent.until(lambda: agent.steps())
 
@@ -297,7 +295,7 @@ async def test_a_forked_child_has_its_own_line_and_the_parents_goes_on(agent: Ag
     assert (await off_loop(lambda: channel.request(OPEN, 5))).worker == "w0"
 
 
-async def test_a_fork_while_another_thread_waits_is_no_trouble(agent: Agent, channel: AgentChannel) -> None:
+async def test_a_fork_while_another_thread_waits_is_no_trouble(agent: Agent, channel: AgentClient) -> None:
     take = asyncio.create_task(off_loop(lambda: channel.request(TAKE, 10)))
     await agent.until(lambda: agent.waiting)
     held = threading.Event()
@@ -320,14 +318,14 @@ async def test_a_fork_while_another_thread_waits_is_no_trouble(agent: Agent, cha
 
 async def test_the_channel_comes_from_the_environment(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RESILE_AGENT_SOCKET", raising=False)
-    assert AgentChannel.from_environment() is None
+    assert AgentClient.from_environment() is None
     program = (
-        "from resile.wire.agent_client import AgentChannel\n"
-        "channel = AgentChannel.from_environment()\n"
-        "assert channel is AgentChannel.from_environment()\n"
+        "from resile.wire.agent_client import AgentClient\n"
+        "channel = AgentClient.from_environment()\n"
+        "assert channel is AgentClient.from_environment()\n"
         "channel.report_step(1); channel.report_step(2)\n"
         "import subprocess, sys\n"
-        "again = 'from resile.wire.agent_client import AgentChannel as A; A.from_environment().report_step(3)'\n"
+        "again = 'from resile.wire.agent_client import AgentClient as A; A.from_environment().report_step(3)'\n"
         "subprocess.run([sys.executable, '-c', again], check=True)\n"
     )
     environment = {
@@ -340,7 +338,7 @@ async def test_the_channel_comes_from_the_environment(agent: Agent, monkeypatch:
     await off_loop(lambda: subprocess.run(run, env=environment, check=True))
     await agent.until(lambda: len(agent.closed) == 2)
     assert sorted(agent.steps()) == [1, 2, 3]
-    assert {message.round for message in agent.messages if isinstance(message, Stepped)} == {9}
+    assert {message.round for message in agent.messages if isinstance(message, StepReport)} == {9}
     own, child = sorted(message.worker for message in agent.messages if isinstance(message, Attach))
     assert own == "w5"
     assert child.startswith("w5/")
@@ -351,13 +349,13 @@ async def test_the_channel_comes_from_the_environment(agent: Agent, monkeypatch:
     [
         (b"\xff\xff\xff\xff", "sent a message of 4294967295 bytes, over the limit of 1048576 bytes"),
         (
-            encode(Finished(round=1)),
-            "sent a message that is not allowed here: Invalid value 'Finished' - at `$.type`",
+            encode(NodeFinished(round=1)),
+            "sent a message that is not allowed here: Invalid value 'NodeFinished' - at `$.type`",
         ),
     ],
 )
 async def test_a_bad_process_is_cut_off_and_others_go_on(
-    agent: Agent, channel: AgentChannel, said: bytes, sentence: str
+    agent: Agent, channel: AgentClient, said: bytes, sentence: str
 ) -> None:
     with socket.socket(socket.AF_UNIX) as bad:
         bad.connect(str(agent.path))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resile.wire.connection import NotWelcome
+from resile.protocol.messages import JobOver, NodeFinished
+from resile.wire.connection import HandshakeRefused
 from resile.wire.frames import MAX_FRAME, PREFIX, encode
 from resile.wire.handshake import MAGIC, REFUSAL, ClientHandshake
-from resile.wire.messages import Finished, JobOver
 from tests.wire.peers import Place, Serve
 
 
@@ -31,7 +31,7 @@ async def test_garbage_instead_of_a_handshake(place: Place, garbage: bytes) -> N
 
 async def test_messages_without_a_handshake(place: Place) -> None:
     raw = await place.raw()
-    raw.say(encode(Finished(round=1)))
+    raw.say(encode(NodeFinished(round=1)))
     assert await raw.hear_all() == REFUSAL
     assert place.ear.refused[0].endswith("does not speak resile's protocol")
     assert not place.ear.messages
@@ -39,7 +39,7 @@ async def test_messages_without_a_handshake(place: Place) -> None:
 
 
 async def test_a_wrong_token(place: Place) -> None:
-    with pytest.raises(NotWelcome) as refused:
+    with pytest.raises(HandshakeRefused) as refused:
         await place.call(token=b"wrong")
     expected = f"the server at 127.0.0.1:{place.server.port} refused this peer: wrong or missing job token"
     assert str(refused.value) == expected
@@ -103,7 +103,7 @@ async def test_a_replayed_handshake(place: Place) -> None:
             "sent a message that is not allowed here: Invalid value 'Nope' - at `$.type`",
         ),
         (
-            frame(b"\x83\xa4type\xa8Finished\xa5round\x01\xa4evil\x01"),
+            frame(b"\x83\xa4type\xacNodeFinished\xa5round\x01\xa4evil\x01"),
             "sent a message that is not allowed here: Object contains unknown field `evil`",
         ),
         (
@@ -120,20 +120,20 @@ async def test_a_replayed_handshake(place: Place) -> None:
 async def test_bad_messages_after_a_good_handshake(place: Place, said: bytes, sentence: str) -> None:
     raw = await place.raw()
     await raw.shake()
-    raw.say(encode(Finished(round=7)))
+    raw.say(encode(NodeFinished(round=7)))
     await place.ear.until(lambda: place.ear.messages)
     raw.say(said)
     assert await raw.hear_all() == b""
     await place.ear.until(lambda: place.ear.closed)
     assert place.ear.closed == [f"the peer at {place.ear.opened[0].peer} {sentence}"]
-    assert place.ear.messages == [Finished(round=7)]
+    assert place.ear.messages == [NodeFinished(round=7)]
     await place.check_still_serves()
 
 
 async def test_a_message_cut_short_by_the_end(place: Place) -> None:
     raw = await place.raw()
     await raw.shake()
-    raw.say(encode(Finished(round=7))[:-1])
+    raw.say(encode(NodeFinished(round=7))[:-1])
     raw.writer.write_eof()
     await place.ear.until(lambda: place.ear.closed)
     peer = place.ear.opened[0].peer
@@ -145,7 +145,7 @@ async def test_a_message_cut_short_by_the_end(place: Place) -> None:
 async def test_messages_that_follow_a_bad_one_are_not_heard(place: Place) -> None:
     raw = await place.raw()
     await raw.shake()
-    raw.say(frame(b"\xc1") + encode(Finished(round=7)))
+    raw.say(frame(b"\xc1") + encode(NodeFinished(round=7)))
     await place.ear.until(lambda: place.ear.closed)
     assert not place.ear.messages
     await place.check_still_serves()

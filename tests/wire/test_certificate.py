@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from resile.api.manifests.names import MAX_JOB_NAME, master_host
 from resile.common.certificates import LIFE, Pair
 from resile.operator.jobs.certificate import new_pair
-from resile.wire.handshake import NotWelcome
+from resile.wire.handshake import HandshakeRefused
 from resile.wire.tls import client_context, server_context
 from tests.wire.peers import Serve
 
@@ -38,7 +38,7 @@ async def test_the_master_of_another_job_is_not_trusted(serving: Serve, tmp_path
     theirs = written(tmp_path / "theirs", new_pair(JOB, NAMESPACE))
     own, _ = written(tmp_path / "own", new_pair(JOB, NAMESPACE))
     place = await serving(tls=server_context(*theirs))
-    with pytest.raises(NotWelcome, match="showed a certificate that fails"):
+    with pytest.raises(HandshakeRefused, match="showed a certificate that fails"):
         await place.call(tls=client_context(own), server_name=master_host(JOB, NAMESPACE))
 
 
@@ -46,7 +46,7 @@ async def test_the_name_of_another_job_is_not_accepted(serving: Serve, tmp_path:
     certificate, key = written(tmp_path / "own", new_pair(JOB, NAMESPACE))
     place = await serving(tls=server_context(certificate, key))
     for host in (master_host("other", NAMESPACE), master_host(JOB, "blue")):
-        with pytest.raises(NotWelcome, match="Hostname mismatch"):
+        with pytest.raises(HandshakeRefused, match="Hostname mismatch"):
             await place.call(tls=client_context(certificate), server_name=host)
 
 

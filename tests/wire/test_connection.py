@@ -8,15 +8,24 @@ import sys
 
 import pytest
 
-from resile.wire.connection import BadFrame, CannotConnect, CannotListen, Connection, NotWelcome, connect, encode, serve
+from resile.protocol.messages import Answer, Ask, Heartbeat, MasterMessage, Message, NodeFinished, RoundOver, ToMaster
+from resile.wire.connection import (
+    BadFrame,
+    CannotConnect,
+    CannotListen,
+    Connection,
+    HandshakeRefused,
+    connect,
+    encode,
+    serve,
+)
 from resile.wire.frames import HEARTBEAT_FRAME, MAX_FRAME, PREFIX
-from resile.wire.messages import Answer, Ask, Finished, Heartbeat, MasterMessage, Message, RoundOver, ToMaster
 from tests.wire.peers import TOKEN, Ear, Place, Serve, soon
 
 
 async def test_messages_arrive_in_order_and_heartbeats_among_them(place: Place) -> None:
     connection, _ = await place.call()
-    sent: list[Message] = [Heartbeat(), Finished(round=1), Heartbeat(), Finished(round=2)]
+    sent: list[Message] = [Heartbeat(), NodeFinished(round=1), Heartbeat(), NodeFinished(round=2)]
     for message in sent:
         connection.send(message)
     await place.ear.until(lambda: len(place.ear.messages) == 4)
@@ -106,7 +115,7 @@ async def test_a_defect_in_the_owner_ends_that_connection_alone(place: Place) ->
     connection = await connect(
         "127.0.0.1", server.port, token=TOKEN, decode=MasterMessage, on_message=ear.on_message, on_close=ear.on_close
     )
-    connection.send(Finished(round=1))
+    connection.send(NodeFinished(round=1))
     await place.ear.until(lambda: place.ear.closed)
     assert trouble == ["a defect"]
     assert place.ear.closed[0].endswith("was given up after an error here: RuntimeError('a defect')")
@@ -208,7 +217,7 @@ async def test_a_server_that_hangs_up_may_be_tried_again() -> None:
 async def test_a_server_of_another_kind_is_not_tried_again() -> None:
     fake = await _fake_server(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     port = fake.sockets[0].getsockname()[1]
-    with pytest.raises(NotWelcome, match=rf"^the server at 127.0.0.1:{port} does not speak resile's protocol$"):
+    with pytest.raises(HandshakeRefused, match=rf"^the server at 127.0.0.1:{port} does not speak resile's protocol$"):
         await connect("127.0.0.1", port, token=TOKEN, decode=ToMaster, on_message=lambda *_: None)
     fake.close()
     await asyncio.sleep(0.01)
@@ -216,7 +225,7 @@ async def test_a_server_of_another_kind_is_not_tried_again() -> None:
 
 async def test_a_server_without_the_token_is_seen_through(serving: Serve) -> None:
     place = await serving(token=b"another job's")
-    with pytest.raises(NotWelcome, match="refused this peer: wrong or missing job token"):
+    with pytest.raises(HandshakeRefused, match="refused this peer: wrong or missing job token"):
         await place.call()
 
 

@@ -2,18 +2,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resile.api.reports import Meeting
-from resile.wire.frames import MAX_FRAME, PREFIX, BadFrame, FrameDecoder, MessageDecoder, encode
-from resile.wire.messages import (
+from resile.protocol.messages import (
     Answer,
-    Finished,
     Heartbeat,
     Hello,
     MasterMessage,
-    Stepped,
+    NodeFinished,
+    StepReport,
     ToMaster,
     WorkerMessage,
 )
+from resile.protocol.reports import RendezvousConfig
+from resile.wire.frames import MAX_FRAME, PREFIX, BadFrame, FrameDecoder, MessageDecoder, encode
 
 
 def frame(body: bytes) -> bytes:
@@ -69,7 +69,13 @@ def test_a_large_frame_in_many_chunks_arrives() -> None:
 
 def test_a_message_comes_back_as_it_went() -> None:
     hello = Hello(
-        protocol=1, job="j", incarnation="i", address="a", host="h", nproc=2, meeting=Meeting(min_nodes=1, max_nodes=4)
+        protocol=1,
+        job="j",
+        incarnation="i",
+        address="a",
+        host="h",
+        nproc=2,
+        meeting=RendezvousConfig(min_nodes=1, max_nodes=4),
     )
     assert MessageDecoder(ToMaster).decode(encode(hello)[PREFIX:]) == hello
 
@@ -85,17 +91,17 @@ def test_a_message_over_the_limit_is_not_even_sent() -> None:
         (b"", "bytes that are no message"),
         (b"\xc1", "bytes that are no message"),
         (b"\x81\xa4type\xa1\xff", "bytes that are no message"),
-        (encode(Finished(round=1))[PREFIX:-1], "bytes that are no message"),
-        (encode(Finished(round=1))[PREFIX:] + b"\0", "bytes that are no message"),
+        (encode(NodeFinished(round=1))[PREFIX:-1], "bytes that are no message"),
+        (encode(NodeFinished(round=1))[PREFIX:] + b"\0", "bytes that are no message"),
         (b"\x81\xa4type\xa4Nope", "a message that is not allowed here: Invalid value 'Nope' - at `$.type`"),
         (b"\x01", "a message that is not allowed here: Expected `object`, got `int`"),
-        (b"\x81\xa4type\xa8Finished", "a message that is not allowed here: Object missing required field `round`"),
+        (b"\x81\xa4type\xacNodeFinished", "a message that is not allowed here: Object missing required field `round`"),
         (
-            b"\x83\xa4type\xa8Finished\xa5round\x01\xa4evil\x01",
+            b"\x83\xa4type\xacNodeFinished\xa5round\x01\xa4evil\x01",
             "a message that is not allowed here: Object contains unknown field `evil`",
         ),
         (
-            b"\x82\xa4type\xa8Finished\xa5round\xa1x",
+            b"\x82\xa4type\xacNodeFinished\xa5round\xa1x",
             "a message that is not allowed here: Expected `int`, got `str` - at `$.round`",
         ),
         (
@@ -114,7 +120,9 @@ def test_what_is_no_message_is_refused_with_one_sentence(body: bytes, sentence: 
     assert str(refused.value) == sentence
 
 
-@given(st.one_of(st.binary(max_size=100), st.binary(max_size=60).map(lambda tail: b"\x82\xa4type\xa8Finished" + tail)))
+@given(
+    st.one_of(st.binary(max_size=100), st.binary(max_size=60).map(lambda tail: b"\x82\xa4type\xacNodeFinished" + tail))
+)
 def test_no_bytes_get_anything_but_a_message_or_a_bad_frame(body: bytes) -> None:
     try:
         message = MessageDecoder(ToMaster).decode(body)
@@ -125,7 +133,7 @@ def test_no_bytes_get_anything_but_a_message_or_a_bad_frame(body: bytes) -> None
 
 def test_a_complaint_quotes_the_peer_in_one_short_line() -> None:
     field = b"\n\x1b[2J" + b"x" * 995
-    body = b"\x82\xa4type\xa8Finished" + b"\xda" + len(field).to_bytes(2, "big") + field + b"\x01"
+    body = b"\x82\xa4type\xacNodeFinished" + b"\xda" + len(field).to_bytes(2, "big") + field + b"\x01"
     with pytest.raises(BadFrame) as refused:
         MessageDecoder(ToMaster).decode(body)
     assert str(refused.value).isprintable()
@@ -136,4 +144,4 @@ def test_only_a_union_with_heartbeats_recognises_their_frame() -> None:
     assert MessageDecoder(ToMaster).heartbeat == encode(Heartbeat())
     assert MessageDecoder(MasterMessage).heartbeat is None
     assert MessageDecoder(WorkerMessage).heartbeat is None
-    assert MessageDecoder(Stepped).heartbeat is None
+    assert MessageDecoder(StepReport).heartbeat is None

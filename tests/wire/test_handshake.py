@@ -9,7 +9,7 @@ from resile.wire.handshake import (
     PROOF,
     REFUSAL,
     ClientHandshake,
-    NotWelcome,
+    HandshakeRefused,
     ServerHandshake,
 )
 
@@ -54,7 +54,7 @@ def test_the_token_never_travels() -> None:
 def test_a_wrong_token_is_told_from_a_right_one_by_the_server() -> None:
     client, server = ClientHandshake(b"other", "s:1"), ServerHandshake(TOKEN, "c:2")
     proof = client.feed(server.feed(client.hello))
-    with pytest.raises(NotWelcome, match=r"^the peer at c:2 has a wrong or missing job token$"):
+    with pytest.raises(HandshakeRefused, match=r"^the peer at c:2 has a wrong or missing job token$"):
         server.feed(proof)
     assert not server.finished
 
@@ -68,28 +68,28 @@ def test_a_stranger_gets_nothing_that_depends_on_the_token() -> None:
 def test_a_refused_client_says_so() -> None:
     client = ClientHandshake(b"other", "s:1")
     client.feed(ServerHandshake(TOKEN, "c:2").feed(client.hello))
-    with pytest.raises(NotWelcome, match=r"^the server at s:1 refused this peer: wrong or missing job token$"):
+    with pytest.raises(HandshakeRefused, match=r"^the server at s:1 refused this peer: wrong or missing job token$"):
         client.feed(REFUSAL)
 
 
 def test_a_client_refused_before_the_nonce_says_so() -> None:
     client = ClientHandshake(TOKEN, "s:1")
     client.feed(REFUSAL[:5])
-    with pytest.raises(NotWelcome, match=r"^the server at s:1 refused this peer: wrong or missing job token$"):
+    with pytest.raises(HandshakeRefused, match=r"^the server at s:1 refused this peer: wrong or missing job token$"):
         client.feed(REFUSAL[5:])
 
 
 def test_a_client_sees_through_a_server_without_the_token() -> None:
     client, fake = ClientHandshake(TOKEN, "s:1"), ServerHandshake(b"other", "c:2")
     client.feed(fake.feed(client.hello))
-    with pytest.raises(NotWelcome, match=r"^the server at s:1 does not hold this job's token$"):
+    with pytest.raises(HandshakeRefused, match=r"^the server at s:1 does not hold this job's token$"):
         client.feed(ACCEPTED + bytes(PROOF))
 
 
 def test_a_client_sees_through_a_server_that_sends_its_own_proof_back() -> None:
     client, mirror = ClientHandshake(TOKEN, "s:1"), ServerHandshake(b"other", "c:2")
     proof = client.feed(mirror.feed(client.hello))
-    with pytest.raises(NotWelcome, match="does not hold this job's token"):
+    with pytest.raises(HandshakeRefused, match="does not hold this job's token"):
         client.feed(ACCEPTED + proof)
 
 
@@ -100,34 +100,36 @@ def test_a_recorded_handshake_is_worthless() -> None:
     assert server.finished
     again = ServerHandshake(TOKEN, "c:2")
     again.feed(client.hello)
-    with pytest.raises(NotWelcome, match="wrong or missing job token"):
+    with pytest.raises(HandshakeRefused, match="wrong or missing job token"):
         again.feed(proof)
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02", b"\0", b"resilience", b"r\xff"])
 def test_garbage_is_recognised_at_its_first_wrong_byte(garbage: bytes) -> None:
-    with pytest.raises(NotWelcome, match=r"^the peer at c:2 does not speak resile's protocol$"):
+    with pytest.raises(HandshakeRefused, match=r"^the peer at c:2 does not speak resile's protocol$"):
         ServerHandshake(TOKEN, "c:2").feed(garbage)
 
 
 @given(st.binary(min_size=1).filter(lambda data: not MAGIC.startswith(data[: len(MAGIC)])))
 def test_no_garbage_gets_past_the_magic(garbage: bytes) -> None:
-    with pytest.raises(NotWelcome):
+    with pytest.raises(HandshakeRefused):
         ServerHandshake(TOKEN, "c:2").feed(garbage)
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(NotWelcome, match=r"^the peer at c:2 speaks version 2 of resile's protocol, not version 1$"):
+    with pytest.raises(
+        HandshakeRefused, match=r"^the peer at c:2 speaks version 2 of resile's protocol, not version 1$"
+    ):
         ServerHandshake(TOKEN, "c:2").feed(b"resile/2\n")
 
 
 def test_a_client_without_tls_recognises_a_server_with_it() -> None:
-    with pytest.raises(NotWelcome, match=r"^the server at s:1 speaks TLS, and no TLS is set up here$"):
+    with pytest.raises(HandshakeRefused, match=r"^the server at s:1 speaks TLS, and no TLS is set up here$"):
         ClientHandshake(TOKEN, "s:1").feed(b"\x15\x03\x01\x00\x02\x02\x28")
 
 
 def test_a_client_recognises_a_server_of_another_kind() -> None:
-    with pytest.raises(NotWelcome, match=r"^the server at s:1 does not speak resile's protocol$"):
+    with pytest.raises(HandshakeRefused, match=r"^the server at s:1 does not speak resile's protocol$"):
         ClientHandshake(TOKEN, "s:1").feed(b"SSH-2.0-OpenSSH_9.2\r\n")
 
 

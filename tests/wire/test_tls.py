@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resile.wire.connection import CannotConnect, NotWelcome, connect
-from resile.wire.messages import Finished, MasterMessage
+from resile.protocol.messages import MasterMessage, NodeFinished
+from resile.wire.connection import CannotConnect, HandshakeRefused, connect
 from resile.wire.tls import BadTLS, client_context, server_context
 from tests.support.certificates import Authority
 from tests.wire.peers import TOKEN, Serve
@@ -24,9 +24,9 @@ def authority(tmp_path: Path) -> Authority:
 async def test_messages_travel_over_tls(serving: Serve, authority: Authority) -> None:
     place = await serving(tls=server_context(*authority.issue("server")))
     connection, _ = await place.call(tls=client_context(authority.file), user_timeout=2)
-    connection.send(Finished(round=1))
+    connection.send(NodeFinished(round=1))
     await place.ear.until(lambda: place.ear.messages)
-    assert place.ear.messages == [Finished(round=1)]
+    assert place.ear.messages == [NodeFinished(round=1)]
     connection.close()
     await connection.wait_closed()
 
@@ -34,7 +34,7 @@ async def test_messages_travel_over_tls(serving: Serve, authority: Authority) ->
 async def test_a_wrong_token_over_tls_is_refused_all_the_same(serving: Serve, authority: Authority) -> None:
     place = await serving(tls=server_context(*authority.issue("server")))
     trust = client_context(authority.file)
-    with pytest.raises(NotWelcome, match="refused this peer: wrong or missing job token"):
+    with pytest.raises(HandshakeRefused, match="refused this peer: wrong or missing job token"):
         await place.call(token=b"wrong", tls=trust)
     await place.check_still_serves(tls=trust)
 
@@ -44,7 +44,7 @@ async def test_a_server_of_another_authority_is_not_trusted(
 ) -> None:
     place = await serving(tls=server_context(*authority.issue("server")))
     with pytest.raises(
-        NotWelcome,
+        HandshakeRefused,
         match=rf"^the server at 127.0.0.1:{place.server.port} showed a certificate that fails: unable to get local",
     ):
         await place.call(tls=client_context(Authority(tmp_path, "theirs").file))
@@ -54,7 +54,7 @@ async def test_a_server_of_another_authority_is_not_trusted(
 
 async def test_a_server_under_another_name_is_not_trusted_unless_asked(serving: Serve, authority: Authority) -> None:
     place = await serving(tls=server_context(*authority.issue("server")))
-    with pytest.raises(NotWelcome, match=r"certificate that fails: Hostname mismatch"):
+    with pytest.raises(HandshakeRefused, match=r"certificate that fails: Hostname mismatch"):
         await place.call(tls=client_context(authority.file), server_name="other.example")
     for options in (
         {"tls": client_context(authority.file), "server_name": "master.example"},
@@ -77,7 +77,7 @@ async def test_a_plain_client_learns_that_the_server_speaks_tls(serving: Serve, 
 
 async def test_a_tls_client_learns_that_the_server_is_plain(serving: Serve, authority: Authority) -> None:
     place = await serving()
-    with pytest.raises(NotWelcome, match=r"does not speak TLS with us: \S"):
+    with pytest.raises(HandshakeRefused, match=r"does not speak TLS with us: \S"):
         await place.call(tls=client_context(authority.file))
     assert place.ear.refused[0].endswith("does not speak resile's protocol")
     await place.check_still_serves()
@@ -158,7 +158,7 @@ PEER = """
 import asyncio, sys
 from pathlib import Path
 from resile.wire.connection import connect
-from resile.wire.messages import MasterMessage
+from resile.protocol.messages import MasterMessage
 from resile.wire.tls import client_context
 
 async def main():

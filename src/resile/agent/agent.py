@@ -15,22 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from resile.agent.checkpoints.checkpoint_server import Vault
+from resile.agent.checkpoints.checkpoint_server import CheckpointServer
 from resile.agent.options import RunOptions
 from resile.agent.relay import Relay
 from resile.agent.round_log import rendezvous_result, story
 from resile.agent.session import Session
-from resile.agent.standby.pool import Facts, Standbys
-from resile.agent.wait_log import Waiting
+from resile.agent.standby.pool import StandbyPool, StandbyRequirements
+from resile.agent.wait_log import WaitLog
 from resile.agent.workers.attempt import Attempt, LogDirectory
-from resile.agent.workers.elastic_workers import Seats
+from resile.agent.workers.elastic_workers import ElasticWorkers
 from resile.agent.workers.output import Output
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.workers import stdin
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
-from resile.api.reports import Place, WorkerFailure
 from resile.checkpoint.memory_client import SOCKET as CHECKPOINT_SOCKET
-from resile.wire import messages as ms
+from resile.protocol import messages as ms
+from resile.protocol.reports import RoundAssignment, WorkerFailure
 from resile.wire.transport import Connection
 
 log = logging.getLogger("resile.agent")
@@ -85,8 +85,8 @@ class Agent:
         self._logs = logs
         self._output = output
         self.session: Session
-        self.vault = Vault(directory / CHECKPOINT_SOCKET)
-        self.standbys = Standbys(options, stdin=stdin(), changed=self._tell_standbys)
+        self.vault = CheckpointServer(directory / CHECKPOINT_SOCKET)
+        self.standbys = StandbyPool(options, stdin=stdin(), changed=self._tell_standbys)
         self.vault.yield_memory = self.standbys.yield_memory
         self.relay = Relay(lambda message: self.session.send(message))
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -97,14 +97,14 @@ class Agent:
         self._attempts = 0
         self._crashes = 0
         """Attempts that a process of this node brought to their end."""
-        self._waiting = Waiting(options.meeting, options.timeouts, None if options.managed else options.endpoint)
+        self._waiting = WaitLog(options.meeting, options.timeouts, None if options.managed else options.endpoint)
         self._join: ms.Join | None = None
         """Said, and not answered by a round yet."""
-        self._next: tuple[Round, Place] | None = None
+        self._next: tuple[Round, RoundAssignment] | None = None
         """A round to start as soon as the processes of the last one are gone."""
         self._task: asyncio.Task[None] | None = None
         """Processes are being stopped, to regroup or to leave."""
-        self._told = Facts()
+        self._told = StandbyRequirements()
         """What the master knows of the standbys."""
         self._stepped = False
         """The processes of this attempt have taken a step."""
@@ -112,7 +112,7 @@ class Agent:
         self._signals = 0
         self._regroup_grace: float = options.timeouts.regroup_grace
         self._exit_grace: float = options.timeouts.exit_grace
-        self.seats = Seats(
+        self.seats = ElasticWorkers(
             send=lambda message: self.session.send(message),
             replace=self._replace,
             met=self._met,
@@ -148,7 +148,7 @@ class Agent:
             running=self._next is not None or runs,
             finished=current and attempt is not None and attempt.finished and self._join is None,
             elastic=seats.elastic,
-            door=self.vault.copies.door(identity.address or local_address),
+            replica_endpoint=self.vault.copies.replica_endpoint(identity.address or local_address),
         )
 
     def on_message(self, message: ms.MasterMessage) -> None:
@@ -182,7 +182,7 @@ class Agent:
                             self.vault.rescue()
                     else:
                         self._go_on()
-            case ms.Held():
+            case ms.StateHeld():
                 self.seats.held(message.round)
             case ms.Leave():
                 log.warning("this node leaves the job: %s", message.because)
@@ -195,13 +195,13 @@ class Agent:
 
     def on_worker(self, connection: Connection, message: ms.WorkerMessage) -> None:
         """One word of a training process."""
-        if isinstance(message, ms.Ready):
+        if isinstance(message, ms.WorkerReady):
             self.seats.on_ready(connection, message)
-        elif isinstance(message, ms.Complete):
+        elif isinstance(message, ms.LastStepTaken):
             self.seats.on_complete(connection, message)
         else:
             self.relay.on_message(connection, message)
-            if isinstance(message, ms.Stepped) and not self._stepped:
+            if isinstance(message, ms.StepReport) and not self._stepped:
                 self._stepped = True
                 self.standbys.warm()  # training is under way: now there is time for it
 
@@ -234,7 +234,7 @@ class Agent:
         self._regroup_grace, self._exit_grace = welcome.regroup_grace, welcome.exit_grace
         self.session.beat(welcome.heartbeat)
         self.relay.repeat()
-        self._told = Facts()  # this master has heard of none
+        self._told = StandbyRequirements()  # this master has heard of none
         self._tell_standbys(self.standbys.facts)
         if self._leaving:
             return
@@ -244,7 +244,7 @@ class Agent:
             return
         if self._attempt is not None and self._attempt.round == self._newest:
             for failure in self._attempt.failures:
-                self.session.send(ms.Failed(round=self._newest, failure=failure))
+                self.session.send(ms.WorkerFailed(round=self._newest, failure=failure))
         if self._join is not None:
             self.session.send(self._join)
         elif self._newest == NO_ROUND:
@@ -260,10 +260,10 @@ class Agent:
             log.error("the job failed (%s): %s", over.reason, over.message)
             self._leave(FAILED, over=over)
 
-    def _tell_standbys(self, facts: Facts) -> None:
+    def _tell_standbys(self, facts: StandbyRequirements) -> None:
         if facts != self._told:
             self._told = facts
-            self.session.send(ms.Standbys(ready=facts.ready, memory=facts.memory))
+            self.session.send(ms.StandbyReport(ready=facts.ready, memory=facts.memory))
 
     # rounds --------------------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Agent:
             self._waiting.joined(again=self._attempts > 0)
             self.standbys.later(IDLE_FOR)
 
-    def _start(self, round_: Round, place: Place) -> None:
+    def _start(self, round_: Round, place: RoundAssignment) -> None:
         self._waiting.over()
         if self._attempt is not None:
             log.info("%s", self._restart_words(self._attempt))
@@ -302,7 +302,7 @@ class Agent:
         """The job's processes meet without restarts: have ours up before anybody stands still for them."""
         log.info("starting processes ahead of the next round")
         nproc = self._options.nproc
-        nowhere = Place(
+        nowhere = RoundAssignment(
             group_rank=Rank(0),
             group_world_size=1,
             first_rank=0,
@@ -336,7 +336,7 @@ class Agent:
         log.info("[%s] Rendezvous complete for workers. Result:%s\n", self._options.role, rendezvous_result(attempt))
         self.relay.begin(attempt.round, set(attempt.names.values()), leads=attempt.place.group_rank == 0)
 
-    def _new_attempt(self, round_: Round, place: Place) -> Attempt:
+    def _new_attempt(self, round_: Round, place: RoundAssignment) -> Attempt:
         self._attempt = attempt = Attempt(
             round_,
             place,
@@ -370,12 +370,12 @@ class Agent:
             return
         for failure in failures:
             log.error("%s", failure)
-            self.session.send(ms.Failed(round=attempt.round, failure=failure))
+            self.session.send(ms.WorkerFailed(round=attempt.round, failure=failure))
         if failures:
             self._go_on()
         elif attempt.finished:
             log.info("all training processes of this node ended well")
-            self.session.send(ms.Finished(round=attempt.round))
+            self.session.send(ms.NodeFinished(round=attempt.round))
 
     # the end -------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ import msgspec
 from resile.agent import tempdirs
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
 from resile.agent.master_launcher import (
-    CannotHost,
-    MasterHost,
+    CannotLaunchMaster,
+    MasterLauncher,
     hosts_master,
     is_loopback,
     run_directory,
@@ -31,12 +31,12 @@ from resile.agent.master_launcher import (
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.session import Session
 from resile.agent.workers.attempt import LogDirectory
-from resile.agent.workers.output import Output, Words
+from resile.agent.workers.output import Output, OutputLines
 from resile.agent.workers.ports import NoFreePort, free_port
 from resile.api.ids import NodeId, Rank
 from resile.wire.agent_socket import serve_local
 from resile.wire.connection import CannotListen
-from resile.wire.handshake import NotWelcome
+from resile.wire.handshake import HandshakeRefused
 from resile.wire.job_directory import DirectoryError
 from resile.wire.tls import BadTLS, client_context
 
@@ -64,7 +64,7 @@ def launch(options: RunOptions) -> int:
         directory = _private_directory()
         _sweep_beside(directory)
         return asyncio.run(_run(options, directory, output))
-    except (CannotHost, NotWelcome, DirectoryError, BadTLS, CannotListen, CannotRun, NoFreePort) as error:
+    except (CannotLaunchMaster, HandshakeRefused, DirectoryError, BadTLS, CannotListen, CannotRun, NoFreePort) as error:
         output.say(f"resile run: {error}")
         return FAILED
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
     if logs.kept:
         log.info("log directory set to: %s", logs.path)
     given_up = asyncio.get_running_loop().time() + options.timeouts.connect
-    host: MasterHost | None = None
+    host: MasterLauncher | None = None
     try:
         while True:
             if hosts_master(options):
@@ -171,23 +171,23 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
             await host.end(SEE_OFF)
 
 
-async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterHost]:
+async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLauncher]:
     """Start the master, or find the one that this machine runs already. HOST_PORTS are for the store of a round."""
     for tries_left in reversed(range(PORT_TRIES if alone else 1)):
         endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint
         assert endpoint is not None
-        host = MasterHost(options, endpoint, run_directory(options, endpoint))
+        host = MasterLauncher(options, endpoint, run_directory(options, endpoint))
         try:
             await host.start()
             return msgspec.structs.replace(options, endpoint=endpoint), host
-        except CannotHost:
+        except CannotLaunchMaster:
             host.close()
             if not tries_left:
                 raise
     raise AssertionError("unreachable")
 
 
-async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, signals: _Signals) -> int:
+async def _serve(agent: Agent, options: RunOptions, host: MasterLauncher | None, signals: _Signals) -> int:
     def away(seconds: float, why: str) -> None:
         if host is not None:
             host.revive(seconds)
@@ -222,14 +222,14 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterHost | None, sig
     finally:
         agent.close()
         session.cancel()
-        with contextlib.suppress(asyncio.CancelledError, NotWelcome):
+        with contextlib.suppress(asyncio.CancelledError, HandshakeRefused):
             await session
         local.close()
         agent.vault.close()
 
 
 def _log_to(output: Output) -> None:
-    words = Words(output)
+    words = OutputLines(output)
     words.setFormatter(logging.Formatter(LOG_FORMAT))
     level = os.environ.get("DLROVER_LOG_LEVEL", "INFO").upper()
     logging.basicConfig(handlers=[words], level=level if level in logging.getLevelNamesMapping() else "INFO")

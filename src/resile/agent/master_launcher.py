@@ -44,7 +44,7 @@ KEPT_SECONDS = 3600.0
 """How long the directory of a run that is over stays, for whoever wants to know what happened."""
 
 
-class CannotHost(Exception):
+class CannotLaunchMaster(Exception):
     """The master could not be started; the text is one sentence."""
 
 
@@ -111,7 +111,7 @@ def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
     )
 
 
-class MasterHost:
+class MasterLauncher:
     """Starts the master's supervisor, and starts it again should both be gone."""
 
     def __init__(self, options: RunOptions, endpoint: Endpoint, directory: JobDirectory) -> None:
@@ -126,7 +126,7 @@ class MasterHost:
         """Start a master for this run unless the run is under way. What an earlier run left behind is cleared.
 
         Raises:
-            CannotHost: the master does not come up; the sentence says why, and nothing is left running.
+            CannotLaunchMaster: the master does not come up; the sentence says why, and nothing is left running.
         """
         try:
             async with asyncio.timeout(LAUNCH_PATIENCE):
@@ -140,12 +140,12 @@ class MasterHost:
                     self._spawn()
                     await self._wait_until_up()
         except DirectoryError as error:
-            raise CannotHost(str(error)) from error
+            raise CannotLaunchMaster(str(error)) from error
         except TimeoutError:
-            raise CannotHost(f"the master did not come up within {LAUNCH_PATIENCE:g} s") from None
+            raise CannotLaunchMaster(f"the master did not come up within {LAUNCH_PATIENCE:g} s") from None
         except OSError as error:
             where, why = self._directory.path.parent, os.strerror(error.errno or 0)
-            raise CannotHost(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
+            raise CannotLaunchMaster(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
     def close(self) -> None:
         """Be there no more; the master and its supervisor stay."""
@@ -176,7 +176,7 @@ class MasterHost:
         if gone and not self._directory.master_lives():
             try:
                 self._spawn()
-            except CannotHost as error:
+            except CannotLaunchMaster as error:
                 log.warning("%s", error)  # training goes on, and the next call tries again
 
     async def end(self, patience: float) -> None:
@@ -222,7 +222,7 @@ class MasterHost:
         """Start the supervisor.
 
         Raises:
-            CannotHost: the machine has no room for another process or file.
+            CannotLaunchMaster: the machine has no room for another process or file.
         """
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
         command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(self._directory.path)]
@@ -238,7 +238,7 @@ class MasterHost:
                     pass_fds=() if self._presence is None else (self._presence,),
                 )
         except OSError as error:
-            raise CannotHost(f"cannot start the master: {os.strerror(error.errno or 0)}") from error
+            raise CannotLaunchMaster(f"cannot start the master: {os.strerror(error.errno or 0)}") from error
         self._starts += 1
 
     async def _wait_until_up(self) -> None:
@@ -247,7 +247,7 @@ class MasterHost:
             while self._directory.address() is None:
                 assert self._supervisor is not None
                 if self._supervisor.poll() is not None:
-                    raise CannotHost(_last_line(self._directory.log) or "the master ended without a word")
+                    raise CannotLaunchMaster(_last_line(self._directory.log) or "the master ended without a word")
                 await asyncio.sleep(0.01)
         except BaseException:
             self.stop()

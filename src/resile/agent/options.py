@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from resile.api.reports import Meeting
 from resile.api.timeouts import Timeouts, derive
+from resile.protocol.reports import RendezvousConfig
 
 LOCAL_RANK_MACRO = "${local_rank}"
 """Replaced by the local rank in every word of the command, as torchrun does."""
@@ -69,7 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Program and arguments of every training process; start them with `command_of`."""
     nproc: int
     """Training processes on this node."""
-    meeting: Meeting
+    meeting: RendezvousConfig
     run_id: str
     """What training processes see as TORCHELASTIC_RUN_ID."""
     job_name: str

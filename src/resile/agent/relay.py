@@ -16,14 +16,14 @@ from collections import deque
 from collections.abc import Callable
 
 from resile.api.ids import Round, Seconds
-from resile.wire.messages import (
+from resile.protocol.messages import (
     Attach,
     Message,
     OpenDataset,
     ShardAnswer,
     ShardMessage,
     ShardProgress,
-    Stepped,
+    StepReport,
     TakeShard,
     WorkerGone,
     WorkerMessage,
@@ -55,7 +55,7 @@ class Relay:
         self._step = -1
         self._interval = 0.0
         self._next_step = 0.0
-        self._held: Stepped | None = None
+        self._held: StepReport | None = None
         """The newest step, if it was not told."""
 
     def begin(self, round_: Round, workers: set[str], *, leads: bool) -> None:
@@ -96,7 +96,7 @@ class Relay:
                     return
                 connection.owner = worker
                 self._connections[worker] = connection
-            case Stepped(round=round_, step=step):
+            case StepReport(round=round_, step=step):
                 if connection.owner is not None and round_ == self._round and step > self._step:
                     self._step = step
                     if self._clock() >= self._next_step:
@@ -129,7 +129,7 @@ class Relay:
         if connection is not None:
             connection.send(answer)
 
-    def _tell_step(self, step: Stepped) -> None:
+    def _tell_step(self, step: StepReport) -> None:
         self._held = None
         self._next_step = self._clock() + self._interval
         self._send(step)

@@ -6,7 +6,7 @@ from resile.agent.workers.attempt import Attempt
 from resile.agent.workers.failure_report import report, terminal_width
 from resile.agent.workers.failures import root_cause
 from resile.api.ids import NodeKey
-from resile.api.reports import WorkerFailure
+from resile.protocol.reports import WorkerFailure
 
 
 def story(told: WorkerFailure, failed_node: str, here: NodeKey | None, attempt: Attempt | None) -> str:

@@ -16,11 +16,11 @@ import ssl
 from collections.abc import Callable
 
 from resile.agent.options import Endpoint
+from resile.protocol.messages import Heartbeat, Hello, MasterMessage, Message
 from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.frames import encode
-from resile.wire.handshake import NotWelcome
+from resile.wire.handshake import HandshakeRefused
 from resile.wire.job_directory import DirectoryError
-from resile.wire.messages import Heartbeat, Hello, MasterMessage, Message
 from resile.wire.tls import BadTLS
 
 log = logging.getLogger("resile.agent")
@@ -86,7 +86,7 @@ class Session:
         """Stay connected until cancelled.
 
         Raises:
-            NotWelcome: the token is wrong or the server is none of ours, on the first call that was answered.
+            HandshakeRefused: the token is wrong or the server is none of ours, on the first call that was answered.
             BadTLS: a certificate or a key cannot be used, and no call was answered before.
         """
         loop = asyncio.get_running_loop()
@@ -97,8 +97,8 @@ class Session:
                 closed = asyncio.Event()
                 try:
                     connection = await self._call(closed)
-                except (CannotConnect, DirectoryError, NotWelcome, BadTLS) as error:
-                    if isinstance(error, NotWelcome) and not known and self._tried == self._token():
+                except (CannotConnect, DirectoryError, HandshakeRefused, BadTLS) as error:
+                    if isinstance(error, HandshakeRefused) and not known and self._tried == self._token():
                         raise
                     if isinstance(error, BadTLS) and not known:
                         raise

@@ -7,8 +7,8 @@ import logging
 
 from resile.agent.master_launcher import is_loopback
 from resile.agent.options import Endpoint
-from resile.api.reports import Meeting
 from resile.api.timeouts import Timeouts
+from resile.protocol.reports import RendezvousConfig
 
 log = logging.getLogger("resile.agent")
 
@@ -19,10 +19,10 @@ AGAIN_EVERY = 30.0
 """Seconds without a round before that is said, and between two lines about it."""
 
 
-class Waiting:
+class WaitLog:
     """One node's waits: for its master, and for the nodes that a round needs."""
 
-    def __init__(self, meeting: Meeting, timeouts: Timeouts, place: Endpoint | None = None) -> None:
+    def __init__(self, meeting: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
         """`place` is where whoever starts the nodes has them meet; None: a platform sees to that."""
         self._meeting = meeting
         self._timeouts = timeouts

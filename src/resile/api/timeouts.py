@@ -26,13 +26,13 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     recovery_budget: Seconds
     heartbeat: Seconds
     """How often an agent speaks when it has nothing to say."""
-    silence: Seconds
+    heartbeat_timeout: Seconds
     """How long an open connection may be silent before its node is declared lost."""
-    blink: Seconds
+    reconnect: Seconds
     """How long a closed connection may take to come back before its node is declared lost."""
-    homecoming: Seconds
+    master_recovery: Seconds
     """How long a restarted master waits for the agents that its journal knows."""
-    settle: Seconds
+    straggler_wait: Seconds
     """How long a round that could close waits for nodes that are starting: a later join would restart everybody."""
     last_call: Seconds
     """The same for the first round of a job on bare machines, where nobody knows who may still come."""
@@ -46,7 +46,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long a node may be unschedulable, while the job lacks its minimum, before the job fails."""
     connect: Seconds
     """How long a new agent tries to reach its master."""
-    forgive: Seconds
+    budget_window: Seconds
     """A failure this much training time ago no longer counts against a budget."""
 
     def __post_init__(self) -> None:
@@ -58,15 +58,15 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         for field in self.__struct_fields__:
             if not getattr(self, field) > 0:
                 raise BadTimeouts(f"{field}: must be more than 0 seconds, not {getattr(self, field)}")
-        if self.silence < 3 * self.heartbeat:
+        if self.heartbeat_timeout < 3 * self.heartbeat:
             raise BadTimeouts(
-                f"silence: {self.silence:g} s leaves room for fewer than 3 heartbeats of {self.heartbeat:g} s; "
-                f"allowed is {3 * self.heartbeat:g} s or more"
+                f"heartbeat_timeout: {self.heartbeat_timeout:g} s leaves room for fewer than 3 heartbeats of "
+                f"{self.heartbeat:g} s; allowed is {3 * self.heartbeat:g} s or more"
             )
-        waits = self.silence + self.settle + self.regroup_grace
+        waits = self.heartbeat_timeout + self.straggler_wait + self.regroup_grace
         if waits > self.recovery_budget:
             raise BadTimeouts(
-                f"recovery_budget: silence + settle + regroup_grace come to {waits:g} s, "
+                f"recovery_budget: heartbeat_timeout + straggler_wait + regroup_grace come to {waits:g} s, "
                 f"more than the budget of {self.recovery_budget:g} s"
             )
 
@@ -83,17 +83,17 @@ def derive(recovery_budget: Seconds = DEFAULT_RECOVERY_BUDGET, **overrides: floa
     b = recovery_budget
     ladder: dict[str, float] = {
         "heartbeat": b / 16,  # three fit into the silence with room for a late one
-        "silence": b / 5,
-        "blink": b / 50,  # a reconnect takes a few milliseconds; a dead agent must not cost more than this
-        "homecoming": b * 0.3,
-        "settle": b * 0.3,  # about what a process restart costs, which is what a later join would cost
+        "heartbeat_timeout": b / 5,
+        "reconnect": b / 50,  # a reconnect takes a few milliseconds; a dead agent must not cost more than this
+        "master_recovery": b * 0.3,
+        "straggler_wait": b * 0.3,  # about what a process restart costs, which is what a later join would cost
         "last_call": b * 0.5,
         "regroup_grace": b * 0.1,
         "exit_grace": 30.0,  # Kubernetes' own default; saving takes as long as it takes, whatever the budget
         "join": 600.0,  # torchrun's and DLRover's default
         "pend": 900.0,  # DLRover's default
         "connect": 60.0,
-        "forgive": 1800.0,
+        "budget_window": 1800.0,
     }
     ladder.update({name: value for name, value in overrides.items() if value is not None})
     return Timeouts(recovery_budget=b, **{name: Seconds(value) for name, value in ladder.items()})

@@ -25,11 +25,11 @@ SWEEPS = 10
 """How often a node's processes are listed while it is frozen: a process may fork until it is stopped itself."""
 
 
-class NothingStruckError(Exception):
+class NothingToInjectError(Exception):
     """There was nothing to strike; the text is one sentence."""
 
 
-class Strike(msgspec.Struct, frozen=True, kw_only=True):
+class Injected(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, when (wall clock, just before the first signal), and to which processes."""
 
     what: str
@@ -48,11 +48,11 @@ class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
     """-1 where it has no rank yet."""
 
 
-def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Strike:
+def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Injected:
     """SIGKILL one training process: the one with this global rank, else the first of the node, else the newest node's.
 
     Raises:
-        NothingStruckError: there is no such process.
+        NothingToInjectError: there is no such process.
     """
     nodes = [_node(directory, node)] if node else _running(directory)
     found = [process for record in nodes for process in training_processes(directory, record)]
@@ -61,21 +61,21 @@ def kill_process(directory: JobDirectory, node: str | None = None, rank: int | N
     if not found:
         where = f" on {node}" if node else ""
         which = f"training process with rank {rank}" if rank is not None else "training process"
-        raise NothingStruckError(f"there is no {which}{where}")
+        raise NothingToInjectError(f"there is no {which}{where}")
     victim = found[0] if node or rank is not None else found[-1]
     at = time.time()
     pids = _send([(victim.pid, victim.start)], signal.SIGKILL)
     if not pids:
-        raise NothingStruckError(f"the training process {victim.pid} of {victim.node} ended by itself")
+        raise NothingToInjectError(f"the training process {victim.pid} of {victim.node} ended by itself")
     named = f"rank {victim.rank} of {victim.node}" if victim.rank >= 0 else f"a training process of {victim.node}"
-    return Strike(what=f"killed {named}", at=at, pids=pids, node=victim.node)
+    return Injected(what=f"killed {named}", at=at, pids=pids, node=victim.node)
 
 
-def kill_node(directory: JobDirectory, node: str) -> Strike:
+def kill_node(directory: JobDirectory, node: str) -> Injected:
     """SIGKILL every process of a node, as if its machine had lost power; what watches it from outside lives on.
 
     Raises:
-        NothingStruckError: the node does not run.
+        NothingToInjectError: the node does not run.
     """
     record = _node(directory, node)
     targets = _processes(directory, record)
@@ -84,11 +84,11 @@ def kill_node(directory: JobDirectory, node: str) -> Strike:
     return _struck(record, "killed", at, pids)
 
 
-def freeze_node(directory: JobDirectory, node: str) -> Strike:
+def freeze_node(directory: JobDirectory, node: str) -> Injected:
     """SIGSTOP every process of a node, parents first: its connections stay open and nothing answers.
 
     Raises:
-        NothingStruckError: the node does not run.
+        NothingToInjectError: the node does not run.
     """
     record = _node(directory, node)
     at = time.time()
@@ -101,11 +101,11 @@ def freeze_node(directory: JobDirectory, node: str) -> Strike:
     return _struck(record, "froze", at, pids)
 
 
-def thaw_node(directory: JobDirectory, node: str) -> Strike:
+def thaw_node(directory: JobDirectory, node: str) -> Injected:
     """SIGCONT every process of a node.
 
     Raises:
-        NothingStruckError: the node does not run.
+        NothingToInjectError: the node does not run.
     """
     record = _node(directory, node)
     targets = _processes(directory, record)
@@ -114,30 +114,30 @@ def thaw_node(directory: JobDirectory, node: str) -> Strike:
     return _struck(record, "thawed", at, pids)
 
 
-def kill_master(directory: JobDirectory) -> Strike:
+def kill_master(directory: JobDirectory) -> Injected:
     """SIGKILL the job's master, which `master.json` names; its supervisor is not touched.
 
     Raises:
-        NothingStruckError: there is no master.
+        NothingToInjectError: there is no master.
     """
     file = directory.path / "master.json"
     address = directory.address()
     if address is None or not directory.master_lives():
-        raise NothingStruckError("the job has no master that lives")
+        raise NothingToInjectError("the job has no master that lives")
     pidfd = _open(address.pid)
     if pidfd is None:
-        raise NothingStruckError(f"the master (pid {address.pid}) is gone")
+        raise NothingToInjectError(f"the master (pid {address.pid}) is gone")
     try:
         # The pidfd holds the process; one that began after the file was written is not the one that wrote it.
         if _began(address.pid) > file.stat().st_mtime or not _is_master(address.pid, directory.path):
-            raise NothingStruckError(f"pid {address.pid} is no longer the job's master")
+            raise NothingToInjectError(f"pid {address.pid} is no longer the job's master")
         at = time.time()
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
-        raise NothingStruckError(f"the master (pid {address.pid}) is gone") from None
+        raise NothingToInjectError(f"the master (pid {address.pid}) is gone") from None
     finally:
         os.close(pidfd)
-    return Strike(what="killed the master", at=at, pids=[address.pid])
+    return Injected(what="killed the master", at=at, pids=[address.pid])
 
 
 def training_processes(directory: JobDirectory, record: files.NodeRecord) -> list[TrainingProcess]:
@@ -165,7 +165,7 @@ def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
         if name in (str(record.node), record.name):
             return record
     known = ", ".join(str(record.node) for record in running)
-    raise NothingStruckError(f"no node {name} runs; " + (f"running are {known}" if known else "no other node does"))
+    raise NothingToInjectError(f"no node {name} runs; " + (f"running are {known}" if known else "no other node does"))
 
 
 def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[int, int]]:
@@ -188,10 +188,10 @@ def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[in
     return [pid for pid, _ in held]
 
 
-def _struck(record: files.NodeRecord, verb: str, at: float, pids: list[int]) -> Strike:
+def _struck(record: files.NodeRecord, verb: str, at: float, pids: list[int]) -> Injected:
     if not pids:
-        raise NothingStruckError(f"{record.node} has ended by itself")
-    return Strike(what=f"{verb} {record.node} as a whole", at=at, pids=pids, node=str(record.node))
+        raise NothingToInjectError(f"{record.node} has ended by itself")
+    return Injected(what=f"{verb} {record.node} as a whole", at=at, pids=pids, node=str(record.node))
 
 
 def _open(pid: int) -> int | None:

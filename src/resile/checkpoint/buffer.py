@@ -39,7 +39,7 @@ MAX_LAYOUT = 1 << 30
 """Bytes of JSON; a hundred thousand tensors need a fiftieth of it."""
 
 
-class NotWhole(Exception):
+class IncompleteBuffer(Exception):
     """The buffer holds no checkpoint that may be used; the text says why."""
 
 
@@ -189,24 +189,24 @@ class Buffer:
         """What is where.
 
         Raises:
-            NotWhole: the layout is damaged.
+            IncompleteBuffer: the layout is damaged.
         """
         known = (record.sequence, record.layout_crc)
         if self._layout is None or self._layout[0] != known:
             text = self.map()[PAGE : PAGE + record.layout_length]
             if zlib.crc32(text) != record.layout_crc:
-                raise NotWhole("its table of contents is damaged")
+                raise IncompleteBuffer("its table of contents is damaged")
             try:
                 self._layout = (known, Layout.decode(text, record.length))
             except ValueError as error:
-                raise NotWhole(f"its table of contents cannot be read: {error}") from None
+                raise IncompleteBuffer(f"its table of contents cannot be read: {error}") from None
         return self._layout[1]
 
     def sums(self, record: Record) -> tuple[int, ...] | None:
         """The checksums; None if the buffer was never sealed.
 
         Raises:
-            NotWhole: the table of checksums is itself damaged.
+            IncompleteBuffer: the table of checksums is itself damaged.
         """
         memory = self.map()
         sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
@@ -214,7 +214,7 @@ class Buffer:
             return None
         table = memory[record.sums_at : record.sums_at + 8 * self.layout(record).sums]
         if zlib.crc32(table) != crc:
-            raise NotWhole("its table of checksums is damaged")
+            raise IncompleteBuffer("its table of checksums is damaged")
         return tuple(array("q", table))
 
     # marks ---------------------------------------------------------------------------------------------------------

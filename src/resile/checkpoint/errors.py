@@ -22,22 +22,22 @@ LASTING = frozenset(
 """Errors that do not heal by waiting."""
 
 
-class CannotStore(Exception):
+class StorageError(Exception):
     """A checkpoint did not come to storage; the text is one sentence."""
 
 
-class Unwritable(CannotStore):
+class NotWritable(StorageError):
     """Nor will any other: waiting does not mend it. The sentence is the same for every step."""
 
 
-class Unreadable(Exception):
+class NotReadable(Exception):
     """Storage does not answer as it should (a mount that is away, an I/O error, refused credentials); one sentence.
 
-    What it holds may be sound all the same: unlike what is damaged (`NotWhole`), it is left as it is.
+    What it holds may be sound all the same: unlike what is damaged (`IncompleteBuffer`), it is left as it is.
     """
 
 
-class NeverReadable(Unreadable):
+class NeverReadable(NotReadable):
     """Nor will it: waiting does not mend it."""
 
 
@@ -53,22 +53,22 @@ def is_hopeless(error: Exception) -> bool:
     return is_lasting(error) or isinstance(error, PermissionError)
 
 
-def not_stored(error: Exception, step: int, place: str) -> CannotStore:
+def not_stored(error: Exception, step: int, place: str) -> StorageError:
     """What an error means for a step that was to be stored."""
     if is_lasting(error):
         return unwritable(error, place)
-    return CannotStore(f"step {step} was not stored in {place}: {reason(error)}")
+    return StorageError(f"step {step} was not stored in {place}: {reason(error)}")
 
 
-def unwritable(error: Exception, place: str) -> Unwritable:
+def unwritable(error: Exception, place: str) -> NotWritable:
     """What an error means that stays."""
     taken = isinstance(error, FileExistsError)
-    return Unwritable(f"checkpoints cannot be stored in {place}: {'it is no directory' if taken else reason(error)}")
+    return NotWritable(f"checkpoints cannot be stored in {place}: {'it is no directory' if taken else reason(error)}")
 
 
-def not_read(error: Exception, what: str) -> Unreadable:
+def not_read(error: Exception, what: str) -> NotReadable:
     """What an error means for what was to be read."""
-    kind = NeverReadable if is_lasting(error) else Unreadable
+    kind = NeverReadable if is_lasting(error) else NotReadable
     return kind(f"{what} cannot be read: {reason(error)}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 
-class Once:
+class LogOnce:
     """Says each thing once."""
 
     def __init__(self, log: logging.Logger) -> None:
@@ -25,7 +25,7 @@ class Once:
             self._log.log(level, "%s", words)
 
 
-class OnChange:
+class LogOnChange:
     """Says what went wrong, and is silent while it stays the same."""
 
     def __init__(self, log: logging.Logger, level: int = logging.ERROR) -> None:

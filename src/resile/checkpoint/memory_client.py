@@ -36,11 +36,11 @@ REMEMBERED = 16
 """Answers about storage that are kept for somebody to ask."""
 
 
-class _Word(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class _Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     pass
 
 
-class Open(_Word, frozen=True, kw_only=True):
+class Open(_Request, frozen=True, kw_only=True):
     """Give me the buffers of the process with this local rank."""
 
     worker: str
@@ -49,75 +49,75 @@ class Open(_Word, frozen=True, kw_only=True):
     """They are another process's, and only looked at."""
 
 
-class Opened(_Word, frozen=True, kw_only=True):
+class Opened(_Request, frozen=True, kw_only=True):
     """Here they are (as descriptors), unless there is an `error`."""
 
     error: str = ""
 
 
-class MakeRoom(_Word, frozen=True, kw_only=True):
+class Reserve(_Request, frozen=True, kw_only=True):
     """Make each of my buffers at least `size` bytes."""
 
     size: int
 
 
-class RoomMade(_Word, frozen=True, kw_only=True):
+class Reserved(_Request, frozen=True, kw_only=True):
     """It is, unless there is an `error`."""
 
     error: str = ""
 
 
-class Store(_Word, frozen=True, kw_only=True):
+class Store(_Request, frozen=True, kw_only=True):
     """Write what was committed as `sequence` in that buffer to storage."""
 
     buffer: int
     sequence: int
 
 
-class Stored(_Word, frozen=True, kw_only=True):
+class Stored(_Request, frozen=True, kw_only=True):
     """Done with it, unless there is an `error`."""
 
     sequence: int
     error: str = ""
 
 
-class AskPartner(_Word, frozen=True, kw_only=True):
+class AskReplica(_Request, frozen=True, kw_only=True):
     """Is there another node that keeps copies for this one?"""
 
 
-class PartnerIs(_Word, frozen=True, kw_only=True):
+class ReplicaIs(_Request, frozen=True, kw_only=True):
     """The answer."""
 
     there: bool
 
 
-class CopyOut(_Word, frozen=True, kw_only=True):
+class FetchReplica(_Request, frozen=True, kw_only=True):
     """Bring what was committed as `sequence` in that buffer to the other node."""
 
     buffer: int
     sequence: int
 
 
-class CopiedOut(_Word, frozen=True, kw_only=True):
+class ReplicaFetched(_Request, frozen=True, kw_only=True):
     """It is there, unless there is an `error`."""
 
     sequence: int
     error: str = ""
 
 
-class OpenCopies(_Word, frozen=True, kw_only=True):
+class OpenReplicas(_Request, frozen=True, kw_only=True):
     """Give me the copies that this node keeps for another."""
 
 
-class CopiesOpened(_Word, frozen=True, kw_only=True):
+class ReplicasOpened(_Request, frozen=True, kw_only=True):
     """Here they are, as descriptors."""
 
 
-ToAgent = Open | MakeRoom | Store | AskPartner | CopyOut | OpenCopies
-FromAgent = Opened | RoomMade | Stored | PartnerIs | CopiedOut | CopiesOpened
+ToAgent = Open | Reserve | Store | AskReplica | FetchReplica | OpenReplicas
+FromAgent = Opened | Reserved | Stored | ReplicaIs | ReplicaFetched | ReplicasOpened
 _decoder = msgspec.msgpack.Decoder(FromAgent)
 T = TypeVar("T")
-W = TypeVar("W", bound=_Word)
+W = TypeVar("W", bound=_Request)
 
 
 def copied_within(length: int, ranks: int) -> float:
@@ -125,11 +125,11 @@ def copied_within(length: int, ranks: int) -> float:
     return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
 
-class NoVault(Exception):
+class NoCheckpointServer(Exception):
     """There are no buffers to be had from the agent; the text is one sentence."""
 
 
-class Line:
+class MemoryClient:
     """A training process's line to the buffers of one local rank. Any thread may use it.
 
     Of several threads that wait one listens, and tells the others what it hears.
@@ -148,7 +148,7 @@ class Line:
             patience: seconds that the agent has for each answer.
 
         Raises:
-            NoVault: the agent does not answer, or has none.
+            NoCheckpointServer: the agent does not answer, or has none.
         """
         self._patience = patience
         self._asking = threading.Lock()
@@ -157,7 +157,7 @@ class Line:
         """Guards all below; told when somebody has listened."""
         self._listening = False
         """Whether a thread waits at the socket, without the lock."""
-        self._wanted: type[_Word] | None = None
+        self._wanted: type[_Request] | None = None
         """The kind of answer that the question under way asks for."""
         self._answer: tuple[FromAgent, list[int]] | None = None
         """To that question, with the descriptors that came with it."""
@@ -172,12 +172,14 @@ class Line:
             answer = _decoder.decode(packet)
         except (OSError, msgspec.MsgspecError) as error:
             self._socket.close()
-            raise NoVault(f"the agent gives no memory for checkpoints: {error}") from None
+            raise NoCheckpointServer(f"the agent gives no memory for checkpoints: {error}") from None
         if not isinstance(answer, Opened) or answer.error or len(descriptors) != BUFFERS:
             for descriptor in descriptors:
                 os.close(descriptor)
             self._socket.close()
-            raise NoVault(answer.error if isinstance(answer, Opened) else "the agent gives no memory for checkpoints")
+            raise NoCheckpointServer(
+                answer.error if isinstance(answer, Opened) else "the agent gives no memory for checkpoints"
+            )
         self.buffers = [_own(descriptor) for descriptor in descriptors]
         self._socket.setblocking(False)
 
@@ -186,7 +188,7 @@ class Line:
         if all(buffer.size >= size for buffer in self.buffers):
             return ""
         try:
-            return self._ask(MakeRoom(size=size), RoomMade)[0].error
+            return self._ask(Reserve(size=size), Reserved)[0].error
         except OSError as error:
             return f"the agent does not answer: {error}"
 
@@ -203,13 +205,13 @@ class Line:
     def has_partner(self) -> bool:
         """Whether there is another node that keeps copies for this one."""
         try:
-            return self._ask(AskPartner(), PartnerIs)[0].there
+            return self._ask(AskReplica(), ReplicaIs)[0].there
         except OSError:
             return False
 
     def copy_out(self, buffer: int, sequence: int) -> bool:
         """Have a buffer copied to the other node; `copied` tells when it is. False: the agent does not answer."""
-        return self._tell(CopyOut(buffer=buffer, sequence=sequence))
+        return self._tell(FetchReplica(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
         """Whether the other node has it: an empty answer, or the sentence that says why not; None: not yet."""
@@ -218,7 +220,7 @@ class Line:
     def copies(self) -> list[Buffer]:
         """The buffers in which this node keeps copies for another; whoever asked closes them."""
         try:
-            return [_own(descriptor) for descriptor in self._ask(OpenCopies(), CopiesOpened)[1]]
+            return [_own(descriptor) for descriptor in self._ask(OpenReplicas(), ReplicasOpened)[1]]
         except OSError:
             return []
 
@@ -322,7 +324,7 @@ class Line:
             answer: FromAgent = _decoder.decode(packet)
         except msgspec.MsgspecError as error:
             raise ConnectionError(str(error)) from None
-        if isinstance(answer, Stored | CopiedOut):
+        if isinstance(answer, Stored | ReplicaFetched):
             known = self._stored if isinstance(answer, Stored) else self._copied
             known[answer.sequence] = answer.error
             while len(known) > REMEMBERED:  # of saves that nobody asked about

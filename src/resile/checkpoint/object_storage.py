@@ -16,12 +16,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.errors import (
-    CannotStore,
-    Unreadable,
-    Unwritable,
+    NotReadable,
+    NotWritable,
+    StorageError,
     is_hopeless,
     not_read,
     not_stored,
@@ -49,13 +49,13 @@ class ObjectStorage:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise Unwritable(f"{url} needs fsspec: pip install 'resile[storage]'") from None
+            raise NotWritable(f"{url} needs fsspec: pip install 'resile[storage]'") from None
         try:
             self._fs, root = url_to_fs(url)
         except ImportError as error:  # of the store itself; fsspec names the package
-            raise Unwritable(f"{url} needs a package that is not installed: {error}") from None
+            raise NotWritable(f"{url} needs a package that is not installed: {error}") from None
         except Exception as error:  # a store's library raises whatever it likes
-            raise Unwritable(f"{url} cannot be used: {error}") from None
+            raise NotWritable(f"{url} cannot be used: {error}") from None
         self.directory = url.rstrip("/")
         self._root = str(root).rstrip("/")
         self._keep_last = keep_last
@@ -106,7 +106,7 @@ class ObjectStorage:
         """Write the part that a buffer holds; whether that made the step complete.
 
         Raises:
-            CannotStore: the buffer was overwritten meanwhile, or the store does not take it.
+            StorageError: the buffer was overwritten meanwhile, or the store does not take it.
         """
         try:
             layout = buffer.layout(record)
@@ -116,15 +116,15 @@ class ObjectStorage:
             sums = sealed(buffer, record)[: chunks(layout.stored)]
             blocks = _blocks_of(buffer, record, layout.stored)
             return self.put(record.step, layout, blocks, sums)
-        except (NotWhole, Unreadable) as error:
-            raise CannotStore(f"step {record.step} was not stored: {error}") from None
+        except (IncompleteBuffer, NotReadable) as error:
+            raise StorageError(f"step {record.step} was not stored: {error}") from None
 
     def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
         """Write one rank's part; whether that made the step complete.
 
         Raises:
-            CannotStore: the store does not take it.
-            NotWhole: from `blocks`.
+            StorageError: the store does not take it.
+            IncompleteBuffer: from `blocks`.
         """
         attempt = attempt_word(layout.attempt)
         try:
@@ -141,7 +141,7 @@ class ObjectStorage:
             if [each.rank for each in parts] != list(range(layout.world)):
                 return False
             self._fs.pipe_file(f"{self._path(step)}/{METADATA}", metadata(parts, attempt))
-        except NotWhole:
+        except IncompleteBuffer:
             raise
         except Exception as error:  # a store's library raises whatever it likes
             raise not_stored(error, step, self.directory) from error
@@ -157,7 +157,7 @@ class ObjectStorage:
         """The parts that the step consists of, by rank; none in one that plain DCP wrote.
 
         Raises:
-            NotWhole: one is not as it was written, or `.metadata` is of none of the attempts there.
+            IncompleteBuffer: one is not as it was written, or `.metadata` is of none of the attempts there.
             Unreadable: the store does not give them.
         """
         self._attempts[step], parts = self._committed(step)
@@ -168,13 +168,13 @@ class ObjectStorage:
         with self._answering(self.where(step)):
             attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
         written = self.metadata(step)
-        complaint = NotWhole(f"{METADATA} is not what was written")
+        complaint = IncompleteBuffer(f"{METADATA} is not what was written")
         for attempt in reversed(attempts):
             try:
                 parts = self._parts(step, attempt)
                 if metadata(parts, attempt) == written:
                     return attempt, parts
-            except NotWhole as error:
+            except IncompleteBuffer as error:
                 complaint = error
         if attempts:
             raise complaint
@@ -184,7 +184,7 @@ class ObjectStorage:
         """DCP's own description.
 
         Raises:
-            NotWhole: it is not there.
+            IncompleteBuffer: it is not there.
             Unreadable: the store does not give it.
         """
         with self._reading(step, METADATA):
@@ -195,7 +195,7 @@ class ObjectStorage:
         """The data of a part, to read.
 
         Raises:
-            NotWhole: it is not there.
+            IncompleteBuffer: it is not there.
             Unreadable: the store does not give it, now or while it is being read.
         """
         if step not in self._attempts:
@@ -219,7 +219,7 @@ class ObjectStorage:
                 there = self._names(step)
                 if not there or name in there:  # nothing is, or this too: that is no answer of a store that works
                     raise
-                raise NotWhole(f"{name} is not there") from None
+                raise IncompleteBuffer(f"{name} is not there") from None
 
     @staticmethod
     @contextlib.contextmanager
@@ -227,7 +227,7 @@ class ObjectStorage:
         """Whatever the store's library raises means that it cannot be read."""
         try:
             yield
-        except (NotWhole, Unreadable):
+        except (IncompleteBuffer, NotReadable):
             raise
         except Exception as error:
             raise not_read(error, what) from None
@@ -272,7 +272,7 @@ class ObjectStorage:
                 try:
                     parts.append(Part.decode(text))
                 except ValueError as error:
-                    raise NotWhole(f"{name} is not what was written: {error}") from None
+                    raise IncompleteBuffer(f"{name} is not what was written: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
 
     def _is_there(self, path: str) -> bool:
@@ -310,10 +310,10 @@ def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryvi
     """The data of a buffer, as long as nobody overwrites it.
 
     Raises:
-        NotWhole: somebody did.
+        IncompleteBuffer: somebody did.
     """
     with memoryview(buffer.map()) as memory:
         for at in range(record.data_at, record.data_at + length, _BLOCK):
             yield memory[at : min(at + _BLOCK, record.data_at + length)]
             if buffer.record() != record:
-                raise NotWhole("a newer step took its place in memory")
+                raise IncompleteBuffer("a newer step took its place in memory")

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 
 from resile.checkpoint.buffer import Buffer
-from resile.checkpoint.log_once import OnChange
+from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import BUFFERS
 from resile.checkpoint.memory_limits import short_of
 from resile.checkpoint.storage import store_committed
@@ -15,14 +15,14 @@ from resile.checkpoint.storage import store_committed
 log = logging.getLogger(__name__)
 
 
-class OwnBuffers:
+class ProcessBuffers:
     """What `Line` is, within one process; storage is written by a thread of its own."""
 
     def __init__(self) -> None:
         self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
         self._writer = ThreadPoolExecutor(1, "resile-store")
         self._stored: dict[int, Future[str]] = {}
-        self._complaints = OnChange(log)
+        self._complaints = LogOnChange(log)
 
     def make_room(self, size: int) -> str:
         """Make each buffer at least this large; an empty answer, or the sentence that says why not."""

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from resile.checkpoint.buffer import Buffer, NotWhole, Record
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
 from resile.checkpoint.checksums import sums_of
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.errors import (
-    CannotStore,
-    Unreadable,
-    Unwritable,
+    NotReadable,
+    NotWritable,
+    StorageError,
     is_hopeless,
     not_read,
     not_stored,
@@ -109,7 +109,7 @@ class Storage:
         """Write the part that a buffer holds; whether that made the step complete.
 
         Raises:
-            CannotStore: the buffer was overwritten meanwhile, or the disk does not take it.
+            StorageError: the buffer was overwritten meanwhile, or the disk does not take it.
         """
         try:
             layout = buffer.layout(record)
@@ -124,8 +124,8 @@ class Storage:
                     _copy(buffer, record, layout.stored, target)
             sums = sealed(buffer, record)[: chunks(layout.stored)]
             return self.finish(draft, record.step, layout, sums)
-        except NotWhole as error:
-            raise CannotStore(f"step {record.step} was not stored: {error}") from None
+        except IncompleteBuffer as error:
+            raise StorageError(f"step {record.step} was not stored: {error}") from None
         except OSError as error:
             raise not_stored(error, record.step, str(self.directory)) from error
 
@@ -141,7 +141,7 @@ class Storage:
     def progress(self, step: int) -> int:
         """A number that changes while somebody is writing a step."""
         size = 0
-        with contextlib.suppress(OSError, Unreadable):  # a draft that has just been committed
+        with contextlib.suppress(OSError, NotReadable):  # a draft that has just been committed
             for name in self._names():
                 if (draft := _DRAFT.fullmatch(name)) and int(draft[1]) == step:
                     size += sum(1 + file.stat().st_size for file in os.scandir(self.directory / name))
@@ -168,20 +168,20 @@ class Storage:
         """The parts that the step consists of, by rank; none in one that plain DCP wrote.
 
         Raises:
-            NotWhole: one is not as it was written, or `.metadata` is not theirs.
+            IncompleteBuffer: one is not as it was written, or `.metadata` is not theirs.
             Unreadable: storage does not give them.
         """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
         if parts and self.metadata(step) != metadata(parts):
-            raise NotWhole(f"{METADATA} is not what was written")
+            raise IncompleteBuffer(f"{METADATA} is not what was written")
         return parts
 
     def metadata(self, step: int) -> bytes:
         """DCP's own description.
 
         Raises:
-            NotWhole: it is not there.
+            IncompleteBuffer: it is not there.
             Unreadable: storage does not give it.
         """
         with self._reading(step, METADATA):
@@ -192,7 +192,7 @@ class Storage:
         """The data of a part, to read.
 
         Raises:
-            NotWhole: it is not there.
+            IncompleteBuffer: it is not there.
             Unreadable: storage does not give it, now or while it is being read.
         """
         name = data_file(part.rank)
@@ -206,7 +206,7 @@ class Storage:
             yield
         except OSError as error:
             if isinstance(error, FileNotFoundError) and os.path.isdir(self.path(step)):
-                raise NotWhole(f"{name} is not there") from None
+                raise IncompleteBuffer(f"{name} is not there") from None
             raise not_read(error, f"{name} in {self.path(step)}") from None
 
     @staticmethod
@@ -217,7 +217,7 @@ class Storage:
                 try:
                     parts.append(Part.decode((path / name).read_bytes()))
                 except ValueError as error:
-                    raise NotWhole(f"{name} is not what was written: {error}") from None
+                    raise IncompleteBuffer(f"{name} is not what was written: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
@@ -236,7 +236,7 @@ class Storage:
         """Remove what retention does not keep, and drafts that a newer step has overtaken."""
         try:
             steps = self.steps()
-        except Unreadable:  # the next writer tries again
+        except NotReadable:  # the next writer tries again
             return
         if not steps:
             return
@@ -268,7 +268,7 @@ class Storage:
             write_atomically(draft / METADATA, metadata(parts))
             _sync(draft)
             os.rename(draft, self.path(step))
-        except (OSError, NotWhole):
+        except (OSError, IncompleteBuffer):
             if self.path(step).exists():  # another writer was quicker, or an earlier attempt had this step
                 shutil.rmtree(draft, ignore_errors=True)
                 return False
@@ -328,9 +328,9 @@ def store_all(
             for number in to_do:
                 try:
                     answers[number] = _store(*held[number], pause if last else None)
-                except CannotStore as error:
+                except StorageError as error:
                     answers[number] = str(error)
-                    if not isinstance(error, Unwritable):
+                    if not isinstance(error, NotWritable):
                         refused.append(number)
             if not refused or (seconds := next(left, None)) is None:
                 return answers
@@ -350,7 +350,7 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
         pause: lets time pass in which others may bring a step that is theirs to store; None: it is left to them.
 
     Raises:
-        CannotStore: storage does not take it.
+        StorageError: storage does not take it.
     """
     record = buffer.record()
     if record is None or record.sequence != sequence:
@@ -362,7 +362,7 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
             if not layout.is_anothers or pause is None or _nobody_brings(record.step, keep, layout.rank, pause):
                 keep.store(buffer, record)
             buffer.note_stored(record)
-    except NotWhole as error:
+    except IncompleteBuffer as error:
         return str(error)
     return ""
 
@@ -373,7 +373,7 @@ def _nobody_brings(step: int, keep: Storage | ObjectStorage, rank: int, pause: C
     Ranks that have the same step take their time one after the other, so that seldom two of them write it.
 
     Raises:
-        CannotStore: nobody can tell.
+        StorageError: nobody can tell.
     """
     seen: int | None = None
     try:
@@ -384,15 +384,15 @@ def _nobody_brings(step: int, keep: Storage | ObjectStorage, rank: int, pause: C
                     return False
                 pause(LOOK)
         return not keep.has(step)
-    except Unreadable as error:
-        raise CannotStore(f"step {step} was not stored: {error}") from None
+    except NotReadable as error:
+        raise StorageError(f"step {step} was not stored: {error}") from None
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:
     """What is at a path, or at the URL of an object store.
 
     Raises:
-        CannotStore: there is no way to the store.
+        StorageError: there is no way to the store.
     """
     if "://" not in directory:
         return Storage(directory, keep_last=keep_last, keep_every=keep_every)
@@ -405,14 +405,14 @@ def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
     """The checksums of a buffer; made now if the process that filled it ended before it had made them.
 
     Raises:
-        NotWhole: they are damaged, or it holds something else by now.
+        IncompleteBuffer: they are damaged, or it holds something else by now.
     """
     sums = buffer.sums(record)
     if sums is not None:
         return sums
     made = sums_of(buffer.map(), record.data_at, buffer.layout(record))
     if buffer.record() != record:
-        raise NotWhole("a newer step took its place in memory")
+        raise IncompleteBuffer("a newer step took its place in memory")
     buffer.seal(record, made)
     return made
 
@@ -443,11 +443,11 @@ def _copy(buffer: Buffer, record: Record, length: int, target: int) -> None:
     while at < end:
         at += os.sendfile(target, buffer.descriptor, at, min(_BLOCK, end - at)) or _nothing_more()
         if buffer.record() != record:
-            raise NotWhole("a newer step took its place in memory")
+            raise IncompleteBuffer("a newer step took its place in memory")
 
 
 def _nothing_more() -> int:
-    raise NotWhole("its buffer ended early")
+    raise IncompleteBuffer("its buffer ended early")
 
 
 def _sync(directory: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from resile.api.manifests.errors import Mistakes
+from resile.api.manifests.errors import ManifestErrors
 from resile.api.manifests.names import check_dns_label
 from resile.client.errors import NotUsableError
-from resile.client.target import Place
+from resile.client.target import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +25,7 @@ def namespace_option(command: F) -> F:
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """It becomes the name of a folder, so it must be a name and nothing else."""
-    mistakes = Mistakes()
+    mistakes = ManifestErrors()
     if value is not None:
         check_dns_label(value, "-n", mistakes)
     if mistakes:
@@ -33,17 +33,17 @@ def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str 
     return value
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`, given to the command as one `place`."""
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`, given to the command as one `target`."""
 
     @functools.wraps(command)
     def placed(
         *words: Any, namespace: str | None, local: bool, cluster: bool, kubeconfig: str, context: str, **more: Any
     ) -> Any:
-        place = Place(namespace=namespace, local=local, cluster=cluster, kubeconfig=kubeconfig, context=context)
-        if place.local and place.of_cluster:
+        target = Target(namespace=namespace, local=local, cluster=cluster, kubeconfig=kubeconfig, context=context)
+        if target.local and target.of_cluster:
             raise NotUsableError("--local means this machine, and --cluster, --kubeconfig and --context a cluster")
-        return command(*words, place=place, **more)
+        return command(*words, target=target, **more)
 
     for option in (
         click.option("--context", default="", metavar="NAME", help="of the kubeconfig file; means a cluster"),

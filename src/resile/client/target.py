@@ -19,7 +19,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 USUAL_CONFIG = Path("~/.kube/config")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Where the user says the jobs are."""
 
     namespace: str | None = None

@@ -3,146 +3,158 @@
 from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
-from resile.api.reports import Meeting, NodeEnd, NodeStatus
 from resile.core import completion, ledger
 from resile.core.completion import Reason
-from resile.core.context import Turn
+from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
 from resile.core.events import AgentCame, AgentLeaving, NodeFinished, WorkerFailed
 from resile.core.nodes import lifecycle
 from resile.core.rendezvous import rounds, state_holders
-from resile.core.state import Agent, Blame, Done, Forming, Idle, JobState, Node, Phase, Resting, Training, Underway
+from resile.core.state import (
+    Agent,
+    Done,
+    Idle,
+    JobState,
+    Node,
+    Phase,
+    Resting,
+    RoundFailures,
+    RoundForming,
+    RoundRunning,
+    Training,
+)
+from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig
 
 MAX_BLAMED = 64
 """How many failures of one round are kept: the first is the one that matters, the rest are collateral."""
 
 
-def came(turn: Turn, event: AgentCame) -> None:
+def came(ctx: Context, event: AgentCame) -> None:
     """An agent said Hello: find or make its node, and bring both sides to the same view of the round."""
-    state = turn.state
+    state = ctx.state
     if state.phase.over:
-        completion.tell(turn, event.session)
+        completion.tell(ctx, event.session)
         return
     error = _rules_error(state, event)
     if error:
-        turn.decide(Refuse(session=event.session, because=error))
+        ctx.decide(Refuse(session=event.session, because=error))
         return
-    node = _node_of(turn, event)
+    node = _node_of(ctx, event)
     if isinstance(node, str):
-        turn.decide(Refuse(session=event.session, because=node))
+        ctx.decide(Refuse(session=event.session, because=node))
         return
     if node.agent is not None and node.agent.incarnation == event.incarnation and event.session < node.agent.session:
         return  # it has come again since, on a newer connection: this one is closed or about to be
-    opens = state.meeting is None or (isinstance(state.gathering, Forming) and not turn.index.trainers)
+    opens = state.meeting is None or (isinstance(state.gathering, RoundForming) and not ctx.index.trainers)
     state.meeting = _merge(state, event.meeting)
     # A master whose journal was lost must not give a number out again: the agent would take it for an old round's.
     state.last_round = max(state.last_round, event.round)
     if opens:
-        rounds.open_forming(turn)
+        rounds.open_forming(ctx)
     if node.agent is not None and node.agent.incarnation != event.incarnation:
-        _forget_process(turn, node)
+        _forget_process(ctx, node)
     node.agent = Agent(
         incarnation=event.incarnation,
         address=event.address,
         host=event.host,
         nproc=event.nproc,
         session=event.session,
-        stance=node.agent.stance if node.agent is not None else Idle(),
+        phase=node.agent.phase if node.agent is not None else Idle(),
         elastic=event.elastic,
         holds=node.agent.holds if node.agent is not None else NO_ROUND,
-        door=event.door,
+        replica_endpoint=event.replica_endpoint,
     )
     node.host = event.host
     node.status = NodeStatus.RUNNING
     state.suspects.pop(node.machine, None)
     if state.phase in (Phase.CREATED, Phase.PENDING):
         state.phase = Phase.RUNNING
-    turn.deadlines.clear(Alarm.AWAY, node.key)
-    turn.deadlines.watch(node.key, turn.now)
-    turn.decide(Admit(session=event.session, node=node.key, rank=node.rank, elastic=bool(turn.index.elastic)))
-    _agree_on_round(turn, node, node.agent, event)
-    turn.touch(node)
-    state_holders.relieve(turn)
-    rounds.form(turn)
+    ctx.deadlines.clear(Alarm.AWAY, node.key)
+    ctx.deadlines.watch(node.key, ctx.now)
+    ctx.decide(Admit(session=event.session, node=node.key, rank=node.rank, elastic=bool(ctx.index.elastic)))
+    _agree_on_round(ctx, node, node.agent, event)
+    ctx.touch(node)
+    state_holders.answer_stuck(ctx)
+    rounds.form(ctx)
 
 
-def went(turn: Turn, node: Node, session: int) -> None:
+def went(ctx: Context, node: Node, session: int) -> None:
     """A connection ended. If it was this agent's current one, it has a blink to come back."""
     if node.agent is None or node.agent.session != session or node.status.ended:
         return
-    if turn.state.phase.over:
+    if ctx.state.phase.over:
         node.agent.session = 0  # agents go when the job is over; how they ended is the platform's to say
-        turn.touch(node)
-        turn.deadlines.clear(Alarm.AWAY, node.key)
+        ctx.touch(node)
+        ctx.deadlines.clear(Alarm.AWAY, node.key)
     else:
-        turn.detach(node, turn.now + turn.timeouts.blink)
-        rounds.form(turn)  # nobody who is near waits for one that may be gone
+        ctx.detach(node, ctx.now + ctx.timeouts.reconnect)
+        rounds.form(ctx)  # nobody who is near waits for one that may be gone
 
 
-def elastic(turn: Turn, node: Node) -> None:
+def elastic(ctx: Context, node: Node) -> None:
     """From now on this node's processes meet in new rounds without being restarted."""
     if node.agent is not None:
         node.agent.elastic = True
-        turn.touch(node)
+        ctx.touch(node)
 
 
-def leaving(turn: Turn, node: Node, event: AgentLeaving) -> None:
+def leaving(ctx: Context, node: Node, event: AgentLeaving) -> None:
     """An agent takes its leave: its peers need not find out the hard way."""
     if node.alive:
-        lifecycle.ended(turn, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
+        lifecycle.ended(ctx, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
 
 
-def worker_failed(turn: Turn, node: Node, event: WorkerFailed) -> None:
+def worker_failed(ctx: Context, node: Node, event: WorkerFailed) -> None:
     """A training process ended badly. The first failure of a round ends it; the others are its echo.
 
     Elastic processes outlive a broken collective, so a failure of theirs is never an echo. But those that fail in one
     round of their node cost it one restart, as they would if they did not stay: what kills one often kills all.
     """
-    state = turn.state
+    state = ctx.state
     _blame(state, node.key, event)
     gathering = state.gathering
-    member = isinstance(gathering, Underway) and node.key in gathering.places and event.member
+    member = isinstance(gathering, RoundRunning) and node.key in gathering.places and event.member
     current = member and event.round == state.last_round
     elastic = node.agent is not None and node.agent.elastic
     if node.agent is not None and elastic:
         if node.alive and not _counts(node, event.failure.pid):
             return
         node.agent.holds = NO_ROUND  # the one that failed may have been the one that had the state
-        turn.touch(node)
+        ctx.touch(node)
         current = member and event.round <= state.last_round  # an older one: it died after its agent had joined
         if not event.left:
-            node.agent.stance = Idle()  # nobody waits for the process that will replace the last one
-            turn.touch(node)
+            node.agent.phase = Idle()  # nobody waits for the process that will replace the last one
+            ctx.touch(node)
         if not event.member:
-            rounds.unchanged(turn, node, event.left)
+            rounds.unchanged(ctx, node, event.left)
     failure, trained = event.failure, state.trained
     # Running out of memory is never the echo of another failure, so it counts even if its report is not the first.
     grow = failure.oom and state.spec.managed and event.round == state.last_round
     if not node.alive or not (current or grow or elastic):
         return
-    turn.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
+    ctx.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
     if current or grow:
-        rounds.stop(turn, f"on {node.key}, {failure}", node.key, failed=True)
-    if event.member and event.round == state.past.round:
-        rounds.failed(turn, node)
+        rounds.stop(ctx, f"on {node.key}, {failure}", node.key, failed=True)
+    if event.member and event.round == state.previous_round.round:
+        rounds.failed(ctx, node)
     if grow:
-        turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="it ran out of memory"))
-        lifecycle.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
+        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because="it ran out of memory"))
+        lifecycle.ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return
     if not event.placed or node.crashed_in != event.placed:
-        node.crashes = [at for at in node.crashes if trained - at < turn.timeouts.forgive] + [trained]
+        node.crashes = [at for at in node.crashes if trained - at < ctx.timeouts.budget_window] + [trained]
     node.crashed_in = event.placed or node.crashed_in
     allowed = state.meeting.max_restarts if state.meeting is not None else 0
     if len(node.crashes) <= allowed:
-        rounds.form(turn)  # its peers may have waited for the one that failed
+        rounds.form(ctx)  # its peers may have waited for the one that failed
         return
     message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
     if state.spec.managed:
-        turn.decide(SendAway(node=node.key, because=message, exit_code=1))
-        lifecycle.ended(turn, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
+        ctx.decide(SendAway(node=node.key, because=message, exit_code=1))
+        lifecycle.ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
     else:
-        completion.fail(turn, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
+        completion.fail(ctx, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
 
 
 def _counts(node: Node, pid: int) -> bool:
@@ -154,38 +166,38 @@ def _counts(node: Node, pid: int) -> bool:
 
 
 def _blame(state: JobState, node: NodeKey, event: WorkerFailed) -> None:
-    if event.round > state.blame.round:
-        state.blame = Blame(round=event.round)
-    known = state.blame.failures
+    if event.round > state.round_failures.round:
+        state.round_failures = RoundFailures(round=event.round)
+    known = state.round_failures.failures
     same = any(key == node and failure.pid == event.failure.pid for key, failure in known)
-    if event.round == state.blame.round and not same and len(known) < MAX_BLAMED:
+    if event.round == state.round_failures.round and not same and len(known) < MAX_BLAMED:
         known.append((node, event.failure))
 
 
-def _agree_on_round(turn: Turn, node: Node, agent: Agent, event: AgentCame) -> None:
-    gathering = turn.state.gathering
-    place = gathering.places.get(node.key) if isinstance(gathering, Underway) else None
-    number = gathering.round if isinstance(gathering, Underway) else Round(0)
-    if event.finished and rounds.finished(turn, node, NodeFinished(node=node.key, round=event.round)):
+def _agree_on_round(ctx: Context, node: Node, agent: Agent, event: AgentCame) -> None:
+    gathering = ctx.state.gathering
+    place = gathering.places.get(node.key) if isinstance(gathering, RoundRunning) else None
+    number = gathering.round if isinstance(gathering, RoundRunning) else Round(0)
+    if event.finished and rounds.finished(ctx, node, NodeFinished(node=node.key, round=event.round)):
         return
     if event.running or event.finished:
-        agent.stance = Training(event.round)
+        agent.phase = Training(event.round)
         if place is None or event.round != number:
             if agent.elastic and event.running:
-                agent.stance = Resting(event.round)
+                agent.phase = Resting(event.round)
             because = "the job is in another round"
-            turn.decide(EndRound(round=event.round, because=because, nodes=(node.key,)))
+            ctx.decide(EndRound(round=event.round, because=because, nodes=(node.key,)))
     elif place is not None and event.round < number:
         # It is a member and does not know: the word was lost with its connection, or with the old master.
-        agent.stance = Training(number)
-        turn.decide(FormRound(round=number, places={node.key: place}))
-    elif isinstance(agent.stance, Done) or place is None:
-        agent.stance = Idle()
+        agent.phase = Training(number)
+        ctx.decide(FormRound(round=number, places={node.key: place}))
+    elif isinstance(agent.phase, Done) or place is None:
+        agent.phase = Idle()
 
 
-def _node_of(turn: Turn, event: AgentCame) -> Node | str:
+def _node_of(ctx: Context, event: AgentCame) -> Node | str:
     """The node an agent speaks for, or one sentence saying why it is not welcome."""
-    state = turn.state
+    state = ctx.state
     if event.node_id is not None:
         node = state.nodes.get(NodeKey(event.role, event.node_id))
         if node is not None and node.alive:
@@ -197,30 +209,30 @@ def _node_of(turn: Turn, event: AgentCame) -> Node | str:
             return f"{node.key} {how}; it is not part of the job any more"
     elif state.spec.managed:
         return "this job's nodes have ids (NODE_ID) and this agent has none"
-    known = turn.index.incarnations.get(event.incarnation)
+    known = ctx.index.incarnations.get(event.incarnation)
     if known is not None and state.nodes[known].alive:
         return state.nodes[known]
     node = Node(
-        key=lifecycle.new_key(turn, event.role),
-        rank=_free_rank(turn, event.role, event.rank),
+        key=lifecycle.new_key(ctx, event.role),
+        rank=_free_rank(ctx, event.role, event.rank),
         status=NodeStatus.RUNNING,
-        launched_at=turn.now,
+        launched_at=ctx.now,
     )
     state.nodes[node.key] = node
     if known is not None:
-        rounds.renamed(turn, known, node.key)
-    turn.note("NodeCame", f"{node.key} came from {event.host} with rank {node.rank}", node.key)
+        rounds.renamed(ctx, known, node.key)
+    ctx.note("NodeCame", f"{node.key} came from {event.host} with rank {node.rank}", node.key)
     return node
 
 
-def _free_rank(turn: Turn, role: str, wanted: Rank | None) -> Rank:
-    places = turn.index.places
+def _free_rank(ctx: Context, role: str, wanted: Rank | None) -> Rank:
+    places = ctx.index.places
     if wanted is not None and (role, wanted) not in places:
         return wanted
-    hint = turn.index.lowest_free.get(role, 0)
+    hint = ctx.index.lowest_free.get(role, 0)
     while (role, Rank(hint)) in places:
         hint += 1
-    turn.index.lowest_free[role] = hint
+    ctx.index.lowest_free[role] = hint
     return Rank(hint)
 
 
@@ -239,12 +251,12 @@ def _rules_error(state: JobState, event: AgentCame) -> str:
     )
 
 
-def _rules(meeting: Meeting) -> str:
+def _rules(meeting: RendezvousConfig) -> str:
     unit = f" --node_unit={meeting.node_unit}" if meeting.node_unit > 1 else ""
     return f"--nnodes={meeting.min_nodes}:{meeting.max_nodes}{unit}"
 
 
-def _merge(state: JobState, new: Meeting) -> Meeting:
+def _merge(state: JobState, new: RendezvousConfig) -> RendezvousConfig:
     """The newest agent's rules; a managed job's maximum only grows, since older nodes know only the older one."""
     old = state.meeting
     if old is None or old.max_nodes <= new.max_nodes:
@@ -252,13 +264,13 @@ def _merge(state: JobState, new: Meeting) -> Meeting:
     return rounds.with_max(new, old.max_nodes)
 
 
-def _forget_process(turn: Turn, node: Node) -> None:
+def _forget_process(ctx: Context, node: Node) -> None:
     """Another agent process speaks for this node: the old one's training processes died with it."""
-    freed = ledger.release_node(turn.state.ledger, node.key)
+    freed = ledger.release_node(ctx.state.ledger, node.key)
     if freed:
-        turn.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
+        ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     node.agent = None
     node.restarts += 1
-    gathering = turn.state.gathering
-    if isinstance(gathering, Underway) and node.key in gathering.places:
-        rounds.stop(turn, f"the agent of {node.key} restarted", node.key)
+    gathering = ctx.state.gathering
+    if isinstance(gathering, RoundRunning) and node.key in gathering.places:
+        rounds.stop(ctx, f"the agent of {node.key} restarted", node.key)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 
 from resile.api.ids import NodeKey
-from resile.api.reports import NodeStatus, WorkerFailure
-from resile.core.context import Turn
+from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Finish
 from resile.core.nodes import scale_operations
 from resile.core.state import TRAINERS, JobState, Node, Phase
+from resile.protocol.reports import NodeStatus, WorkerFailure
 
 
 class Reason(enum.StrEnum):
@@ -28,26 +28,26 @@ class Reason(enum.StrEnum):
     STOPPED = "Stopped"
 
 
-def succeed(turn: Turn, message: str) -> None:
+def succeed(ctx: Context, message: str) -> None:
     """Everything is done."""
-    _finish(turn, Phase.SUCCEEDED, Reason.COMPLETED, message)
+    _finish(ctx, Phase.SUCCEEDED, Reason.COMPLETED, message)
 
 
-def fail(turn: Turn, reason: Reason, message: str) -> None:
+def fail(ctx: Context, reason: Reason, message: str) -> None:
     """The job cannot go on."""
-    _finish(turn, Phase.FAILED, reason, message)
+    _finish(ctx, Phase.FAILED, reason, message)
 
 
 def first_failure(state: JobState) -> tuple[NodeKey, WorkerFailure] | None:
     """The process failure that came first in the newest broken round; what followed is collateral."""
-    return min(state.blame.failures, key=lambda pair: pair[1].at, default=None)
+    return min(state.round_failures.failures, key=lambda pair: pair[1].at, default=None)
 
 
-def tell(turn: Turn, session: int = 0) -> None:
+def tell(ctx: Context, session: int = 0) -> None:
     """Tell every agent, or the one on `session`, how the job ended."""
-    state = turn.state
+    state = ctx.state
     first = first_failure(state) if state.phase is Phase.FAILED else None
-    turn.decide(
+    ctx.decide(
         Finish(
             succeeded=state.phase is Phase.SUCCEEDED,
             reason=state.reason,
@@ -59,20 +59,20 @@ def tell(turn: Turn, session: int = 0) -> None:
     )
 
 
-def clear_away(turn: Turn, node: Node) -> None:
+def clear_away(ctx: Context, node: Node) -> None:
     """A node that should have left by itself after the job's end has not."""
     if not node.status.ended:
         node.leaving = node.leaving or "the job is over"
-        turn.touch(node)
-        turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because="the job is over"))
+        ctx.touch(node)
+        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because="the job is over"))
 
 
-def succeed_if_done(turn: Turn) -> None:
+def succeed_if_done(ctx: Context) -> None:
     """End the job well once every place that trains has been filled to a good end."""
-    state = turn.state
+    state = ctx.state
     if state.phase.over or not state.spec.managed or state.suspended:
         return
-    if turn.index.trainers:
+    if ctx.index.trainers:
         return
     done = {
         (key.role, node.rank)
@@ -81,18 +81,18 @@ def succeed_if_done(turn: Turn) -> None:
     }
     wanted = sum(state.targets.get(role, 0) for role in TRAINERS)
     if done and len(done | {place for place in state.given_up if place[0] in TRAINERS}) >= wanted:
-        succeed(turn, f"all {wanted} training nodes finished" if wanted != 1 else "the training node finished")
+        succeed(ctx, f"all {wanted} training nodes finished" if wanted != 1 else "the training node finished")
 
 
-def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:
-    state = turn.state
+def _finish(ctx: Context, phase: Phase, reason: Reason, message: str) -> None:
+    state = ctx.state
     if state.phase.over:
         return
-    state.phase, state.reason, state.message, state.ended_at = phase, reason, message, turn.now
-    turn.deadlines.reset()
-    turn.note(f"Job{phase}", message, warning=phase is Phase.FAILED)
-    scale_operations.abandon(turn, scale_operations.OVER, f"the job is over ({phase})")
-    tell(turn)
+    state.phase, state.reason, state.message, state.ended_at = phase, reason, message, ctx.now
+    ctx.deadlines.reset()
+    ctx.note(f"Job{phase}", message, warning=phase is Phase.FAILED)
+    scale_operations.abandon(ctx, scale_operations.OVER, f"the job is over ({phase})")
+    tell(ctx)
     if not state.spec.managed:
         return
     for key, node in state.nodes.items():
@@ -101,8 +101,8 @@ def _finish(turn: Turn, phase: Phase, reason: Reason, message: str) -> None:
         # Trainers whose agents finished exit by themselves, so that their pods stay as Completed; one that does not is
         # out of reach and has to be removed.
         if phase is Phase.SUCCEEDED and key.role in TRAINERS and node.connected:
-            turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.exit_grace, key)
+            ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.exit_grace, key)
             continue
         node.leaving = "the job is over"
-        turn.touch(node)
-        turn.decide(DeleteNode(node=key, grace=turn.timeouts.exit_grace, because="the job is over"))
+        ctx.touch(node)
+        ctx.decide(DeleteNode(node=key, grace=ctx.timeouts.exit_grace, because="the job is over"))

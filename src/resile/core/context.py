@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from resile.api.ids import NodeKey, Rank, Round
-from resile.api.reports import NodeStatus
 from resile.api.timeouts import Timeouts
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnyDecision, Note
 from resile.core.state import TRAINERS, Idle, JobState, Node, Resting, Stuck, Waiting
+from resile.protocol.reports import NodeStatus
 
 
 class Index:
@@ -65,11 +65,11 @@ class Index:
         self.trainers.add(key)
         if node.agent is not None and node.agent.elastic:
             self.elastic.add(key)
-            if node.connected and isinstance(node.agent.stance, Resting):
+            if node.connected and isinstance(node.agent.phase, Resting):
                 self.near.add(key)
-            if node.connected and isinstance(node.agent.stance, Stuck):
+            if node.connected and isinstance(node.agent.phase, Stuck):
                 self.stuck.add(key)
-        if node.agent is not None and isinstance(node.agent.stance, Waiting):
+        if node.agent is not None and isinstance(node.agent.phase, Waiting):
             self.waiting.add(key)
             if not node.agent.elastic:
                 self.rigid.add(key)
@@ -87,7 +87,7 @@ class Index:
             self.holders.setdefault(node.agent.holds, set()).add(node.key)
 
 
-class Turn:
+class Context:
     """What a handler works with: the state, the moment, and the decisions made so far."""
 
     def __init__(self, state: JobState, index: Index, deadlines: Deadlines, now: float) -> None:
@@ -122,8 +122,8 @@ class Turn:
         """This node's agent has no connection; it is lost unless it comes back before `until`."""
         assert node.agent is not None
         node.agent.session = 0
-        if isinstance(node.agent.stance, Waiting):
-            node.agent.stance = Idle()
+        if isinstance(node.agent.phase, Waiting):
+            node.agent.phase = Idle()
         self.deadlines.clear(Alarm.SILENCE, node.key)
         self.deadlines.set(Alarm.AWAY, until, node.key)
         self.touch(node)

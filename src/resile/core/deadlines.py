@@ -71,7 +71,7 @@ class Deadlines:
         for alarms in self._at:
             alarms.clear()
 
-    def amnesty(self, now: float) -> None:
+    def restart_silence_timers(self, now: float) -> None:
         """Nobody could be heard for a while (the listener itself stood still): start listening afresh."""
         for node, at in self._silent_at.items():
             self._silent_at[node] = max(at, now + self._silence)

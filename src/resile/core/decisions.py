@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NodeKey, Rank, Round
-from resile.api.reports import NodeResources, Place, WorkerFailure
+from resile.protocol.reports import NodeResources, RoundAssignment, WorkerFailure
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -53,7 +53,7 @@ class FormRound(Decision, frozen=True, kw_only=True):
     """Tell every member its place."""
 
     round: Round
-    places: dict[NodeKey, Place]
+    places: dict[NodeKey, RoundAssignment]
 
 
 class EndRound(Decision, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class EndRound(Decision, frozen=True, kw_only=True):
     """A member was lost, or leaves."""
 
 
-class TellHeld(Decision, frozen=True, kw_only=True):
+class TellStateHeld(Decision, frozen=True, kw_only=True):
     """Tell this node that another one has the state of `round`: a process of its own that stays there is not needed."""
 
     node: NodeKey
@@ -154,7 +154,7 @@ AnyDecision = (
     | Refuse
     | FormRound
     | EndRound
-    | TellHeld
+    | TellStateHeld
     | SendAway
     | Drop
     | Finish

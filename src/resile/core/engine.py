@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
-from resile.api.reports import NodeStatus
 from resile.core import agents, completion, ledger, progress
 from resile.core import events as ev
 from resile.core.completion import Reason
-from resile.core.context import Index, Turn
+from resile.core.context import Context, Index
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
-from resile.core.ledger import Lease, Wish
+from resile.core.ledger import Lease, ShardRequest
 from resile.core.nodes import lifecycle, scale_operations, scaling
 from resile.core.rendezvous import rounds, state_holders
-from resile.core.state import Forming, JobState, Phase, Underway
+from resile.core.state import JobState, Phase, RoundForming, RoundRunning
+from resile.protocol.reports import NodeStatus
 
 NOTE_STEPS = 1 / 60
 """Of the time after which a failure is forgiven: how much training time the journal may lack."""
@@ -31,7 +31,7 @@ class Engine:
     def __init__(self, state: JobState) -> None:
         self.state = state
         self._index = Index(state)
-        self._deadlines = Deadlines(state.spec.timeouts.silence)
+        self._deadlines = Deadlines(state.spec.timeouts.heartbeat_timeout)
         self._steps_due: float | None = None
 
     @classmethod
@@ -48,9 +48,9 @@ class Engine:
         """An agent spoke. Costs one dictionary write; changes nothing but the moment it would be missed."""
         self._deadlines.heard(node, now)
 
-    def amnesty(self, now: float) -> None:
+    def restart_silence_timers(self, now: float) -> None:
         """The shell stood still and could hear nobody: nobody is to be missed for that."""
-        self._deadlines.amnesty(now)
+        self._deadlines.restart_silence_timers(now)
 
     def next_deadline(self) -> float | None:
         """When to ask `due` again; None if nothing is awaited."""
@@ -73,178 +73,178 @@ class Engine:
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
         """Whether the journal must have this event: all but step reports, of which `due` gives a summary."""
-        return not isinstance(event, ev.Stepped)
+        return not isinstance(event, ev.StepReport)
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
         """Change the state by one event and say what is to be done. Repeated and late events are harmless."""
-        turn = Turn(self.state, self._index, self._deadlines, now)
-        _handle(turn, event)
-        _serve_wishes(turn)
-        scale_operations.settle(turn)
-        if turn.note_steps:
+        ctx = Context(self.state, self._index, self._deadlines, now)
+        _handle(ctx, event)
+        _serve_wishes(ctx)
+        scale_operations.settle(ctx)
+        if ctx.note_steps:
             self._steps_due = now
-        return turn.decisions
+        return ctx.decisions
 
 
-def _handle(turn: Turn, event: ev.AnyEvent) -> None:
-    state = turn.state
+def _handle(ctx: Context, event: ev.AnyEvent) -> None:
+    state = ctx.state
     match event:
         case ev.Started():
-            _start(turn)
+            _start(ctx)
         case ev.MasterReturned():
-            _return(turn)
+            _return(ctx)
         case ev.NodeSeen():
-            lifecycle.seen(turn, event)
+            lifecycle.seen(ctx, event)
         case ev.NodesListed():
-            lifecycle.listed(turn, event)
+            lifecycle.listed(ctx, event)
         case ev.AgentCame():
-            agents.came(turn, event)
+            agents.came(ctx, event)
         case ev.ScaleWanted():
-            scaling.scale(turn, event)
+            scaling.scale(ctx, event)
         case ev.PlanWanted():
-            scaling.plan(turn, event)
+            scaling.plan(ctx, event)
         case ev.PlanDropped():
-            scale_operations.dropped(turn, event.uid)
+            scale_operations.dropped(ctx, event.uid)
         case ev.SuspendWanted():
-            lifecycle.suspend(turn, event)
+            lifecycle.suspend(ctx, event)
         case ev.StopWanted():
-            turn.decide(Reply(request=event.request))
-            completion.fail(turn, Reason.STOPPED, event.because)
+            ctx.decide(Reply(request=event.request))
+            completion.fail(ctx, Reason.STOPPED, event.because)
         case ev.SettleOver():
-            rounds.settle_over(turn)
+            rounds.settle_over(ctx)
         case ev.JoinOver():
-            _join_over(turn)
+            _join_over(ctx)
         case ev.StepsNoted():
             state.trained = max(state.trained, event.trained)
             progress.noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
-            rounds.stepped(turn, event.round)
+            rounds.stepped(ctx, event.round)
         case ev.DatasetOpened():
             error = ledger.open_dataset(
                 state.ledger, event.name, event.size, event.shard_size, event.epochs, event.seed
             )
-            turn.decide(AnswerDataset(node=event.node, worker=event.worker, request=event.request, error=error))
+            ctx.decide(AnswerDataset(node=event.node, worker=event.worker, request=event.request, error=error))
         case _:
-            _handle_of_node(turn, event)
+            _handle_of_node(ctx, event)
 
 
-def _handle_of_node(turn: Turn, event: ev.AnyEvent) -> None:
+def _handle_of_node(ctx: Context, event: ev.AnyEvent) -> None:
     """Events that concern a node; those of unknown nodes and of nodes that ended say nothing new."""
-    node = turn.state.nodes.get(event.node)  # type: ignore[union-attr]  # every remaining event has a node
+    node = ctx.state.nodes.get(event.node)  # type: ignore[union-attr]  # every remaining event has a node
     if node is None:
         return
     match event:
         case ev.ShardAdvanced():  # before the check below: even a lost node gets the truth about its report
-            _advance(turn, event)
+            _advance(ctx, event)
         case _ if node.status.ended:
             return
         case ev.AgentWent():
-            agents.went(turn, node, event.session)
+            agents.went(ctx, node, event.session)
         case ev.WorkerWent():
-            ledger.release_worker(turn.state.ledger, event.node, event.worker)
-        case ev.AgentStayedAway() if turn.state.phase.over:
-            completion.clear_away(turn, node)
-        case _ if turn.state.phase.over:
+            ledger.release_worker(ctx.state.ledger, event.node, event.worker)
+        case ev.AgentStayedAway() if ctx.state.phase.over:
+            completion.clear_away(ctx, node)
+        case _ if ctx.state.phase.over:
             return
         case ev.AgentLeaving():
-            agents.leaving(turn, node, event)
+            agents.leaving(ctx, node, event)
         case ev.AgentJoined():
-            if node.relieves is not None and rounds.took_the_last_step(turn, node.relieves):
-                lifecycle.dismiss_reserve(turn, turn.state.nodes[node.relieves])
+            if node.replaces is not None and rounds.took_the_last_step(ctx, node.replaces):
+                lifecycle.dismiss_reserve(ctx, ctx.state.nodes[node.replaces])
             else:
-                lifecycle.take_over(turn, node)
-            rounds.join(turn, node, event)
-        case ev.AgentElastic():
-            agents.elastic(turn, node)
-        case ev.AgentChanged():
-            rounds.changed(turn, node, event)
-        case ev.RoundComplete():
-            rounds.complete(turn, node, event)
-        case ev.AgentStuck():
-            state_holders.stuck(turn, node, event)
-            rounds.form(turn)  # nobody who is near waits for it any more
+                lifecycle.take_over(ctx, node)
+            rounds.join(ctx, node, event)
+        case ev.CanRegroup():
+            agents.elastic(ctx, node)
+        case ev.WorkersChanged():
+            rounds.changed(ctx, node, event)
+        case ev.LastStepTaken():
+            rounds.complete(ctx, node, event)
+        case ev.WorkerStuck():
+            state_holders.stuck(ctx, node, event)
+            rounds.form(ctx)  # nobody who is near waits for it any more
         case ev.WorkerFailed():
-            agents.worker_failed(turn, node, event)
+            agents.worker_failed(ctx, node, event)
         case ev.NodeFinished():
-            rounds.finished(turn, node, event)
-        case ev.Stepped():
-            _stepped(turn, event)
+            rounds.finished(ctx, node, event)
+        case ev.StepReport():
+            _stepped(ctx, event)
         case ev.ShardWanted():
-            _want_shard(turn, event)
+            _want_shard(ctx, event)
         case ev.AgentSilent():
             if node.connected:
-                lifecycle.suspect(turn, node)
-                lifecycle.lose(turn, node, f"its agent was silent for {event.seconds:g} s")
+                lifecycle.suspect(ctx, node)
+                lifecycle.lose(ctx, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
             if node.agent is None:
-                lifecycle.miss_agent(turn, node)
+                lifecycle.miss_agent(ctx, node)
             elif not node.connected:
-                lifecycle.lose(turn, node, "its agent's connection closed and did not come back")
+                lifecycle.lose(ctx, node, "its agent's connection closed and did not come back")
         case ev.LaunchDue():
-            lifecycle.launch_due(turn, node)
+            lifecycle.launch_due(ctx, node)
         case ev.PendOver():
-            lifecycle.pend_over(turn, node)
+            lifecycle.pend_over(ctx, node)
 
 
-def _start(turn: Turn) -> None:
-    state = turn.state
+def _start(ctx: Context) -> None:
+    state = ctx.state
     if state.started_at is not None:
         return
-    state.started_at = turn.now
+    state.started_at = ctx.now
     if state.suspended:
         state.phase = Phase.SUSPENDED
-        turn.note("JobSuspended", "the job waits to be resumed")
+        ctx.note("JobSuspended", "the job waits to be resumed")
         return
     state.phase = Phase.PENDING
-    turn.note("JobStarted", f"job {state.spec.name} starts")
+    ctx.note("JobStarted", f"job {state.spec.name} starts")
     if not state.spec.managed:
-        rounds.open_forming(turn)
-    lifecycle.fill(turn)
+        rounds.open_forming(ctx)
+    lifecycle.fill(ctx)
 
 
-def _return(turn: Turn) -> None:
+def _return(ctx: Context) -> None:
     """A new master: every agent gets time to come home before it counts as lost."""
-    turn.deadlines.reset()
-    ledger.forget_wishes(turn.state.ledger)
-    if turn.state.phase.over:
-        for node in turn.state.nodes.values():
-            if turn.state.spec.managed and not node.status.ended:
-                turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.homecoming, node.key)
+    ctx.deadlines.reset()
+    ledger.forget_wishes(ctx.state.ledger)
+    if ctx.state.phase.over:
+        for node in ctx.state.nodes.values():
+            if ctx.state.spec.managed and not node.status.ended:
+                ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.master_recovery, node.key)
         return
-    turn.note("MasterReturned", "the master came back from its journal")
-    for node in turn.state.nodes.values():
+    ctx.note("MasterReturned", "the master came back from its journal")
+    for node in ctx.state.nodes.values():
         if node.agent is not None and not node.status.ended:
-            turn.detach(node, turn.now + turn.timeouts.homecoming)
+            ctx.detach(node, ctx.now + ctx.timeouts.master_recovery)
         if node.status is NodeStatus.PENDING:
-            lifecycle.watch_pending(turn, node)
+            lifecycle.watch_pending(ctx, node)
         elif node.status is NodeStatus.RUNNING:
-            lifecycle.expect_agent(turn, node)
-    known = turn.state.meeting is not None or not turn.state.spec.managed
-    if isinstance(turn.state.gathering, Forming) and known and not turn.state.suspended:
-        rounds.open_forming(turn)
+            lifecycle.expect_agent(ctx, node)
+    known = ctx.state.meeting is not None or not ctx.state.spec.managed
+    if isinstance(ctx.state.gathering, RoundForming) and known and not ctx.state.suspended:
+        rounds.open_forming(ctx)
 
 
-def _join_over(turn: Turn) -> None:
-    state = turn.state
-    if state.nodes and not turn.index.trainers and not state.spec.managed and isinstance(state.gathering, Forming):
-        lifecycle.deserted(turn, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
+def _join_over(ctx: Context) -> None:
+    state = ctx.state
+    if state.nodes and not ctx.index.trainers and not state.spec.managed and isinstance(state.gathering, RoundForming):
+        lifecycle.deserted(ctx, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
     else:
-        rounds.join_over(turn)
+        rounds.join_over(ctx)
 
 
-def _stepped(turn: Turn, event: ev.Stepped) -> None:
-    state = turn.state
+def _stepped(ctx: Context, event: ev.StepReport) -> None:
+    state = ctx.state
     gathering = state.gathering
-    if not isinstance(gathering, Underway) or gathering.round != event.round or event.node not in gathering.places:
+    if not isinstance(gathering, RoundRunning) or gathering.round != event.round or event.node not in gathering.places:
         return
     first = state.progress.step < 0
-    outage = progress.stepped(state.progress, event.round, event.step, event.total, turn.now)
+    outage = progress.stepped(state.progress, event.round, event.step, event.total, ctx.now)
     if outage is not None:
-        took = turn.now - outage.noticed_at
-        turn.note("TrainingResumed", f"resumed at step {event.step}, {took:.2f} s after: {outage.because}", event.node)
+        took = ctx.now - outage.noticed_at
+        ctx.note("TrainingResumed", f"resumed at step {event.step}, {took:.2f} s after: {outage.because}", event.node)
     elif first:
-        turn.note("TrainingStarted", f"step {event.step} was taken", event.node)
+        ctx.note("TrainingStarted", f"step {event.step} was taken", event.node)
     behind = state.progress.trained - state.trained
-    turn.note_steps = first or outage is not None or behind >= turn.timeouts.forgive * NOTE_STEPS
+    ctx.note_steps = first or outage is not None or behind >= ctx.timeouts.budget_window * NOTE_STEPS
 
 
 def _steps_noted(state: JobState) -> ev.StepsNoted:
@@ -254,30 +254,30 @@ def _steps_noted(state: JobState) -> ev.StepsNoted:
     )
 
 
-def _want_shard(turn: Turn, event: ev.ShardWanted) -> None:
-    wish = Wish(event.node, event.worker, event.request)
-    error = ledger.denied(turn.state.ledger, event.dataset, wish)
+def _want_shard(ctx: Context, event: ev.ShardWanted) -> None:
+    wish = ShardRequest(event.node, event.worker, event.request)
+    error = ledger.denied(ctx.state.ledger, event.dataset, wish)
     if error:
-        turn.decide(AnswerShard(node=event.node, worker=event.worker, request=event.request, error=error))
+        ctx.decide(AnswerShard(node=event.node, worker=event.worker, request=event.request, error=error))
         return
-    granted = ledger.want(turn.state.ledger.datasets[event.dataset], wish)
+    granted = ledger.want(ctx.state.ledger.datasets[event.dataset], wish)
     if granted is not None:
-        _grant(turn, wish, *granted)
+        _grant(ctx, wish, *granted)
 
 
-def _advance(turn: Turn, event: ev.ShardAdvanced) -> None:
-    dataset = turn.state.ledger.datasets.get(event.dataset)
+def _advance(ctx: Context, event: ev.ShardAdvanced) -> None:
+    dataset = ctx.state.ledger.datasets.get(event.dataset)
     counted = dataset is not None and ledger.advance(dataset, event.node, event.worker, event.lease, event.upto)
-    turn.decide(AnswerProgress(node=event.node, worker=event.worker, request=event.request, counted=counted))
+    ctx.decide(AnswerProgress(node=event.node, worker=event.worker, request=event.request, counted=counted))
 
 
-def _serve_wishes(turn: Turn) -> None:
-    for wish, number, lease in ledger.grantable(turn.state.ledger):
-        _grant(turn, wish, number, lease)
+def _serve_wishes(ctx: Context) -> None:
+    for wish, number, lease in ledger.grantable(ctx.state.ledger):
+        _grant(ctx, wish, number, lease)
 
 
-def _grant(turn: Turn, wish: Wish, number: int, lease: Lease) -> None:
-    turn.decide(
+def _grant(ctx: Context, wish: ShardRequest, number: int, lease: Lease) -> None:
+    ctx.decide(
         AnswerShard(
             node=wish.node,
             worker=wish.worker,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
-from resile.api.reports import Door, Meeting, NodeEnd, NodeResources, NodeStatus, WorkerFailure
+from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus, RendezvousConfig, ReplicaEndpoint, WorkerFailure
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class AgentCame(Event, frozen=True, kw_only=True):
     address: str
     host: str
     nproc: int
-    meeting: Meeting
+    meeting: RendezvousConfig
     role: str = "worker"
     node_id: NodeId | None = None
     rank: Rank | None = None
@@ -51,7 +51,7 @@ class AgentCame(Event, frozen=True, kw_only=True):
     running: bool = False
     finished: bool = False
     elastic: bool = False
-    door: Door | None = None
+    replica_endpoint: ReplicaEndpoint | None = None
 
 
 class AgentWent(Event, frozen=True, kw_only=True):
@@ -81,13 +81,13 @@ class AgentJoined(Event, frozen=True, kw_only=True):
     """The newest round whose state one of its processes has."""
 
 
-class AgentElastic(Event, frozen=True, kw_only=True):
+class CanRegroup(Event, frozen=True, kw_only=True):
     """The agent's processes can meet in a new round without being restarted."""
 
     node: NodeKey
 
 
-class AgentChanged(Event, frozen=True, kw_only=True):
+class WorkersChanged(Event, frozen=True, kw_only=True):
     """More or fewer processes (`nproc`) of this node can meet than have a place in `round`."""
 
     node: NodeKey
@@ -95,14 +95,14 @@ class AgentChanged(Event, frozen=True, kw_only=True):
     nproc: int
 
 
-class RoundComplete(Event, frozen=True, kw_only=True):
+class LastStepTaken(Event, frozen=True, kw_only=True):
     """All members of `round` have taken the last step there is; the processes of this node have said so."""
 
     node: NodeKey
     round: Round
 
 
-class AgentStuck(Event, frozen=True, kw_only=True):
+class WorkerStuck(Event, frozen=True, kw_only=True):
     """A process of this node does not leave `round`, and its agent does not know of another that has its state."""
 
     node: NodeKey
@@ -130,7 +130,7 @@ class NodeFinished(Event, frozen=True, kw_only=True):
     round: Round
 
 
-class Stepped(Event, frozen=True, kw_only=True):
+class StepReport(Event, frozen=True, kw_only=True):
     """Training reached `step` of `total` (0 = unknown)."""
 
     node: NodeKey
@@ -299,13 +299,13 @@ AnyEvent = (
     | AgentWent
     | AgentLeaving
     | AgentJoined
-    | AgentElastic
-    | AgentChanged
-    | RoundComplete
-    | AgentStuck
+    | CanRegroup
+    | WorkersChanged
+    | LastStepTaken
+    | WorkerStuck
     | WorkerFailed
     | NodeFinished
-    | Stepped
+    | StepReport
     | DatasetOpened
     | ShardWanted
     | ShardAdvanced

@@ -38,7 +38,7 @@ class Lease(msgspec.Struct, array_like=True):
     end: int
 
 
-class Wish(msgspec.Struct, frozen=True, array_like=True):
+class ShardRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that waits for a shard."""
 
     node: NodeKey
@@ -59,7 +59,7 @@ class Dataset(msgspec.Struct, kw_only=True):
     returned: list[Part] = []
     leases: dict[int, Lease] = {}
     last_lease: int = 0
-    wishes: dict[Wish, None] = {}
+    wishes: dict[ShardRequest, None] = {}
     """Requests that wait, oldest first."""
     done: int = 0
     """Records done, over all epochs."""
@@ -110,7 +110,7 @@ def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: 
     )
 
 
-def denied(ledger: Ledger, dataset: str, wish: Wish) -> str:
+def denied(ledger: Ledger, dataset: str, wish: ShardRequest) -> str:
     """Why a request cannot be served at all, in one sentence: it is no answer to say that there is no more."""
     if dataset not in ledger.datasets:
         return f"there is no data set '{dataset}'; it must be opened before shards of it are taken"
@@ -119,7 +119,7 @@ def denied(ledger: Ledger, dataset: str, wish: Wish) -> str:
     return ""
 
 
-def want(dataset: Dataset, wish: Wish) -> tuple[int, Lease] | None:
+def want(dataset: Dataset, wish: ShardRequest) -> tuple[int, Lease] | None:
     """The lease for a request: a new one, the one it already has, or (0, …) for none ever; None means wait."""
     for number in dataset.held.get(wish.node, {}).get(wish.worker, ()):
         if dataset.leases[number].request == wish.request:
@@ -181,7 +181,7 @@ def release_node(ledger: Ledger, node: NodeKey) -> int:
     return freed
 
 
-def grantable(ledger: Ledger) -> Iterator[tuple[Wish, int, Lease]]:
+def grantable(ledger: Ledger) -> Iterator[tuple[ShardRequest, int, Lease]]:
     """Serve the wishes that can be served now, oldest first."""
     for dataset in ledger.datasets.values():
         while dataset.wishes and (not dataset.exhausted or dataset.complete):

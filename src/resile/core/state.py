@@ -8,10 +8,18 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import CHIEF, WORKER, JobSpec
-from resile.api.reports import Door, Meeting, NodeEnd, NodeResources, NodeStatus, Place, WorkerFailure
 from resile.core.ledger import Ledger
 from resile.core.nodes.relaunch import Spent
 from resile.core.progress import Progress
+from resile.protocol.reports import (
+    NodeEnd,
+    NodeResources,
+    NodeStatus,
+    RendezvousConfig,
+    ReplicaEndpoint,
+    RoundAssignment,
+    WorkerFailure,
+)
 
 TRAINERS = (CHIEF, WORKER)
 """The roles whose agents meet in rounds and whose end is the job's end."""
@@ -72,7 +80,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     round: Round
 
 
-Stance = Idle | Waiting | Training | Resting | Stuck | Done
+AgentPhase = Idle | Waiting | Training | Resting | Stuck | Done
 
 
 class Agent(msgspec.Struct, kw_only=True):
@@ -84,12 +92,12 @@ class Agent(msgspec.Struct, kw_only=True):
     nproc: int
     session: int
     """The connection it speaks on; 0 while it has none."""
-    stance: Stance
+    phase: AgentPhase
     elastic: bool = False
     """Its processes meet in a new round without being restarted."""
     holds: Round = NO_ROUND
     """The newest round whose state one of its processes had when it joined, and has as long as none of them failed."""
-    door: Door | None = None
+    replica_endpoint: ReplicaEndpoint | None = None
     """Where it takes in copies of another node's checkpoints."""
 
 
@@ -110,7 +118,7 @@ class Node(msgspec.Struct, kw_only=True):
     """It is not launched before this moment; None once it was."""
     leaving: str = ""
     """Why the core asked it to go; empty unless it did."""
-    relieves: NodeKey | None = None
+    replaces: NodeKey | None = None
     """The node whose place it takes once it is ready; None once it has, and for all who filled theirs at once."""
     end: NodeEnd = NodeEnd()
     ended_at: float | None = None
@@ -131,7 +139,7 @@ class Node(msgspec.Struct, kw_only=True):
     @property
     def fills(self) -> bool:
         """Whether it fills its place: part of the job, and not in reserve for a node that still does."""
-        return self.alive and self.relieves is None
+        return self.alive and self.replaces is None
 
     @property
     def connected(self) -> bool:
@@ -142,7 +150,7 @@ class Node(msgspec.Struct, kw_only=True):
 # rounds -------------------------------------------------------------------------------------------------------------
 
 
-class Forming(msgspec.Struct, kw_only=True, tag=True):
+class RoundForming(msgspec.Struct, kw_only=True, tag=True):
     """No round runs; nodes gather."""
 
     since: float
@@ -152,12 +160,12 @@ class Forming(msgspec.Struct, kw_only=True, tag=True):
     """A node or process was lost: this is a recovery."""
 
 
-class Underway(msgspec.Struct, kw_only=True, tag=True):
+class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
     """A round runs."""
 
     round: Round
     since: float
-    places: dict[NodeKey, Place]
+    places: dict[NodeKey, RoundAssignment]
     done: set[NodeKey] = set()
     changed: dict[NodeKey, int] = {}
     """Members that have other processes than places, since one was replaced, and how many: the next round fits them."""
@@ -167,7 +175,7 @@ class Underway(msgspec.Struct, kw_only=True, tag=True):
     """Its members have taken the last step: they end, or meet again in another loop of the script."""
 
 
-class Past(msgspec.Struct, kw_only=True):
+class PreviousRound(msgspec.Struct, kw_only=True):
     """The newest round that is over, as far as its processes may still finish in it."""
 
     round: Round = NO_ROUND
@@ -180,7 +188,7 @@ class Past(msgspec.Struct, kw_only=True):
     """Its members had taken the last step, and no script of them failed since."""
 
 
-class Blame(msgspec.Struct, kw_only=True):
+class RoundFailures(msgspec.Struct, kw_only=True):
     """The process failures of the newest broken round, in the order in which they happened."""
 
     round: Round = NO_ROUND
@@ -193,7 +201,7 @@ MAX_PLAN_ENDS = 100
 """How many ends of plans are kept: more than could be waiting to be told."""
 
 
-class Change(msgspec.Struct, kw_only=True):
+class ScaleOperation(msgspec.Struct, kw_only=True):
     """A change of the job's nodes that is not complete yet."""
 
     name: str = ""
@@ -248,7 +256,7 @@ class JobState(msgspec.Struct, kw_only=True):
     """Gaps among the ranks: places below a role's highest that nobody should fill."""
     resources: dict[str, RoleResources] = {}
     """What plans want roles to have; their templates decide where nothing is said."""
-    changes: list[Change] = []
+    changes: list[ScaleOperation] = []
     """What people asked for and is not complete yet, oldest first."""
     plan_ends: dict[str, PlanEnd] = {}
     """How the newest plans ended, by uid."""
@@ -257,12 +265,12 @@ class JobState(msgspec.Struct, kw_only=True):
     spent: dict[tuple[str, Rank], Spent] = {}
     suspects: dict[str, float] = {}
     """Machines that fell silent, the newest last, with the moment until which they are avoided."""
-    meeting: Meeting | None = None
+    meeting: RendezvousConfig | None = None
     """The agents' rules of rendezvous; None before the first came."""
     last_round: Round = NO_ROUND
-    gathering: Forming | Underway = msgspec.field(default_factory=lambda: Forming(since=0.0, first=True))
-    past: Past = msgspec.field(default_factory=Past)
-    blame: Blame = msgspec.field(default_factory=Blame)
+    gathering: RoundForming | RoundRunning = msgspec.field(default_factory=lambda: RoundForming(since=0.0, first=True))
+    previous_round: PreviousRound = msgspec.field(default_factory=PreviousRound)
+    round_failures: RoundFailures = msgspec.field(default_factory=RoundFailures)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
     """Gauges. Step reports are not in the journal, so nothing may be decided by them."""
@@ -277,5 +285,5 @@ def new_state(spec: JobSpec, now: float) -> JobState:
         created_at=now,
         suspended=spec.suspend,
         targets={role: declared.replicas for role, declared in spec.roles.items()},
-        gathering=Forming(since=now, first=True),
+        gathering=RoundForming(since=now, first=True),
     )

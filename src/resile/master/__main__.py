@@ -92,9 +92,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
-    from resile.master.kubernetes.app import NoJob, Where, serve_on_kubernetes
+    from resile.master.kubernetes.app import ClusterOptions, NoJob, serve_on_kubernetes
 
-    where = Where(namespace=arguments.namespace, job=arguments.job, advertise=arguments.advertise)
+    where = ClusterOptions(namespace=arguments.namespace, job=arguments.job, advertise=arguments.advertise)
     try:
         return asyncio.run(_until_told(serve_on_kubernetes(directory, options, where)))
     except NoJob as error:

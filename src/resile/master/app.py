@@ -17,15 +17,15 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import new_state
 from resile.master.clock import Clock
-from resile.master.commands import Asks
+from resile.master.commands import Commands
 from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
-from resile.master.server import Executor, Switchboard
+from resile.master.server import AgentConnections, Executor
 from resile.master.shell import RETRY_SECONDS, Shell
 from resile.master.view import JobView, view
 from resile.platform.base import Launch, Observation, Platform
+from resile.protocol.messages import ToMaster
 from resile.wire.connection import Server, serve
 from resile.wire.job_directory import JobDirectory, MasterAddress
-from resile.wire.messages import ToMaster
 
 log = logging.getLogger("resile.master")
 
@@ -50,7 +50,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """A master at work, for whoever accompanies it."""
 
     shell: Shell
-    asks: Asks
+    asks: Commands
     executor: Executor
     fresh: bool
     """Whether this is the job's first master."""
@@ -94,7 +94,7 @@ async def run_master(
             engine = Engine.replay(history.state, history.events)
             clock = Clock(not_before=history.until)
         over = asyncio.Event()
-        board = Switchboard(lambda event: shell.submit(event), lambda node: shell.heard(node), spec.name)
+        board = AgentConnections(lambda event: shell.submit(event), lambda node: shell.heard(node), spec.name)
         executor = Executor(board)
         shell = Shell(
             engine,
@@ -110,7 +110,7 @@ async def run_master(
         def look() -> JobView:
             return view(shell.engine.state, shell.now, board.standbys)
 
-        asks = Asks(shell, journal, look)
+        asks = Commands(shell, journal, look)
         executor.reply = asks.reply
         executor.finished = lambda _: over.set()
         if options.metrics_port is not None:
@@ -138,14 +138,14 @@ async def run_master(
             cleanup.callback(_end_if_nobody_comes(shell))
         if engine.state.phase.over:
             # The last master died before everybody had heard the end: they will ask.
-            await asyncio.sleep(spec.timeouts.homecoming)
+            await asyncio.sleep(spec.timeouts.master_recovery)
             over.set()
         await over.wait()
         await _farewell(shell, board)
         return engine.state.phase == "Succeeded"
 
 
-async def _listen(directory: JobDirectory, options: Options, board: Switchboard) -> Server:
+async def _listen(directory: JobDirectory, options: Options, board: AgentConnections) -> Server:
     before = directory.address()
     port = options.port or (before.port if before is not None else 0)
     return await serve(
@@ -221,7 +221,7 @@ def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(patience, look).cancel
 
 
-async def _farewell(shell: Shell, board: Switchboard) -> None:
+async def _farewell(shell: Shell, board: AgentConnections) -> None:
     """Stay until everybody who can be told has been told and everything launched has ended; not for ever."""
     gone = asyncio.Event()
     also = shell.after_turn

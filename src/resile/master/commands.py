@@ -14,7 +14,7 @@ from resile.core.events import PlanWanted, ScaleWanted, StopWanted, SuspendWante
 from resile.master.journal.sqlite import Journal, JournalError
 from resile.master.shell import Shell
 from resile.master.view import JobView
-from resile.wire.messages import Ask
+from resile.protocol.messages import Ask
 
 Answer = Callable[[str, Any], None]
 
@@ -37,7 +37,7 @@ class _Events(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 1000
 
 
-class Asks:
+class Commands:
     """Answers what command lines ask; wishes go through the core and are answered by its decision."""
 
     def __init__(self, shell: Shell, journal: Journal, look: Callable[[], JobView]) -> None:

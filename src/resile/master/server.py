@@ -11,8 +11,8 @@ from resile.api.ids import Bytes, NodeKey
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.master.shell import Shell
-from resile.master.view import Standbys
-from resile.wire import messages as ms
+from resile.master.view import StandbyView
+from resile.protocol import messages as ms
 from resile.wire.connection import Connection
 from resile.wire.frames import encode
 
@@ -22,7 +22,7 @@ Answerer = Callable[[ms.Ask, Callable[[str, Any], None]], None]
 """Handles an Ask and calls back with (error, result), now or later."""
 
 
-class Switchboard:
+class AgentConnections:
     """Who is on which connection. A connection is a stranger until the core admits it as a node's agent."""
 
     def __init__(self, submit: Callable[[ev.AnyEvent], None], heard: Callable[[NodeKey], None], job: str) -> None:
@@ -35,7 +35,7 @@ class Switchboard:
         self._nodes: dict[Connection, NodeKey] = {}
         self._connections: dict[NodeKey, Connection] = {}
         self.answer: Answerer | None = None
-        self.standbys: dict[NodeKey, Standbys] = {}
+        self.standbys: dict[NodeKey, StandbyView] = {}
         """What connected agents say of theirs; only to be shown, so the journal does not know it."""
 
     @property
@@ -52,8 +52,8 @@ class Switchboard:
             self._heard(node)
             if type(message) is ms.Heartbeat:
                 return
-            if isinstance(message, ms.Standbys):
-                self.standbys[node] = Standbys(message.ready, Bytes(message.memory))
+            if isinstance(message, ms.StandbyReport):
+                self.standbys[node] = StandbyView(message.ready, Bytes(message.memory))
                 return
             event = _event_of(node, message)
             if event is not None:
@@ -107,7 +107,7 @@ class Switchboard:
                 running=hello.running,
                 finished=hello.finished,
                 elastic=hello.elastic,
-                door=hello.door,
+                replica_endpoint=hello.replica_endpoint,
             )
         )
 
@@ -184,15 +184,15 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
                 elastic=message.elastic,
                 holds=message.holds,
             )
-        case ms.Elastic():
-            return ev.AgentElastic(node=node)
-        case ms.Changed():
-            return ev.AgentChanged(node=node, round=message.round, nproc=message.nproc)
-        case ms.Complete():
-            return ev.RoundComplete(node=node, round=message.round)
-        case ms.Stuck():
-            return ev.AgentStuck(node=node, round=message.round)
-        case ms.Failed():
+        case ms.CanRegroup():
+            return ev.CanRegroup(node=node)
+        case ms.WorkersChanged():
+            return ev.WorkersChanged(node=node, round=message.round, nproc=message.nproc)
+        case ms.LastStepTaken():
+            return ev.LastStepTaken(node=node, round=message.round)
+        case ms.WorkerStuck():
+            return ev.WorkerStuck(node=node, round=message.round)
+        case ms.WorkerFailed():
             return ev.WorkerFailed(
                 node=node,
                 round=message.round,
@@ -201,10 +201,10 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
                 left=message.left,
                 placed=message.placed,
             )
-        case ms.Finished():
+        case ms.NodeFinished():
             return ev.NodeFinished(node=node, round=message.round)
-        case ms.Stepped():
-            return ev.Stepped(node=node, round=message.round, step=message.step, total=message.total)
+        case ms.StepReport():
+            return ev.StepReport(node=node, round=message.round, step=message.step, total=message.total)
         case ms.WorkerGone():
             return ev.WorkerWent(node=node, worker=message.worker)
         case ms.Leaving():
@@ -237,7 +237,7 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
 class Executor:
     """Executes decisions: words go to agents, launches and deletions to the platform, replies to whoever asked."""
 
-    def __init__(self, board: Switchboard) -> None:
+    def __init__(self, board: AgentConnections) -> None:
         self._board = board
         self.shell: Shell
         self.launch: Callable[[de.LaunchNode], None] = _no_platform
@@ -260,8 +260,8 @@ class Executor:
                     round=decision.round, because=decision.because, elastic=decision.elastic, lost=decision.lost
                 )
                 board.tell_many(decision.nodes, over)
-            case de.TellHeld():
-                board.tell(decision.node, ms.Held(round=decision.round))
+            case de.TellStateHeld():
+                board.tell(decision.node, ms.StateHeld(round=decision.round))
             case de.Admit():
                 board.admit(decision, self._welcome(decision))
             case de.Refuse():
@@ -308,7 +308,7 @@ class Executor:
             node=decision.node,
             rank=decision.rank,
             heartbeat=timeouts.heartbeat,
-            silence=timeouts.silence,
+            heartbeat_timeout=timeouts.heartbeat_timeout,
             regroup_grace=timeouts.regroup_grace,
             exit_grace=timeouts.exit_grace,
             elastic=decision.elastic,

@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from resile.api.ids import NodeKey
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
-from resile.core.events import AnyEvent, Stepped
-from resile.master.journal.sqlite import Journal, JournalDamaged, JournalError, Told
+from resile.core.events import AnyEvent, StepReport
+from resile.master.journal.sqlite import JobEvent, Journal, JournalDamaged, JournalError
 
 log = logging.getLogger("resile.master")
 
@@ -76,7 +76,7 @@ class Shell:
         self._told = told
         self._inbox: list[AnyEvent] = []
         self._unwritten: list[tuple[float, AnyEvent]] = []
-        self._untold: list[Told] = []
+        self._untold: list[JobEvent] = []
         self._held: list[AnyDecision] = []
         self._since_snapshot = replayed
         self._loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class Shell:
 
     def submit(self, event: AnyEvent) -> None:
         """Queue an event; it is handled after those before it."""
-        if self.stalled and isinstance(event, Stepped):
+        if self.stalled and isinstance(event, StepReport):
             return  # it would only move gauges, and there may be many before there is room again
         self._inbox.append(event)
         if self._wake is None and not self._closed:
@@ -165,7 +165,9 @@ class Shell:
         self._told += 1
         node = str(note.node) if note.node is not None else ""
         self._untold.append(
-            Told(number=self._told, at=now, reason=note.reason, message=note.message, node=node, warning=note.warning)
+            JobEvent(
+                number=self._told, at=now, reason=note.reason, message=note.message, node=node, warning=note.warning
+            )
         )
 
     def _write(self) -> None:
@@ -209,8 +211,8 @@ class Shell:
     def _carry_out(self) -> None:
         now, since = self._clock(), self._writing_since
         self._writing_since = None
-        if since is not None and now - since > self.engine.state.spec.timeouts.silence / 4:
-            self.engine.amnesty(now)  # who came meanwhile could not be admitted, and so not be heard
+        if since is not None and now - since > self.engine.state.spec.timeouts.heartbeat_timeout / 4:
+            self.engine.restart_silence_timers(now)  # who came meanwhile could not be admitted, and so not be heard
         held, self._held = self._held, []
         for decision in held:
             self._execute(decision)
@@ -241,7 +243,7 @@ class Shell:
         timeouts = self.engine.state.spec.timeouts
         now = self._clock()
         late = now - expected
-        if late > timeouts.silence / 4:
+        if late > timeouts.heartbeat_timeout / 4:
             log.warning("the master itself stood still for %.1f s; nobody is blamed for that silence", late)
-            self.engine.amnesty(now)
+            self.engine.restart_silence_timers(now)
         self._pulse = self._loop.call_later(timeouts.heartbeat, self._watch_own_pulse, now + timeouts.heartbeat)

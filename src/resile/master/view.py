@@ -10,13 +10,13 @@ import msgspec
 from resile.api.ids import NO_ROUND, Bytes, NodeKey
 from resile.api.job import ROLES, node_name
 from resile.api.kinds.elasticjob import Phase
-from resile.api.reports import NodeStatus
 from resile.core import progress
 from resile.core import state as core
-from resile.core.state import Forming, JobState, Node, Underway
+from resile.core.state import JobState, Node, RoundForming, RoundRunning
+from resile.protocol.reports import NodeStatus
 
 
-class Standbys(NamedTuple):
+class StandbyView(NamedTuple):
     """What an agent says of its standbys."""
 
     ready: int = 0
@@ -108,16 +108,16 @@ def shown_phase(state: JobState) -> Phase:
 def _recovers(state: JobState) -> bool:
     if state.meeting is None:  # no rounds: a job of plain commands recovers until each has been started again
         return any(n.alive and n.relaunch_count and n.status is not NodeStatus.RUNNING for n in state.nodes.values())
-    if isinstance(state.gathering, Forming):
+    if isinstance(state.gathering, RoundForming):
         return state.gathering.lost
     last = state.progress.outages[-1] if state.progress.outages else None
     return last is not None and bool(last.node) and last.next_step_at is None
 
 
-def view(state: JobState, now: float, standbys: Mapping[NodeKey, Standbys] | None = None) -> JobView:
+def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
     """The job as it is now; `standbys` is what connected agents have said of theirs."""
     gathering, meeting = state.gathering, state.meeting
-    underway = gathering if isinstance(gathering, Underway) else None
+    underway = gathering if isinstance(gathering, RoundRunning) else None
     until = state.ended_at if state.ended_at is not None else now
     return JobView(
         name=state.spec.name,
@@ -138,7 +138,7 @@ def view(state: JobState, now: float, standbys: Mapping[NodeKey, Standbys] | Non
         speed=progress.speed(state.progress, now),
         goodput=progress.goodput(state.progress, state.started_at, until),
         nodes=[
-            _node(state, node, (standbys or {}).get(node.key, Standbys()))
+            _node(state, node, (standbys or {}).get(node.key, StandbyView()))
             for node in sorted(state.nodes.values(), key=_order)
         ],
         outages=[
@@ -157,7 +157,7 @@ def _order(node: Node) -> tuple[int, int]:
     return (ROLES.index(role) if role in ROLES else len(ROLES), node.key.id)
 
 
-def _node(state: JobState, node: Node, standbys: Standbys) -> NodeView:
+def _node(state: JobState, node: Node, standbys: StandbyView) -> NodeView:
     return NodeView(
         name=node_name(state.spec, node.key.role, node.key.id),
         role=node.key.role,

@@ -8,11 +8,11 @@ import functools
 from resile.api.kinds.labels import MASTER_APP, MASTER_APP_VALUE, PREFIXED_JOB_NAME
 from resile.operator import settings
 from resile.operator.cluster import ELASTIC_JOB, POD, SCALE_PLAN, SERVICE, Cluster, Object
-from resile.operator.informer import Mirror, key_of
-from resile.operator.jobs.reconciler import Jobs
+from resile.operator.informer import Informer, key_of
+from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
 from resile.operator.scaleplans.decisions import is_open, job_named_by
-from resile.operator.scaleplans.reconciler import ScalePlans
+from resile.operator.scaleplans.reconciler import ScalePlanReconciler
 from resile.operator.trim import metadata_only, pod_only, resource_only
 from resile.operator.workqueue import Key, WorkQueue
 
@@ -25,13 +25,13 @@ class Controller:
 
     def __init__(self, cluster: Cluster, namespace: str, image: str, metrics: Metrics) -> None:
         self._metrics = metrics
-        mirror = functools.partial(Mirror, cluster)
+        mirror = functools.partial(Informer, cluster)
         self._jobs = mirror(ELASTIC_JOB, namespace, self._job_changed, keep=resource_only)
         self._plans = mirror(SCALE_PLAN, namespace, self._plan_changed, keep=resource_only)
         self._pods = mirror(POD, namespace, self._part_changed, keep=pod_only, labels=MASTERS)
         self._services = mirror(SERVICE, namespace, self._part_changed, keep=metadata_only, labels=MASTERS)
-        jobs = Jobs(cluster, self._jobs, self._pods, self._services, image, metrics)
-        plans = ScalePlans(cluster, self._plans, self._jobs)
+        jobs = JobReconciler(cluster, self._jobs, self._pods, self._services, image, metrics)
+        plans = ScalePlanReconciler(cluster, self._plans, self._jobs)
         self._job_queue = WorkQueue(jobs.look, functools.partial(self._count, "ElasticJob"))
         self._plan_queue = WorkQueue(plans.look, functools.partial(self._count, "ScalePlan"))
         self._mirrors = {

@@ -18,7 +18,7 @@ from resile.operator.workqueue import Key, backoff
 log = logging.getLogger("resile.operator")
 
 
-class Mirror:
+class Informer:
     """The copy of one kind in one namespace or all of them."""
 
     def __init__(
@@ -121,7 +121,7 @@ def key_of(item: Object) -> Key:
     return Key(item["metadata"].get("namespace", ""), item["metadata"]["name"])
 
 
-async def synced(mirrors: list[Mirror], deadline: Seconds) -> bool:
+async def synced(mirrors: list[Informer], deadline: Seconds) -> bool:
     """Whether all are complete before the deadline."""
     try:
         async with asyncio.timeout(deadline):

@@ -15,7 +15,7 @@ _IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNever
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 
-class End(msgspec.Struct, frozen=True):
+class ContainerEnd(msgspec.Struct, frozen=True):
     """How a pod ended."""
 
     exit_code: int | None
@@ -41,13 +41,13 @@ def trouble(pod: Object) -> str:
     return ""
 
 
-def end(pod: Object) -> End | None:
+def end(pod: Object) -> ContainerEnd | None:
     """How a master's pod ended, or None if it has not: with its main container, whatever runs beside it."""
     status = pod.get("status") or {}
     phase = status.get("phase")
     if phase in ("Succeeded", "Failed") and status.get("reason"):
         # The pod's own: Evicted, NodeLost, Preempting, … Whatever its container says came of that.
-        return End(None, short(f"{status['reason']}: {status.get('message') or 'no more is known'}"))
+        return ContainerEnd(None, short(f"{status['reason']}: {status.get('message') or 'no more is known'}"))
     main = (pod["metadata"].get("annotations") or {}).get(MAIN_ANNOTATION, MAIN)
     states = {
         container.get("name"): container.get("state") or {} for container in status.get("containerStatuses") or ()
@@ -55,13 +55,13 @@ def end(pod: Object) -> End | None:
     ended = states.get(main, {}).get("terminated")
     if ended is None:
         if phase == "Succeeded":
-            return End(0, "exit code 0")
-        return End(None, "it ended without an exit code") if phase == "Failed" else None
+            return ContainerEnd(0, "exit code 0")
+        return ContainerEnd(None, "it ended without an exit code") if phase == "Failed" else None
     code = int(ended.get("exitCode", 0))
     words = last_line(ended.get("message") or "")
     reason = ended.get("reason") or ""
     shown = f"exit code {code}" + (f", {reason}" if reason not in ("", "Error", "Completed") else "")
-    return End(code, short(f"{shown}{f' ({words})' if words else ''}"), words)
+    return ContainerEnd(code, short(f"{shown}{f' ({words})' if words else ''}"), words)
 
 
 def last_line(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from resile.api.ids import NodeKey, Rank, Seconds
-from resile.api.reports import NodeEnd, NodeResources, NodeStatus
+from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

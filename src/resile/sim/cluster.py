@@ -16,15 +16,15 @@ from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
 from resile.sim.clock import Clock
-from resile.sim.invariants import Checks, require
-from resile.sim.schedule import Plan, draw
+from resile.sim.invariants import Invariants, require
+from resile.sim.schedule import Schedule, draw
 from resile.sim.world.agent import Mode, SimAgent
 from resile.sim.world.elastic_agent import ElasticAgent
 from resile.sim.world.journal import MemoryJournal
 from resile.sim.world.master import SimMaster
 from resile.sim.world.network import Network
 from resile.sim.world.platform import SimPlatform
-from resile.sim.world.training import SAVE_EVERY, Training
+from resile.sim.world.training import SAVE_EVERY, SimTraining
 
 ASK_AGAIN = 1.0
 """Seconds after which a person whose wish was not answered repeats it."""
@@ -41,16 +41,16 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = Clock()
-        self.plan: Plan = draw(self.rng)
+        self.plan: Schedule = draw(self.rng)
         self.net = Network(self.clock, self.rng)
         self.data = self.plan.data
         every = 1 if self.plan.elastic else SAVE_EVERY
-        self.training = None if self.data else Training(self.clock, self.plan.steps, self.plan.step_time, every)
+        self.training = None if self.data else SimTraining(self.clock, self.plan.steps, self.plan.step_time, every)
         self.heartbeat: float = self.plan.spec.timeouts.heartbeat
         self.platform = SimPlatform(self, self.plan.moods)
         self.agents: list[SimAgent] = []
         self.trace: list[Line] = []
-        self.checks = Checks(self.plan.spec)
+        self.checks = Invariants(self.plan.spec)
         self.process_failures = 0
         self.node_failures = 0
         self.master_crashes = 0

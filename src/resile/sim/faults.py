@@ -6,8 +6,8 @@ from functools import partial
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.job import WORKER
-from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.core import events as ev
+from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 from resile.sim.cluster import Cluster
 from resile.sim.schedule import FAULTS_UNTIL, Fault
 from resile.sim.world.agent import SimAgent

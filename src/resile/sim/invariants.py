@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
 from resile.api.job import JobSpec
-from resile.api.reports import NodeStatus, Place
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
-from resile.core.state import TRAINERS, JobState, Phase, Underway
-from resile.sim.reference_ledger import ShadowLedger
+from resile.core.state import TRAINERS, JobState, Phase, RoundRunning
+from resile.protocol.reports import NodeStatus, RoundAssignment
+from resile.sim.reference_ledger import ReferenceLedger
 
 
 class InvariantBroken(AssertionError):
@@ -23,7 +23,7 @@ def require(holds: bool, promise: str) -> None:
         raise InvariantBroken(promise)
 
 
-class Checks:
+class Invariants:
     """Remembers what was seen before, so that what must only grow is seen to."""
 
     def __init__(self, spec: JobSpec) -> None:
@@ -32,7 +32,7 @@ class Checks:
         self._highest: dict[str, int] = {}
         self._ended: set[NodeKey] = set()
         self._round: Round = NO_ROUND
-        self._places: dict[NodeKey, Place] = {}
+        self._places: dict[NodeKey, RoundAssignment] = {}
         self._evaluating: set[NodeKey] = set()
         """Members of the newest round that took its last step and have not ended."""
         self._failed_in: Round = NO_ROUND
@@ -42,7 +42,7 @@ class Checks:
         self._step = -1
         self._scaled = False
         self._plans: set[str] = set()
-        self.shadow = ShadowLedger()
+        self.shadow = ReferenceLedger()
         self.events = 0
         self.rounds = 0
 
@@ -92,7 +92,7 @@ class Checks:
                 all(node.alive for node in awaited), f"nobody waits for {[str(n.key) for n in awaited if not n.alive]}"
             )
             require(all(not state.nodes[key].status.ended for key in change.going), "those who go have not ended")
-            reserves = {key for key, node in state.nodes.items() if node.relieves is not None and node.alive}
+            reserves = {key for key, node in state.nodes.items() if node.replaces is not None and node.alive}
             require(set(change.moves.values()) <= reserves, "only reserves take over")
         require(not (state.changes and state.phase.over), "nothing changes after the end")
 
@@ -108,7 +108,7 @@ class Checks:
         self._crashes = crashes
         self._scaled |= isinstance(event, ev.ScaleWanted | ev.PlanWanted)  # which gives up nothing any more
         for (role, rank), spent in state.spent.items():
-            used = spent.count(Cause.CRASH, state.trained, state.spec.timeouts.forgive)
+            used = spent.count(Cause.CRASH, state.trained, state.spec.timeouts.budget_window)
             within = used <= state.spec.roles[role].crash_budget or (role, rank) in state.given_up
             require(within or self._scaled, f"place {rank} is given up after {used} crashes")
 
@@ -137,7 +137,7 @@ class Checks:
 
     def _last_steps(self, state: JobState, event: ev.AnyEvent) -> None:
         match event:
-            case ev.RoundComplete() if self._failed_in < event.round == self._round and event.node in self._places:
+            case ev.LastStepTaken() if self._failed_in < event.round == self._round and event.node in self._places:
                 self._evaluating.add(event.node)
             case ev.NodeFinished():
                 self._evaluating.discard(event.node)
@@ -147,15 +147,15 @@ class Checks:
 
     def _round_state(self, state: JobState) -> None:
         require(state.last_round == self._round, "a round is announced when it forms")
-        if isinstance(state.gathering, Underway):
+        if isinstance(state.gathering, RoundRunning):
             require(state.gathering.round == state.last_round, "only the newest round runs")
             if not state.phase.over:
                 lost = [k for k in state.gathering.places if not state.nodes[k].alive]
                 require(set(lost) <= state.gathering.done, f"a round does not outlive its members {lost}")
 
     def _steps(self, state: JobState, event: ev.AnyEvent) -> None:
-        if state.progress.step != self._step and isinstance(event, ev.Stepped):
-            runs = isinstance(state.gathering, Underway) and state.gathering.round == event.round
+        if state.progress.step != self._step and isinstance(event, ev.StepReport):
+            runs = isinstance(state.gathering, RoundRunning) and state.gathering.round == event.round
             require(runs, f"a step of round {event.round} counts only while that round runs")
         self._step = state.progress.step
 

@@ -10,7 +10,7 @@ Record = tuple[int, int]
 """(epoch, index)."""
 
 
-class ShadowLedger:
+class ReferenceLedger:
     """Counts records one by one; costs memory for each, which a simulation can afford."""
 
     def __init__(self) -> None:

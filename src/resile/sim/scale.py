@@ -11,11 +11,11 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
 from resile.api.job import WORKER, FrontDoor, JobSpec
-from resile.api.reports import Meeting
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import new_state
+from resile.protocol.reports import RendezvousConfig
 
 
 class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
 def crowd(nodes: int) -> Engine:
     """An engine with so many agents, all but the last of which wait for the first round."""
     spec = JobSpec(name="crowd", front_door=FrontDoor.RUN)
-    meeting = Meeting(min_nodes=nodes, max_nodes=nodes)
+    meeting = RendezvousConfig(min_nodes=nodes, max_nodes=nodes)
     engine = Engine(new_state(spec, 0.0))
     engine.handle(ev.Started(), 0.0)
     for number in range(nodes):

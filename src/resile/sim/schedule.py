@@ -9,10 +9,10 @@ import msgspec
 
 from resile.api.ids import Bytes, GiB
 from resile.api.job import CHIEF, WORKER, FrontDoor, JobSpec, Resources, RoleSpec
-from resile.api.reports import Meeting
 from resile.api.timeouts import derive
+from resile.protocol.reports import RendezvousConfig
 from resile.sim.world.data_reader import Data
-from resile.sim.world.platform import Moods
+from resile.sim.world.platform import NodeBehaviour
 
 JOIN_TIMEOUT = 60.0
 PEND_TIMEOUT = 90.0
@@ -44,30 +44,30 @@ MANAGED_ONLY = frozenset({Fault.OOM, Fault.PREEMPT, Fault.RESTART_IN_PLACE, Faul
 BARE_ONLY = frozenset({Fault.ARRIVE, Fault.LEAVE})
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a simulation does that its cluster does not decide by the way."""
 
     spec: JobSpec
-    meeting: Meeting
+    meeting: RendezvousConfig
     nodes: int
     nproc: int
     steps: int
     step_time: float
     data: Data | None
-    moods: Moods
+    moods: NodeBehaviour
     faults: tuple[tuple[float, Fault], ...]
     elastic: bool = False
     """Training processes meet in new rounds without being restarted, and no step is lost with a round."""
 
 
-def draw(rng: random.Random) -> Plan:
+def draw(rng: random.Random) -> Schedule:
     """Draw a plan. The same state of `rng` gives the same plan."""
     managed = rng.random() < 0.6
     nodes = rng.randint(1, 8)
     unit = rng.choice((1, 1, 1, 2)) if nodes > 1 else 1
     most = max(unit, rng.randint(nodes, nodes + 1) // unit * unit)
     least = max(unit, rng.randint(1, max(1, min(nodes, most))) // unit * unit)
-    meeting = Meeting(
+    meeting = RendezvousConfig(
         min_nodes=least,
         max_nodes=most,
         node_unit=unit,
@@ -87,7 +87,7 @@ def draw(rng: random.Random) -> Plan:
             record_time=rng.uniform(0.05, 0.6),
             pieces=rng.randint(1, 4),
         )
-    return Plan(
+    return Schedule(
         spec=_spec(rng, managed, nodes),
         meeting=meeting,
         nodes=nodes,
@@ -95,14 +95,16 @@ def draw(rng: random.Random) -> Plan:
         steps=rng.randint(1, 60),
         step_time=rng.uniform(0.1, 1.0),
         data=data,
-        moods=_moods(rng) if managed else Moods(),
+        moods=_moods(rng) if managed else NodeBehaviour(),
         faults=tuple((at, rng.choice(kinds)) for at in times),
         elastic=data is None and rng.random() < 0.5,
     )
 
 
 def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
-    timeouts = derive(join=JOIN_TIMEOUT, pend=PEND_TIMEOUT, exit_grace=3.0, forgive=rng.choice((5.0, 60.0, 1800.0)))
+    timeouts = derive(
+        join=JOIN_TIMEOUT, pend=PEND_TIMEOUT, exit_grace=3.0, budget_window=rng.choice((5.0, 60.0, 1800.0))
+    )
     if not managed:
         return JobSpec(name="sim", front_door=FrontDoor.RUN, timeouts=timeouts)
     memory = rng.choice((None, Bytes(4 * GiB), Bytes(64 * GiB)))
@@ -118,8 +120,8 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
     return JobSpec(name="sim", roles=roles, timeouts=timeouts)
 
 
-def _moods(rng: random.Random) -> Moods:
-    return Moods(
+def _moods(rng: random.Random) -> NodeBehaviour:
+    return NodeBehaviour(
         pending=rng.choice((0.0, 0.0, 0.3)),
         stuck=rng.choice((0.0, 0.0, 0.0, 0.1)),
         slow=rng.choice((0.0, 0.2)),

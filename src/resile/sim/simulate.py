@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from resile.api.reports import NodeStatus
 from resile.core.completion import Reason
 from resile.core.nodes.relaunch import LARGEST_MEMORY
 from resile.core.rendezvous.rounds import fit
 from resile.core.state import Phase
+from resile.protocol.reports import NodeStatus
 from resile.sim import faults
 from resile.sim.cluster import Cluster, Line
 from resile.sim.invariants import require

@@ -30,24 +30,24 @@ from typing import Any
 import msgspec
 from torch.distributed.tensor import DTensor
 
-from resile.checkpoint.buffer import Buffer, NotWhole, Record, places
-from resile.checkpoint.errors import CannotStore, not_stored
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record, places
+from resile.checkpoint.errors import StorageError, not_stored
 from resile.checkpoint.layout import Layout
-from resile.checkpoint.log_once import Once
-from resile.checkpoint.memory_client import Line, NoVault
-from resile.checkpoint.process_buffers import OwnBuffers
+from resile.checkpoint.log_once import LogOnce
+from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
+from resile.checkpoint.process_buffers import ProcessBuffers
 from resile.checkpoint.storage import open_storage
-from resile.torch._checkpoint.buffer_choice import Slot
+from resile.torch._checkpoint.buffer_choice import BufferChoice
 from resile.torch._checkpoint.check_writable import prove
 from resile.torch._checkpoint.direct_store import store_directly
 from resile.torch._checkpoint.estimate_state import growth
 from resile.torch._checkpoint.flatten import Entry, State, entries
-from resile.torch._checkpoint.packing import Image, Place, SlotTooSmall, copying_threads, lay_out, still_fits
+from resile.torch._checkpoint.packing import PackedState, SlotTooSmall, TensorSpan, copying_threads, lay_out, still_fits
 from resile.torch._checkpoint.prefault import WRITE, populate
-from resile.torch._checkpoint.restore import Memory, Restoring
-from resile.torch._checkpoint.save_group import LeftOut, Peers
-from resile.torch._checkpoint.verify import Checking, begin
-from resile.torch._loop.collectives import Agreement
+from resile.torch._checkpoint.restore import Memory, Restore
+from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
+from resile.torch._checkpoint.verify import Verification, begin
+from resile.torch._loop.collectives import Collectives
 from resile.torch._support.arguments import check_directory, check_state, whole
 from resile.torch._support.log_setup import be_heard
 from resile.wire.env import AGENT_SOCKET, WORKER
@@ -91,22 +91,22 @@ class Checkpointer:
         self._local_rank = _local_rank(self._worker)
         self._seats = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         """Processes that this node has when none is lost."""
-        self.agreement = Agreement()
+        self.agreement = Collectives()
         """The ranks that save and restore together."""
-        self._vault: Line | OwnBuffers | None = None
-        self._leader: Line | None = None
+        self._vault: MemoryClient | ProcessBuffers | None = None
+        self._leader: MemoryClient | None = None
         self._open()
-        self._once = Once(log)
-        self._peers = Peers(self.agreement, self._vault, self._once)
+        self._once = LogOnce(log)
+        self._peers = SaveGroup(self.agreement, self._vault, self._once)
         self._layout: tuple[Layout, bytes] | None = None
-        self._images: dict[int, tuple[bytes, int, Image]] = {}
+        self._images: dict[int, tuple[bytes, int, PackedState]] = {}
         """By buffer: for which layout and size it is prepared."""
         self._copier = ThreadPoolExecutor(1, "resile-copy")
         self._sealer = ThreadPoolExecutor(1, "resile-seal")
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
         self._populating: list[Future[None]] = []
-        self._begun: dict[Buffer, Checking] = {}
+        self._begun: dict[Buffer, Verification] = {}
         """What a process before this one has left, while it is compared with its checksums."""
         self._asked = 0
         """The last sequence that storage was asked for."""
@@ -121,7 +121,7 @@ class Checkpointer:
     @property
     def in_memory(self) -> bool:
         """Whether saves survive the end of this process without storage."""
-        return isinstance(self._vault, Line)
+        return isinstance(self._vault, MemoryClient)
 
     # saving ----------------------------------------------------------------------------------------------------------
 
@@ -255,12 +255,12 @@ class Checkpointer:
             sealing.result()
         self._leave_group()
         self._peers.meet()
-        own = self._vault.buffers if isinstance(self._vault, Line) else []
+        own = self._vault.buffers if isinstance(self._vault, MemoryClient) else []
         with contextlib.ExitStack() as stack:
             others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
             memory = Memory(own, self._leader.buffers if self._leader else own, others, self._begun)
-            restoring = Restoring(self.agreement, memory, self.storage)
+            restoring = Restore(self.agreement, memory, self.storage)
             step = restoring.run(state)
         self._begun = {}
         from_memory = step is not None and not restoring.from_storage
@@ -304,36 +304,36 @@ class Checkpointer:
 
     def _open(self) -> None:
         if not self._agent_socket or not self._worker:
-            self._vault = OwnBuffers() if self.storage is not None else None
+            self._vault = ProcessBuffers() if self.storage is not None else None
             return
         try:
-            self._vault = Line(self._agent_socket, self._worker, self._local_rank)
+            self._vault = MemoryClient(self._agent_socket, self._worker, self._local_rank)
             if self._local_rank:
-                self._leader = Line(self._agent_socket, self._worker, 0, reads=True)
-        except NoVault as error:
+                self._leader = MemoryClient(self._agent_socket, self._worker, 0, reads=True)
+        except NoCheckpointServer as error:
             log.warning("checkpoints are kept in storage alone: %s", error)
-            self._vault = OwnBuffers() if self.storage is not None else None
+            self._vault = ProcessBuffers() if self.storage is not None else None
 
     def _look_ahead(self) -> None:
         """Map and check what a process before this one has left, while the script builds its model."""
         for line in (self._vault, self._leader):
-            if isinstance(line, Line) and (begun := begin(line.buffers, self._sealer)) is not None:
+            if isinstance(line, MemoryClient) and (begun := begin(line.buffers, self._sealer)) is not None:
                 self._begun[begun.buffer] = begun
 
-    def _siblings(self, stack: contextlib.ExitStack) -> Iterator[Line]:
+    def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
         """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""
         for local_rank in range(self._seats if self.in_memory else 0):
             if local_rank != self._local_rank:
-                with contextlib.suppress(NoVault):
-                    line = Line(self._agent_socket, self._worker, local_rank, reads=True)
+                with contextlib.suppress(NoCheckpointServer):
+                    line = MemoryClient(self._agent_socket, self._worker, local_rank, reads=True)
                     stack.callback(line.close)
                     yield line
 
     def _copies(self) -> list[Buffer]:
         """What this node keeps of another node's processes."""
-        return self._vault.copies() if isinstance(self._vault, Line) else []
+        return self._vault.copies() if isinstance(self._vault, MemoryClient) else []
 
-    def _agreed(self, leaves: list[Entry], due: bool) -> Slot | None:
+    def _agreed(self, leaves: list[Entry], due: bool) -> BufferChoice | None:
         """The buffer that this rank overwrites, so that all keep the same steps; None: all leave this one out.
 
         A collective. One that is due for storage waits a little for copies of the one before it.
@@ -342,17 +342,17 @@ class Checkpointer:
         layout, text = self._laid_out(leaves)
         has_room = self._room(places(text, layout.length)[2])
         slot = self._peers.agree(copied, has_room=has_room, due=due)
-        if isinstance(slot, Slot):
+        if isinstance(slot, BufferChoice):
             return slot
         self.behind = slot is not LeftOut.NO_ROOM
         if slot is LeftOut.STORING:
             self._once.say(BEHIND)
         return None
 
-    def _place(self) -> Place:
+    def _place(self) -> TensorSpan:
         self._peers.meet()
         leads = self._local_rank == 0 and self.in_memory
-        return Place(self.agreement.rank, self.agreement.world, leads, self._peers.attempt)
+        return TensorSpan(self.agreement.rank, self.agreement.world, leads, self._peers.attempt)
 
     def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:
         place = self._place()
@@ -362,7 +362,7 @@ class Checkpointer:
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout
 
-    def _save(self, step: int, leaves: list[Entry], slot: Slot | None, due: bool, overlap: bool) -> bool:
+    def _save(self, step: int, leaves: list[Entry], slot: BufferChoice | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
         copied = self._peers.partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
@@ -409,7 +409,7 @@ class Checkpointer:
             commit()
         return True
 
-    def _begin(self, number: int, layout: Layout, text: bytes) -> Image:
+    def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
         assert self._vault is not None
         buffer = self._vault.buffers[number]
         if (sealing := self._sealing.pop(number, None)) is not None:
@@ -419,7 +419,7 @@ class Checkpointer:
         known = self._images.get(number)
         if known is not None and known[0] is text and known[1] == buffer.size:
             return known[2]
-        image = Image(buffer.map(), data_at, layout)
+        image = PackedState(buffer.map(), data_at, layout)
         image.draw_frames()
         self._images[number] = (text, buffer.size, image)
         return image
@@ -438,10 +438,10 @@ class Checkpointer:
             self._asked = sequence
             self._sealer.submit(self._store, number, sequence)
 
-    def _seal(self, number: int, image: Image, record: Record, stores: bool, copied: bool) -> None:
+    def _seal(self, number: int, image: PackedState, record: Record, stores: bool, copied: bool) -> None:
         assert self._vault is not None
         self._vault.buffers[number].seal(record, image.sums())
-        if copied and isinstance(self._vault, Line):
+        if copied and isinstance(self._vault, MemoryClient):
             self._vault.copy_out(number, record.sequence)
         if stores:
             self._store(number, record.sequence)
@@ -473,9 +473,9 @@ class Checkpointer:
             return True
         except OSError as error:
             why = str(not_stored(error, step, self.directory))
-        except CannotStore as error:
+        except StorageError as error:
             why = str(error)
-        except NotWhole as error:
+        except IncompleteBuffer as error:
             why = f"step {step} was not stored in {self.directory}: {error}"
         self._once.say(why, level=logging.ERROR)
         return False

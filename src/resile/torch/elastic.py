@@ -49,9 +49,9 @@ import torch
 
 from resile.api.ids import Round
 from resile.torch._loop.group import default_backend
-from resile.torch._loop.loop_checkpoints import Keeping
-from resile.torch._loop.rendezvous import Rounds
-from resile.torch._loop.train_state import Course
+from resile.torch._loop.loop_checkpoints import LoopCheckpoints
+from resile.torch._loop.rendezvous import Rendezvous
+from resile.torch._loop.train_state import TrainState
 from resile.torch._loop.training import Built, Stateful, built_of, others_of
 from resile.torch._support.arguments import check_checkpointer, check_parts, whole
 from resile.torch._support.log_setup import be_heard
@@ -119,14 +119,14 @@ class Elastic:
         self.stepped = False
         """Whether the last `with elastic.step()` was taken; False: a peer was lost, and its samples will come again."""
         self._before_step = before_step
-        self._course = Course(
+        self._course = TrainState(
             built_of(model, optimizer, scheduler) if build is None else build,
             others_of(sampler, state or {}),
             sampler=sampler,
-            keeping=Keeping(checkpointer, every) if checkpointer is not None else None,
+            keeping=LoopCheckpoints(checkpointer, every) if checkpointer is not None else None,
             completed=completed,
         )
-        self._rounds = Rounds(self._course, backend or default_backend(), timeout)
+        self._rounds = Rendezvous(self._course, backend or default_backend(), timeout)
         self._met = False
         self._asked = False
         self._done = False

@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, _utils, default_collate
 
 from resile.torch._data.partition import Share, passes, steps_in
-from resile.torch._data.sample_reader import Ask, Batches, MapReader, Reader, Samples, StreamReader, asks
+from resile.torch._data.sample_reader import Batches, MapReader, Reader, ReadRequest, Samples, StreamReader, asks
 from resile.torch._support.arguments import check_known, whole
 from resile.torch.sampler import ElasticBatchSampler, Position, StepSize
 
@@ -168,7 +168,7 @@ class ElasticLoader(Position):
         """
         rank, world, step_size = self.rank, self.world, self.step_size
         self._newest.value += 1
-        first = Ask(self.epoch, self.completed, step_size, rank, world, self._newest.value)
+        first = ReadRequest(self.epoch, self.completed, step_size, rank, world, self._newest.value)
         self._asks.now = asks(first, self.size, self._drop_last)
         batches: Batches
         for batches in self._loader:
@@ -205,9 +205,9 @@ class _Asks:
     """The `sampler` of torch's loader: whatever there is to ask for at the moment."""
 
     def __init__(self) -> None:
-        self.now: Iterator[Ask] = iter(())
+        self.now: Iterator[ReadRequest] = iter(())
 
-    def __iter__(self) -> Iterator[Ask]:
+    def __iter__(self) -> Iterator[ReadRequest]:
         return self.now
 
 

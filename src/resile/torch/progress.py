@@ -24,17 +24,17 @@ def report_step(step: int, total: int = 0) -> None:
     """
     if not os.environ.get(AGENT_SOCKET):
         return
-    from resile.wire.agent_client import AgentChannel  # here, so that a script outside resile does not pay for it
+    from resile.wire.agent_client import AgentClient  # here, so that a script outside resile does not pay for it
 
-    channel = AgentChannel.from_environment()
+    channel = AgentClient.from_environment()
     if channel is not None:
         channel.report_step(step, total)
 
 
 def enter_round(round_: Round) -> None:
     """From now on steps are steps of this round; for a process that goes from round to round."""
-    from resile.wire.agent_client import AgentChannel
+    from resile.wire.agent_client import AgentClient
 
-    channel = AgentChannel.from_environment()
+    channel = AgentClient.from_environment()
     if channel is not None:
         channel.round = round_

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from resile.torch._data.partition import Share, passes, spans, steps_in
-from resile.torch._data.shuffle import Order
+from resile.torch._data.shuffle import EpochOrder
 from resile.torch._support.arguments import whole
 from resile.torch._support.log_setup import be_heard
 
@@ -212,7 +212,7 @@ class _Sampler(Position):
     def _order(self) -> Callable[[int, int], list[int]]:
         """What stands at the places from one to another, in the order of this epoch."""
         if self._shuffle:
-            return Order(self.size, self._seed, self.epoch).between
+            return EpochOrder(self.size, self._seed, self.epoch).between
         return lambda start, stop: list(range(start, stop))
 
 

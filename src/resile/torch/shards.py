@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from resile.wire.agent_client import AgentChannel
-from resile.wire.messages import OpenDataset, ShardProgress, TakeShard
+from resile.protocol.messages import OpenDataset, ShardProgress, TakeShard
+from resile.wire.agent_client import AgentClient
 
 FOR_EVER = math.inf
 """An answer takes as long as it takes: a master may be away, and another worker may be slow with the last shard."""
@@ -33,7 +33,7 @@ class LostLeaseError(RuntimeError):
 class Shard:
     """Records [start, end) of `epoch`, this worker's until they are done."""
 
-    def __init__(self, channel: AgentChannel, dataset: str, lease: int, epoch: int, start: int, end: int) -> None:
+    def __init__(self, channel: AgentClient, dataset: str, lease: int, epoch: int, start: int, end: int) -> None:
         self._channel = channel
         self._dataset = dataset
         self._lease = lease
@@ -84,7 +84,7 @@ class ElasticShards:
             NoAgentError: there is no agent.
             ValueError: it is open already with other values, or they make no sense.
         """
-        channel = AgentChannel.from_environment()
+        channel = AgentClient.from_environment()
         if channel is None:
             raise NoAgentError("shards come from the job's master: start this script with `resile run`")
         words = OpenDataset(worker="", request=0, name=name, size=size, shard_size=shard_size, epochs=epochs, seed=seed)

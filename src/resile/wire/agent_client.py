@@ -23,9 +23,7 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, Round, Seconds
 from resile.common import unix_sockets
-from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
-from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
-from resile.wire.messages import (
+from resile.protocol.messages import (
     Attach,
     DatasetOpen,
     Message,
@@ -35,9 +33,11 @@ from resile.wire.messages import (
     ShardMessage,
     ShardNoted,
     ShardProgress,
-    Stepped,
+    StepReport,
     TakeShard,
 )
+from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
+from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 
 STEP_INTERVAL = Seconds(0.05)
 """Steps are told at most this often: 20 a second show progress well, whatever the step rate."""
@@ -49,11 +49,11 @@ LONGEST_POLL = Seconds(1.0)
 """The reading thread looks this often for bytes that another thread could not send at once."""
 
 
-class AgentSilent(TimeoutError):
+class AgentNotAnswering(TimeoutError):
     """The agent did not answer in time; the text is one sentence."""
 
 
-class AgentChannel:
+class AgentClient:
     """One training process's line to its agent. Any thread may use it."""
 
     def __init__(self, path: str, worker: str, round: Round = NO_ROUND) -> None:
@@ -62,7 +62,7 @@ class AgentChannel:
         self._path = path
         self._name = worker
         self._decoder = MessageDecoder(ShardAnswer)
-        self._held: Stepped | None = None
+        self._held: StepReport | None = None
         self._start(worker)
         channel = weakref.ref(self)
 
@@ -73,7 +73,7 @@ class AgentChannel:
         os.register_at_fork(after_in_child=in_child)
 
     @classmethod
-    def from_environment(cls) -> AgentChannel | None:
+    def from_environment(cls) -> AgentClient | None:
         """The channel of this process, the same one at every call; None when no agent started it."""
         path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         if not path or not worker:
@@ -94,7 +94,7 @@ class AgentChannel:
         goes with the next call after that, with the next request, or at exit; one that cannot be sent gives way to a
         newer.
         """
-        self._held = Stepped(round=self.round, step=step, total=total, at=time.time())
+        self._held = StepReport(round=self.round, step=step, total=total, at=time.time())
         early = self._told_in == self.round and time.monotonic() < self._next_step
         if early or not self._turn.acquire(blocking=False):
             return
@@ -138,7 +138,7 @@ class AgentChannel:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self._late.setdefault(message, []).append(number)
-                    raise AgentSilent(f"the agent did not answer {type(message).__name__} within {timeout:g} s")
+                    raise AgentNotAnswering(f"the agent did not answer {type(message).__name__} within {timeout:g} s")
                 if self._reading:
                     self._turn.wait(min(left, threading.TIMEOUT_MAX))
                 else:
@@ -294,13 +294,13 @@ class AgentChannel:
 
 
 @functools.cache
-def _channel_of_process(path: str, worker: str) -> AgentChannel:
+def _channel_of_process(path: str, worker: str) -> AgentClient:
     pid = str(os.getpid())
     name = worker if os.environ.setdefault(OWNER, pid) == pid else f"{worker}/{pid}"
     try:
         round = Round(int(os.environ.get(ROUND, "0")))
     except ValueError:
         round = NO_ROUND
-    channel = AgentChannel(path, name, round)
+    channel = AgentClient(path, name, round)
     atexit.register(channel.flush)
     return channel

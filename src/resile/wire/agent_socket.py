@@ -12,15 +12,15 @@ import socket
 from pathlib import Path
 
 from resile.common import unix_sockets
+from resile.protocol.messages import WorkerMessage
 from resile.wire.connection import CannotListen
-from resile.wire.messages import WorkerMessage
 from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
 
 BACKLOG = 256
 """More than the processes of one node, with their data loaders."""
 
 
-class LocalServer:
+class AgentSocket:
     """A listening Unix socket and the training processes that are connected to it."""
 
     def __init__(self, endpoint: Endpoint, listener: asyncio.Server, path: Path) -> None:
@@ -48,11 +48,11 @@ async def serve_local(
     on_close: OnClose = nothing,
     on_open: OnOpen = nothing,
     on_refused: OnRefused = nothing,
-) -> LocalServer:
+) -> AgentSocket:
     """Listen on the Unix socket `path`, making its directory (mode 0700) if needed; a stale socket is replaced.
 
     Callbacks are as for `resile.wire.connection.serve`; messages are of `WorkerMessage`, and `Attach` is the first that
-    a well-behaved process sends. A process that forks connects again under a name of its own (see `AgentChannel`).
+    a well-behaved process sends. A process that forks connects again under a name of its own (see `AgentClient`).
 
     Raises:
         CannotListen: its directory cannot be made or belongs to others.
@@ -76,7 +76,7 @@ async def serve_local(
         if isinstance(error, CannotListen):
             raise
         raise CannotListen(f"cannot listen on {path}: {error.strerror or error}") from None
-    return LocalServer(endpoint, server, path)
+    return AgentSocket(endpoint, server, path)
 
 
 def _make_room(path: Path) -> None:

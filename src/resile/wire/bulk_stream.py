@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from resile.api.reports import Door
+from resile.protocol.messages import Message
+from resile.protocol.reports import ReplicaEndpoint
 from resile.wire.frames import PREFIX, BadFrame, MessageDecoder, encode
-from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, NotWelcome, ServerHandshake
-from resile.wire.messages import Message
+from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, HandshakeRefused, ServerHandshake
 from resile.wire.tls import OLDEST
 from resile.wire.transport import CannotConnect, address
 
@@ -33,7 +33,7 @@ _PIECE = 1 << 20
 M = TypeVar("M", bound=Message)
 
 
-class Stream:
+class BulkStream:
     """One connection to a peer that has proved itself. For one thread."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -116,27 +116,27 @@ class Stream:
             raise TimeoutError(f"{self.peer} {what} nothing for {STALL:g} s") from None
 
 
-def call(door: Door, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> Stream:
+def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> BulkStream:
     """Reach an agent's door.
 
     Raises:
         CannotConnect: nobody there, or no answer in time.
-        NotWelcome: wrong token, or somebody else than the door's owner.
+        HandshakeRefused: wrong token, or somebody else than the door's owner.
     """
-    where = address(door.address, door.port)
+    where = address(replica_endpoint.address, replica_endpoint.port)
     deadline = time.monotonic() + timeout
     try:
-        sock = socket.create_connection((door.address, door.port), timeout)
+        sock = socket.create_connection((replica_endpoint.address, replica_endpoint.port), timeout)
     except OSError as error:
         raise CannotConnect(f"cannot connect to {where}: {error.strerror or error}") from None
     try:
-        if door.fingerprint:
-            sock = _pinned(sock, door, where)
+        if replica_endpoint.fingerprint:
+            sock = _pinned(sock, replica_endpoint, where)
         client = ClientHandshake(token, where)
         _send(sock, client.hello, deadline)
         _shake(sock, client, deadline)
-        return Stream(sock, f"the agent at {where}")
-    except NotWelcome:
+        return BulkStream(sock, f"the agent at {where}")
+    except HandshakeRefused:
         sock.close()
         raise
     except OSError as error:
@@ -150,11 +150,11 @@ def admit(
     token: bytes,
     tls: ssl.SSLContext | None,
     timeout: float = HANDSHAKE_DEADLINE,
-) -> Stream:
+) -> BulkStream:
     """The side that was called: a stream once the caller has proved itself. `sock` is closed if it does not.
 
     Raises:
-        NotWelcome: it has another token, or none.
+        HandshakeRefused: it has another token, or none.
         OSError: it hung up, or took too long.
     """
     deadline = time.monotonic() + timeout
@@ -164,10 +164,10 @@ def admit(
             sock = tls.wrap_socket(sock, server_side=True)
         try:
             _shake(sock, ServerHandshake(token, peer), deadline)
-        except NotWelcome:
+        except HandshakeRefused:
             _send(sock, REFUSAL, deadline)
             raise
-        return Stream(sock, f"the agent at {peer}")
+        return BulkStream(sock, f"the agent at {peer}")
     except BaseException:
         sock.close()
         raise
@@ -178,7 +178,7 @@ def fingerprint(certificate: bytes) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
-def _pinned(sock: socket.socket, door: Door, where: str) -> ssl.SSLSocket:
+def _pinned(sock: socket.socket, replica_endpoint: ReplicaEndpoint, where: str) -> ssl.SSLSocket:
     """Speak TLS with the one whose certificate this is, and nobody else: no authority is asked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = OLDEST
@@ -186,9 +186,9 @@ def _pinned(sock: socket.socket, door: Door, where: str) -> ssl.SSLSocket:
     context.verify_mode = ssl.CERT_NONE  # the fingerprint below says more than an authority could
     wrapped = context.wrap_socket(sock)
     shown = wrapped.getpeercert(binary_form=True) or b""
-    if not hmac.compare_digest(fingerprint(shown), door.fingerprint):
+    if not hmac.compare_digest(fingerprint(shown), replica_endpoint.fingerprint):
         wrapped.close()
-        raise NotWelcome(f"the agent at {where} showed another certificate than its own")
+        raise HandshakeRefused(f"the agent at {where} showed another certificate than its own")
     return wrapped
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from resile.api.ids import Seconds
 from resile.wire.frames import MAX_ANSWER, MAX_FRAME, BadFrame, encode
-from resile.wire.handshake import HANDSHAKE_DEADLINE, NotWelcome
+from resile.wire.handshake import HANDSHAKE_DEADLINE, HandshakeRefused
 from resile.wire.transport import (
     LINGER,
     UNSENT_LIMIT,
@@ -31,7 +31,7 @@ __all__ = [
     "CannotConnect",
     "CannotListen",
     "Connection",
-    "NotWelcome",
+    "HandshakeRefused",
     "Server",
     "connect",
     "encode",
@@ -177,7 +177,7 @@ async def connect(
 
     Raises:
         CannotConnect: nobody there, or no answer in time; trying again may help.
-        NotWelcome: wrong token, or a server that is none of ours; trying again will not help.
+        HandshakeRefused: wrong token, or a server that is none of ours; trying again will not help.
     """
     endpoint = Endpoint(
         token=token,
@@ -205,10 +205,12 @@ async def connect(
         connection.abort()
         raise CannotConnect(f"the server at {where} did not answer within {timeout:g} s") from None
     except ssl.SSLCertVerificationError as error:
-        raise NotWelcome(f"the server at {where} showed a certificate that fails: {error.verify_message}") from None
+        raise HandshakeRefused(
+            f"the server at {where} showed a certificate that fails: {error.verify_message}"
+        ) from None
     except ssl.SSLError as error:
-        raise NotWelcome(f"the server at {where} does not speak TLS with us: {error.reason or error}") from None
-    except (CannotConnect, NotWelcome):
+        raise HandshakeRefused(f"the server at {where} does not speak TLS with us: {error.reason or error}") from None
+    except (CannotConnect, HandshakeRefused):
         raise
     except OSError as error:
         raise CannotConnect(f"cannot connect to {where}: {_reason(error)}") from None

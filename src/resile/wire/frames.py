@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from resile.api.ids import Bytes, MiB
-from resile.wire.messages import Heartbeat, Message
+from resile.protocol.messages import Heartbeat, Message
 
 PREFIX = 4
 """Bytes of the length before each body."""

@@ -34,7 +34,7 @@ LONGEST_PART = max(len(MAGIC) + NONCE, len(ACCEPTED) + PROOF, len(REFUSAL))
 """No more than this is ever kept of an unproven peer's bytes, plus the one chunk they came in."""
 
 
-class NotWelcome(ConnectionError):
+class HandshakeRefused(ConnectionError):
     """The two sides do not belong together, and trying again will not help; the text is one sentence."""
 
 
@@ -55,8 +55,8 @@ def _check_magic(data: bytes, who: str) -> None:
         return
     if got.startswith(PRODUCT):
         version = got[len(PRODUCT) :].split(b"\n")[0].decode("ascii", "replace")
-        raise NotWelcome(f"{who} speaks version {version} of resile's protocol, not version 1")
-    raise NotWelcome(f"{who} does not speak resile's protocol")
+        raise HandshakeRefused(f"{who} speaks version {version} of resile's protocol, not version 1")
+    raise HandshakeRefused(f"{who} does not speak resile's protocol")
 
 
 class _Handshake:
@@ -108,7 +108,7 @@ class ServerHandshake(_Handshake):
         """The bytes to send now.
 
         Raises:
-            NotWelcome: send REFUSAL and end the connection.
+            HandshakeRefused: send REFUSAL and end the connection.
         """
         self._got += data
         answer = b""
@@ -120,7 +120,7 @@ class ServerHandshake(_Handshake):
             return answer
         proof = self._take(PROOF)
         if not hmac.compare_digest(proof, _proof(self._token, b"client", self._theirs, self._mine)):
-            raise NotWelcome(f"{self._who} has a wrong or missing job token")
+            raise HandshakeRefused(f"{self._who} has a wrong or missing job token")
         self.finished = True
         return answer + ACCEPTED + _proof(self._token, b"server", self._theirs, self._mine)
 
@@ -142,13 +142,13 @@ class ClientHandshake(_Handshake):
         """The bytes to send now.
 
         Raises:
-            NotWelcome: end the connection.
+            HandshakeRefused: end the connection.
         """
         self._got += data
         answer = b""
         if not self._theirs:
             if self._got[:1] in (b"\x15", b"\x16"):  # a TLS alert or handshake record
-                raise NotWelcome(f"{self._who} speaks TLS, and no TLS is set up here")
+                raise HandshakeRefused(f"{self._who} speaks TLS, and no TLS is set up here")
             if REFUSAL.startswith(self._got[: len(REFUSAL)]):
                 self._refused()
                 return b""
@@ -163,10 +163,10 @@ class ClientHandshake(_Handshake):
         accepted, proof = self._take(len(ACCEPTED)), self._take(PROOF)
         expected = _proof(self._token, b"server", self._mine, self._theirs)
         if accepted != ACCEPTED or not hmac.compare_digest(proof, expected):
-            raise NotWelcome(f"{self._who} does not hold this job's token")
+            raise HandshakeRefused(f"{self._who} does not hold this job's token")
         self.finished = True
         return answer
 
     def _refused(self) -> None:
         if self._got.startswith(REFUSAL):
-            raise NotWelcome(f"{self._who} refused this peer: wrong or missing job token")
+            raise HandshakeRefused(f"{self._who} refused this peer: wrong or missing job token")

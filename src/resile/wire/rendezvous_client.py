@@ -1,6 +1,6 @@
 """An elastic training process's line to its agent: it says when it can meet, and is told where and when to break off.
 
-A line of its own beside `AgentChannel`, because somebody has to listen on it all the time: the word that a round is
+A line of its own beside `AgentClient`, because somebody has to listen on it all the time: the word that a round is
 over must reach a process that is blocked in a collective. A thread listens; it holds no lock of the training and dies
 with the process. Nothing is repeated here: a line that breaks means that the agent is gone, and so is this process.
 """
@@ -15,19 +15,19 @@ from collections.abc import Callable
 
 from resile.api.ids import NO_ROUND, Round
 from resile.common import unix_sockets
+from resile.protocol.messages import LastStepTaken, Message, RendezvousMessage, RoundOver, WorkerAssignment, WorkerReady
 from resile.wire.env import AGENT_SOCKET, WORKER
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
-from resile.wire.messages import Complete, LineMessage, Message, Placed, Ready, RoundOver
 
 CALL_TIMEOUT = 10.0
 """Seconds for an agent on the same machine to take a connection."""
 
 
-class LineBroken(ConnectionError):
+class ConnectionBroken(ConnectionError):
     """The agent hung up; the text is one sentence."""
 
 
-class RoundLine:
+class RendezvousClient:
     """One process's line. `ready` is called by one thread at a time; `on_over` comes from the listening thread."""
 
     def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
@@ -39,12 +39,12 @@ class RoundLine:
             on_over: called with the number of a round that is over; must not block and must not raise.
 
         Raises:
-            LineBroken: nobody listens there.
+            ConnectionBroken: nobody listens there.
         """
         self._worker = worker
         self._on_over = on_over
         self._turn = threading.Condition()
-        self._placed: Placed | None = None
+        self._placed: WorkerAssignment | None = None
         self._over: Round = NO_ROUND
         self._broken = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,13 +53,13 @@ class RoundLine:
             unix_sockets.connect(self._socket, path)
         except OSError as error:
             self._socket.close()
-            raise LineBroken(f"the agent cannot be reached at {path}: {error.strerror or error}") from None
+            raise ConnectionBroken(f"the agent cannot be reached at {path}: {error.strerror or error}") from None
         self._socket.settimeout(None)
         self._thread = threading.Thread(target=self._listen, name="resile-rounds", daemon=True)
         self._thread.start()
 
     @classmethod
-    def from_environment(cls, on_over: Callable[[Round], None]) -> RoundLine | None:
+    def from_environment(cls, on_over: Callable[[Round], None]) -> RendezvousClient | None:
         """The line of this process; None when no agent started it."""
         path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         return cls(path, worker, on_over) if path and worker else None
@@ -74,7 +74,7 @@ class RoundLine:
             self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
             return self.over(round_)
 
-    def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> Placed:
+    def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> WorkerAssignment:
         """Say that this process is in no round, and wait for its place in one.
 
         Args:
@@ -83,29 +83,29 @@ class RoundLine:
             agreed: the newest round in which it came to one state with all members.
 
         Raises:
-            LineBroken: the agent is gone.
+            ConnectionBroken: the agent is gone.
             TimeoutError: no place came in time.
         """
         with self._turn:
             self._placed = None
             try:
-                self._socket.sendall(encode(Ready(worker=self._worker, step=step, agreed=agreed)))
+                self._socket.sendall(encode(WorkerReady(worker=self._worker, step=step, agreed=agreed)))
             except OSError as error:
                 self._broken = self._broken or f"the agent hung up: {error.strerror or error}"
             self._turn.wait_for(lambda: self._placed is not None or bool(self._broken), timeout)
             return self._answer(timeout)
 
-    def _answer(self, timeout: float | None) -> Placed:
+    def _answer(self, timeout: float | None) -> WorkerAssignment:
         if self._placed is not None:
             return self._placed
         if self._broken:
-            raise LineBroken(self._broken)
+            raise ConnectionBroken(self._broken)
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round) -> None:
         """Tell that all members of a round have taken the last step, so that nobody makes this one leave it."""
         with contextlib.suppress(OSError):  # the agent hung up
-            self._socket.sendall(encode(Complete(round=round_)))
+            self._socket.sendall(encode(LastStepTaken(round=round_)))
 
     def close(self) -> None:
         """Hang up."""
@@ -118,7 +118,7 @@ class RoundLine:
         self._socket.close()
 
     def _listen(self) -> None:
-        frames, decoder = FrameDecoder(MAX_FRAME), MessageDecoder(LineMessage)
+        frames, decoder = FrameDecoder(MAX_FRAME), MessageDecoder(RendezvousMessage)
         why = "the agent hung up"
         try:
             while data := self._socket.recv(64 * 1024):
@@ -132,7 +132,7 @@ class RoundLine:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case Placed():
+            case WorkerAssignment():
                 with self._turn:
                     self._placed = message
                     self._turn.notify_all()

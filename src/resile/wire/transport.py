@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from resile.api.ids import Bytes, MiB, Seconds
+from resile.protocol.messages import Message
 from resile.wire.frames import HEARTBEAT, MAX_ANSWER, MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
-from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, NotWelcome, ServerHandshake
-from resile.wire.messages import Message
+from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, HandshakeRefused, ServerHandshake
 
 RECEIVE_BUFFER = Bytes(32 * 1024)
 """One for all connections of a server: bytes are taken out of it before the next connection is read."""
@@ -252,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             answer = opening.handshake.feed(data)
-        except NotWelcome as refusal:
+        except HandshakeRefused as refusal:
             self._because = str(refusal)
             self._opening = None
             if opening.done is None:

@@ -22,7 +22,7 @@ from tests.kube.namespace import (
     DEADLINE,
     IMAGE,
     KUBECONFIG,
-    Space,
+    KubeNamespace,
     job,
     kubectl,
     master,
@@ -40,7 +40,7 @@ STAY = "for i in 1 2 3; do echo line $i; done; trap 'exit 0' TERM; while :; do s
 class Terminal:
     """Commands on the cluster, in one namespace of it; this machine has no jobs."""
 
-    def __init__(self, space: Space, place: Path) -> None:
+    def __init__(self, space: KubeNamespace, place: Path) -> None:
         self.space = space
         self.place = place
         self._started: list[subprocess.Popen[str]] = []
@@ -144,7 +144,7 @@ class Wire:
 
 
 @pytest.fixture(scope="module")
-def terminal(cluster: Space, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+def terminal(cluster: KubeNamespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     made = Terminal(cluster, tmp_path_factory.mktemp("terminal"))
     try:
         yield made

@@ -14,15 +14,15 @@ from lightkube import Client
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.reports import NodeStatus
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, NodeSeen, ScaleWanted, Started
 from resile.core.state import new_state
 from resile.master.journal import configmap
-from resile.master.journal.configmap import KubernetesJournal, seal, unseal
-from resile.master.journal.sqlite import JournalDamaged, JournalError, JournalGone, JournalTaken, Told
+from resile.master.journal.configmap import ConfigMapJournal, seal, unseal
+from resile.master.journal.sqlite import JobEvent, JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.platform.kubernetes import client as kube
-from tests.kube.namespace import KUBECONFIG, Space, kubectl
+from resile.protocol.reports import NodeStatus
+from tests.kube.namespace import KUBECONFIG, KubeNamespace, kubectl
 
 W0 = NodeKey("worker", NodeId(0))
 
@@ -52,8 +52,8 @@ class Place:
     def make(self) -> None:
         kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(self._manifest))
 
-    def journal(self, client: Client | None = None, spec: JobSpec | None = None, served: str = "") -> KubernetesJournal:
-        journal = KubernetesJournal(spec or self.spec, client or kube.sync_client(self.namespace), served=served)
+    def journal(self, client: Client | None = None, spec: JobSpec | None = None, served: str = "") -> ConfigMapJournal:
+        journal = ConfigMapJournal(spec or self.spec, client or kube.sync_client(self.namespace), served=served)
         self.open.callback(journal.close)
         return journal
 
@@ -67,22 +67,22 @@ class Place:
 
 
 @pytest.fixture
-def place(space: Space, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(space: KubeNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("KUBECONFIG", KUBECONFIG)
     place = Place(space.name)
     with place.open:
         yield place
 
 
-def told(number: int) -> Told:
-    return Told(number=number, at=float(number), reason="Thing", message=f"thing {number}")
+def told(number: int) -> JobEvent:
+    return JobEvent(number=number, at=float(number), reason="Thing", message=f"thing {number}")
 
 
 def seen(status: NodeStatus) -> AnyEvent:
     return NodeSeen(node=W0, status=status)
 
 
-def begun(place: Place, client: Client | None = None) -> KubernetesJournal:
+def begun(place: Place, client: Client | None = None) -> ConfigMapJournal:
     journal = place.journal(client)
     assert journal.load() is None
     journal.snapshot(new_state(place.spec, 0.0), 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kube import fault_tools
-from tests.kube.namespace import Space, job, master, measured, training
+from tests.kube.namespace import KubeNamespace, job, master, measured, training
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,13 +25,13 @@ def lasting(name: str, replicas: int = 2) -> dict[str, Any]:
     return job(name, training(1_000_000), replicas, resources={"requests": {"cpu": "100m", "memory": "64Mi"}})
 
 
-def steps(space: Space, pod: str) -> int:
+def steps(space: KubeNamespace, pod: str) -> int:
     """The newest step that a worker has told of, from the worker itself."""
     found = re.findall(r"step = (\d+)", space.kubectl("logs", pod, "--tail=20", check=False))
     return int(found[-1]) if found else -1
 
 
-def until_more_steps(space: Space, name: str) -> None:
+def until_more_steps(space: KubeNamespace, name: str) -> None:
     """Wait until every worker of a job has made a step more than it has now."""
     before = {pod: steps(space, pod) for pod in space.pods(name)}
     assert before
@@ -39,11 +39,11 @@ def until_more_steps(space: Space, name: str) -> None:
         space.until(f"a step of {pod} after {step}", lambda pod=pod, step=step: steps(space, pod) > step)
 
 
-def uids(space: Space, name: str) -> dict[str, str]:
+def uids(space: KubeNamespace, name: str) -> dict[str, str]:
     return {pod: found["metadata"]["uid"] for pod, found in space.pods(name).items()}
 
 
-def at_rest(space: Space, name: str) -> dict[str, Any]:
+def at_rest(space: KubeNamespace, name: str) -> dict[str, Any]:
     """The job's progress once no round has begun or ended for longer than a status takes to be written."""
     last: list[tuple[float, Any]] = [(time.monotonic(), None)]
 
@@ -56,16 +56,16 @@ def at_rest(space: Space, name: str) -> dict[str, Any]:
     return dict(space.until("rest", settled))
 
 
-def edit(space: Space, name: str, **annotations: str | None) -> None:
+def edit(space: KubeNamespace, name: str, **annotations: str | None) -> None:
     patch = json.dumps({"metadata": {"annotations": annotations}})
     space.kubectl("patch", "elasticjob", name, "--type=merge", "-p", patch)
 
 
-def says(space: Space, name: str, words: str) -> bool:
+def says(space: KubeNamespace, name: str, words: str) -> bool:
     return words in str(space.status(name).get("message", ""))
 
 
-def force(space: Space, pod: str) -> None:
+def force(space: KubeNamespace, pod: str) -> None:
     space.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
 
 
@@ -74,7 +74,7 @@ def kill(operator: subprocess.Popen[bytes]) -> None:
     operator.wait(10)
 
 
-def until_returned(space: Space, name: str, old: str) -> None:
+def until_returned(space: KubeNamespace, name: str, old: str) -> None:
     """Wait until another master than `old` has taken over from the journal."""
     space.replaced(name, old)
     space.running(name)
@@ -84,7 +84,7 @@ def until_returned(space: Space, name: str, old: str) -> None:
 # the operator and the masters ---------------------------------------------------------------------------------------
 
 
-def test_jobs_train_on_without_operator_and_master_and_the_next_operator_catches_up(space: Space) -> None:
+def test_jobs_train_on_without_operator_and_master_and_the_next_operator_catches_up(space: KubeNamespace) -> None:
     first = space.operator("--no-leader-elect")
     space.apply(lasting("long"))
     space.until_members("long", 2)
@@ -104,7 +104,9 @@ def test_jobs_train_on_without_operator_and_master_and_the_next_operator_catches
     assert space.progress("long")["round"] == before["round"]
 
 
-def test_a_job_deleted_without_an_operator_leaves_nothing_and_its_name_can_be_used_at_once(space: Space) -> None:
+def test_a_job_deleted_without_an_operator_leaves_nothing_and_its_name_can_be_used_at_once(
+    space: KubeNamespace,
+) -> None:
     parts = ("get", PARTS, "-l", "elasticjob.dlrover/name=one", "-o")
     operator = space.operator("--no-leader-elect")
     space.apply(lasting("one"))
@@ -130,7 +132,7 @@ def test_a_job_deleted_without_an_operator_leaves_nothing_and_its_name_can_be_us
 # bad edits and lost journals ----------------------------------------------------------------------------------------
 
 
-def test_a_bad_edit_ends_nothing_is_told_and_forgotten_when_it_is_put_right(operated: Space) -> None:
+def test_a_bad_edit_ends_nothing_is_told_and_forgotten_when_it_is_put_right(operated: KubeNamespace) -> None:
     operated.apply(lasting("long"))
     operated.until_members("long", 2)
     before, pods, old = at_rest(operated, "long"), uids(operated, "long"), operated.running("long")
@@ -148,7 +150,7 @@ def test_a_bad_edit_ends_nothing_is_told_and_forgotten_when_it_is_put_right(oper
     assert operated.progress("long")["round"] == before["round"]
 
 
-def test_a_deleted_journal_is_written_again_by_its_master_and_refused_by_the_next(space: Space) -> None:
+def test_a_deleted_journal_is_written_again_by_its_master_and_refused_by_the_next(space: KubeNamespace) -> None:
     operator = space.operator("--no-leader-elect")
     space.apply(lasting("long"))
     space.until_members("long", 2)
@@ -178,7 +180,7 @@ def test_a_deleted_journal_is_written_again_by_its_master_and_refused_by_the_nex
 # the cluster itself -------------------------------------------------------------------------------------------------
 
 
-def test_an_api_server_that_is_killed_under_load_costs_no_job_anything(operated: Space) -> None:
+def test_an_api_server_that_is_killed_under_load_costs_no_job_anything(operated: KubeNamespace) -> None:
     names = ("red", "green", "blue")
     operated.apply(*(lasting(name) for name in names))
     for name in names:
@@ -214,18 +216,18 @@ def scattered(name: str, replicas: int) -> dict[str, Any]:
     return made
 
 
-def machines(space: Space, name: str) -> dict[str, str]:
+def machines(space: KubeNamespace, name: str) -> dict[str, str]:
     return {pod: str(found["spec"].get("nodeName")) for pod, found in space.pods(name).items()}
 
 
-def all_pods(space: Space, name: str) -> list[str]:
+def all_pods(space: KubeNamespace, name: str) -> list[str]:
     """The workers that have not ended, those on their way out included."""
     words = ("get", "pods", "-l", f"elasticjob-name={name},replica-type=worker", "-o", "json")
     items = json.loads(space.kubectl(*words))["items"]
     return [item["metadata"]["name"] for item in items if item["status"]["phase"] not in ("Failed", "Succeeded")]
 
 
-def until_alone(space: Space, name: str, number: int) -> None:
+def until_alone(space: KubeNamespace, name: str, number: int) -> None:
     """Wait until a job has so many workers, and nothing of others is left; then see that it stays so."""
     space.until("the old ones to go", lambda: len(all_pods(space, name)) == number, fault_tools.NOTICED)
     space.until_members(name, number)
@@ -234,7 +236,7 @@ def until_alone(space: Space, name: str, number: int) -> None:
     until_more_steps(space, name)
 
 
-def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_doubled(operated: Space) -> None:
+def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_doubled(operated: KubeNamespace) -> None:
     operated.apply(scattered("job", 4))
     operated.until_members("job", 4)
     at_rest(operated, "job")
@@ -256,7 +258,7 @@ def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_d
     operated.until_status("job", phase="Running")
 
 
-def test_workers_of_a_machine_without_a_kubelet_are_replaced_elsewhere_and_not_doubled(operated: Space) -> None:
+def test_workers_of_a_machine_without_a_kubelet_are_replaced_elsewhere_and_not_doubled(operated: KubeNamespace) -> None:
     operated.apply(scattered("job", 2))
     operated.until_members("job", 2)
     at_rest(operated, "job")

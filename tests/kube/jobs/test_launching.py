@@ -13,11 +13,11 @@ from lightkube import ApiError, AsyncClient
 from lightkube.models.meta_v1 import Status, StatusDetails
 
 from resile.api.ids import NodeId, NodeKey, Rank
-from resile.api.reports import NodeStatus
 from resile.platform.base import Launch, Observation
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes import platform as tested
 from resile.platform.kubernetes.platform import KubernetesPlatform
+from resile.protocol.reports import NodeStatus
 from tests.kube.jobs.test_pods import job
 
 NODE = NodeKey("worker", NodeId(4))

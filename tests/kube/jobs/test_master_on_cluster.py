@@ -12,21 +12,21 @@ from lightkube import ApiError
 from lightkube.types import PatchType
 
 from resile.platform.kubernetes import client as kube
-from tests.kube.namespace import KUBECONFIG, Space, job, plan, training
+from tests.kube.namespace import KUBECONFIG, KubeNamespace, job, plan, training
 
 LEAVES = 180.0
 """For a job whose name is taken by the pods of one before: those are given their grace, and the collector its time."""
 
 
 @pytest.fixture(scope="module")
-def long(cluster: Space) -> str:
+def long(cluster: KubeNamespace) -> str:
     """A job of two workers that trains all the time; whatever is done to it, the next test finds two again."""
     cluster.apply(job("long", training(100_000)))
     cluster.until_members("long", 2)
     return "long"
 
 
-def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: Space) -> None:
+def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: KubeNamespace) -> None:
     cluster.apply(job("short", training(20)))
     status = cluster.until_status("short", phase="Succeeded")
     assert status["progress"]["step"] == 19
@@ -39,12 +39,12 @@ def _runs(pod: dict[str, Any]) -> bool:
     return bool(pod["status"].get("phase") == "Running")
 
 
-def _lost(cluster: Space, name: str) -> str:
+def _lost(cluster: KubeNamespace, name: str) -> str:
     last = cluster.get("elasticjob", name)["status"].get("lastFailure") or {}
     return str(last.get("node"))
 
 
-def _at_rest(cluster: Space, name: str) -> dict[str, Any] | None:
+def _at_rest(cluster: KubeNamespace, name: str) -> dict[str, Any] | None:
     """The job's progress, once no round has begun or ended for longer than a status takes to be written."""
     before = cluster.get("elasticjob", name)["status"]["progress"]
     time.sleep(2.5)
@@ -52,7 +52,7 @@ def _at_rest(cluster: Space, name: str) -> dict[str, Any] | None:
     return now if now.get("round") and now.get("round") == before.get("round") else None
 
 
-def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: Space, long: str) -> None:
+def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: KubeNamespace, long: str) -> None:
     before = cluster.pods(long)
     victim = max(before)
     cluster.kubectl("delete", "pod", victim, "--wait=false")
@@ -65,7 +65,7 @@ def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: Space, long: st
     assert "NodeRelaunched" in cluster.kubectl("get", "events", "--field-selector", f"involvedObject.name={long}")
 
 
-def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: Space, long: str) -> None:
+def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: KubeNamespace, long: str) -> None:
     before, pods = cluster.until("rest", lambda: _at_rest(cluster, long)), cluster.pods(long)
     master = f"elasticjob-{long}-dlrover-master"
     old = cluster.get("pod", master)["metadata"]["uid"]
@@ -83,11 +83,11 @@ def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: S
     assert set(cluster.pods(long)) == set(pods)
 
 
-def _phase(cluster: Space, name: str) -> str:
+def _phase(cluster: KubeNamespace, name: str) -> str:
     return str((cluster.get("scaleplan", name).get("status") or {}).get("phase"))
 
 
-def test_scaling_by_kubectl_and_by_plan(cluster: Space, long: str) -> None:
+def test_scaling_by_kubectl_and_by_plan(cluster: KubeNamespace, long: str) -> None:
     cluster.kubectl("scale", f"elasticjob/{long}", "--replicas=3")
     cluster.until_members(long, 3)
     cluster.apply(plan("fewer", long, replicaResourceSpecs={"worker": {"replicas": 2}}))
@@ -103,7 +103,7 @@ def test_scaling_by_kubectl_and_by_plan(cluster: Space, long: str) -> None:
     ],
 )
 def test_a_plan_that_cannot_be_done_says_why(
-    cluster: Space, long: str, name: str, spec: dict[str, Any], sentence: str
+    cluster: KubeNamespace, long: str, name: str, spec: dict[str, Any], sentence: str
 ) -> None:
     cluster.apply(plan(name, long, **spec))
     status = cluster.until(
@@ -112,7 +112,7 @@ def test_a_plan_that_cannot_be_done_says_why(
     assert sentence in status["message"]
 
 
-def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Space, long: str) -> None:
+def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: KubeNamespace, long: str) -> None:
     cluster.kubectl("patch", "elasticjob", long, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     cluster.until_status(long, phase="Suspended")
     cluster.until("no pods", lambda: not cluster.pods(long))
@@ -122,7 +122,7 @@ def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Spa
 
 @pytest.mark.parametrize("kind", [kube.JOBS, kube.PLANS], ids=["job", "plan"])
 def test_a_status_meant_for_an_earlier_object_of_the_same_name_is_refused(
-    space: Space, kind: kube.Kind, monkeypatch: pytest.MonkeyPatch
+    space: KubeNamespace, kind: kube.Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = job("same", "true") if kind is kube.JOBS else plan("same", "none", removePods=[{"type": "worker", "id": 0}])
 
@@ -146,7 +146,7 @@ def test_a_status_meant_for_an_earlier_object_of_the_same_name_is_refused(
         assert kube.absent(refused.value)
 
 
-def test_a_job_made_again_at_once_is_left_alone_by_the_master_of_the_one_before(cluster: Space) -> None:
+def test_a_job_made_again_at_once_is_left_alone_by_the_master_of_the_one_before(cluster: KubeNamespace) -> None:
     again = job("again", "sleep 1000", 1)
     # A sleep that is a pod's first process hears no SIGTERM: its name, and so the next job, waits for all of this.
     again["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
@@ -168,7 +168,7 @@ def test_a_job_made_again_at_once_is_left_alone_by_the_master_of_the_one_before(
     ],
 )
 def test_what_cannot_start_is_told_in_the_status(
-    cluster: Space, name: str, container: dict[str, Any], sentence: str
+    cluster: KubeNamespace, name: str, container: dict[str, Any], sentence: str
 ) -> None:
     cluster.apply(job(name, "true", 1, **container))
     cluster.until(
@@ -176,14 +176,14 @@ def test_what_cannot_start_is_told_in_the_status(
     )
 
 
-def test_a_command_that_fails_again_and_again_fails_the_job(cluster: Space) -> None:
+def test_a_command_that_fails_again_and_again_fails_the_job(cluster: KubeNamespace) -> None:
     cluster.apply(job("crash", "exit 3", 1))
     status = cluster.until_status("crash", phase="Failed")
     assert "exit code 3" in status["message"]
     assert status["lastFailure"]["exitCode"] == 3
 
 
-def test_a_training_pod_can_do_nothing_at_the_api(cluster: Space, long: str) -> None:
+def test_a_training_pod_can_do_nothing_at_the_api(cluster: KubeNamespace, long: str) -> None:
     pods = cluster.until("a worker", lambda: [n for n, p in cluster.pods(long).items() if _runs(p)])
     pod = pods[0]
     look = "ls /var/run/secrets/kubernetes.io/serviceaccount 2>&1; ls -l /var/run/secrets/resile/"

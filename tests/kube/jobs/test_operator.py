@@ -10,7 +10,7 @@ import time
 import urllib.request
 from typing import Any
 
-from tests.kube.namespace import GROUP, Space, kubectl, master, measured, plan, until
+from tests.kube.namespace import GROUP, KubeNamespace, kubectl, master, measured, plan, until
 
 FAIL_OVER = 40.0
 """15 s of a silent leader, the 2 s between two looks of the next, and what a busy machine adds."""
@@ -41,7 +41,7 @@ def manifest(
     }
 
 
-def test_a_job_gets_its_master_and_all_that_belongs_to_it(operated: Space) -> None:
+def test_a_job_gets_its_master_and_all_that_belongs_to_it(operated: KubeNamespace) -> None:
     begun = time.monotonic()
     operated.apply(manifest("one", labels={"team": "red"}))
     until("the master's pod", lambda: operated.uid("pod", master("one")))
@@ -58,7 +58,7 @@ def test_a_job_gets_its_master_and_all_that_belongs_to_it(operated: Space) -> No
     assert "MasterCreated" in events
 
 
-def test_a_master_may_do_its_work_in_its_namespace_and_nothing_else(operated: Space) -> None:
+def test_a_master_may_do_its_work_in_its_namespace_and_nothing_else(operated: KubeNamespace) -> None:
     operated.apply(manifest("one"))
     until("the binding", lambda: operated.uid("rolebinding", master("one")))
     user = f"--as=system:serviceaccount:{operated.name}:{master('one')}"
@@ -78,7 +78,7 @@ def test_a_master_may_do_its_work_in_its_namespace_and_nothing_else(operated: Sp
     assert not may("list", "nodes")
 
 
-def test_a_deleted_master_comes_back(operated: Space) -> None:
+def test_a_deleted_master_comes_back(operated: KubeNamespace) -> None:
     operated.apply(manifest("one"))
     old = operated.running("one")
     begun = time.monotonic()
@@ -90,7 +90,7 @@ def test_a_deleted_master_comes_back(operated: Space) -> None:
     assert "MasterRestarted" in operated.kubectl("get", "events")
 
 
-def test_a_master_removed_by_force_comes_back(operated: Space) -> None:
+def test_a_master_removed_by_force_comes_back(operated: KubeNamespace) -> None:
     operated.apply(manifest("one"))
     old = operated.running("one")
     begun = time.monotonic()
@@ -99,7 +99,7 @@ def test_a_master_removed_by_force_comes_back(operated: Space) -> None:
     measured("forced_to_new_pod_seconds", time.monotonic() - begun)
 
 
-def test_a_killed_operator_catches_up_and_the_token_stays(space: Space) -> None:
+def test_a_killed_operator_catches_up_and_the_token_stays(space: KubeNamespace) -> None:
     first = space.operator("--no-leader-elect")
     space.apply(manifest("one"))
     old = space.running("one")
@@ -116,7 +116,7 @@ def test_a_killed_operator_catches_up_and_the_token_stays(space: Space) -> None:
     assert space.get("secret", "elasticjob-one-token") == token
 
 
-def test_a_service_that_somebody_deleted_comes_back(operated: Space) -> None:
+def test_a_service_that_somebody_deleted_comes_back(operated: KubeNamespace) -> None:
     operated.apply(manifest("one"))
     operated.running("one")
     old = operated.uid("service", master("one"))
@@ -124,7 +124,7 @@ def test_a_service_that_somebody_deleted_comes_back(operated: Space) -> None:
     until("the Service", lambda: operated.uid("service", master("one")) not in ("", old))
 
 
-def test_one_operator_acts_and_another_follows_it(space: Space) -> None:
+def test_one_operator_acts_and_another_follows_it(space: KubeNamespace) -> None:
     first = space.operator()
     space.apply(manifest("one"))
     space.running("one")
@@ -148,7 +148,7 @@ def test_one_operator_acts_and_another_follows_it(space: Space) -> None:
     assert third.poll() is None
 
 
-def test_an_operator_whose_lease_is_taken_steps_down(space: Space) -> None:
+def test_an_operator_whose_lease_is_taken_steps_down(space: KubeNamespace) -> None:
     first = space.operator()
     until("a leader", lambda: "watching" in space.log(0))
     patch = json.dumps({"spec": {"holderIdentity": "somebody"}})
@@ -157,7 +157,7 @@ def test_an_operator_whose_lease_is_taken_steps_down(space: Space) -> None:
     assert "stepping down" in space.log(0)
 
 
-def test_deleting_a_job_removes_everything(operated: Space) -> None:
+def test_deleting_a_job_removes_everything(operated: KubeNamespace) -> None:
     operated.apply(manifest("one"))
     operated.running("one")
     operated.kubectl("delete", "elasticjob", "one")
@@ -166,7 +166,7 @@ def test_deleting_a_job_removes_everything(operated: Space) -> None:
     until("nothing to be left", lambda: not operated.kubectl("get", kinds, "-l", selector, "-o", "name").strip())
 
 
-def test_a_job_of_the_same_name_gets_a_token_and_a_journal_of_its_own(operated: Space) -> None:
+def test_a_job_of_the_same_name_gets_a_token_and_a_journal_of_its_own(operated: KubeNamespace) -> None:
     operated.apply(manifest("one"))
     old = operated.running("one")
     token = operated.get("secret", "elasticjob-one-token")["data"]
@@ -181,7 +181,7 @@ def test_a_job_of_the_same_name_gets_a_token_and_a_journal_of_its_own(operated: 
         assert [owner["uid"] for owner in owners] == [job], kind
 
 
-def test_jobs_end_as_their_masters_do(operated: Space) -> None:
+def test_jobs_end_as_their_masters_do(operated: KubeNamespace) -> None:
     operated.apply(
         manifest("good", "exit 0"), manifest("bad", "echo no worker is left; exit 10"), manifest("lost", "exit 78")
     )
@@ -194,14 +194,14 @@ def test_jobs_end_as_their_masters_do(operated: Space) -> None:
         assert operated.get("pod", master(job))["metadata"]["labels"]["replica-index"] == "0"
 
 
-def test_a_master_that_crashes_is_started_again_and_again_with_pauses(operated: Space) -> None:
+def test_a_master_that_crashes_is_started_again_and_again_with_pauses(operated: KubeNamespace) -> None:
     operated.apply(manifest("one", "echo out of luck; exit 1"))
     said = re.compile(r"the master ended \d+ times in a row, the last time: exit code 1 \(out of luck\)")
     until("the pauses", lambda: said.match(operated.status("one").get("message", "")))
     assert operated.status("one")["phase"] in ("Created", "Pending")
 
 
-def test_the_pods_of_an_ended_job_go_when_their_time_is_over(operated: Space) -> None:
+def test_the_pods_of_an_ended_job_go_when_their_time_is_over(operated: KubeNamespace) -> None:
     operated.apply(manifest("one", "exit 0", annotations={"ttl_seconds_after_finished": "3"}))
     until("Succeeded", lambda: operated.status("one").get("phase") == "Succeeded")
     assert operated.uid("pod", master("one"))
@@ -209,7 +209,7 @@ def test_the_pods_of_an_ended_job_go_when_their_time_is_over(operated: Space) ->
     assert operated.status("one")["phase"] == "Succeeded"
 
 
-def test_a_manifest_that_cannot_be_run_says_why_and_runs_once_put_right(operated: Space) -> None:
+def test_a_manifest_that_cannot_be_run_says_why_and_runs_once_put_right(operated: KubeNamespace) -> None:
     operated.apply(manifest("one", annotations={"recovery_budget": "soon"}))
     until("Failed", lambda: operated.status("one").get("phase") == "Failed")
     status = operated.status("one")
@@ -221,7 +221,7 @@ def test_a_manifest_that_cannot_be_run_says_why_and_runs_once_put_right(operated
     operated.running("one")
 
 
-def test_a_master_without_room_or_image_says_so_in_one_sentence(operated: Space) -> None:
+def test_a_master_without_room_or_image_says_so_in_one_sentence(operated: KubeNamespace) -> None:
     nowhere = manifest("nowhere", pod={"nodeSelector": {"no": "such-node"}})
     unknown = manifest("unknown")
     containers = unknown["spec"]["replicaSpecs"]["dlrover-master"]["template"]["spec"]["containers"]
@@ -238,7 +238,7 @@ def test_a_master_without_room_or_image_says_so_in_one_sentence(operated: Space)
     until("the sentence", lambda: says("small", "the master's pod cannot be created: "))
 
 
-def test_plans_for_nobody_are_refused(operated: Space) -> None:
+def test_plans_for_nobody_are_refused(operated: KubeNamespace) -> None:
     def wish(name: str, job: str, role: str) -> dict[str, Any]:
         return plan(name, job, replicaResourceSpecs={role: {"replicas": 2}})
 
@@ -254,7 +254,7 @@ def test_plans_for_nobody_are_refused(operated: Space) -> None:
     assert reason("early") == ""
 
 
-def test_health_and_metrics_answer(space: Space) -> None:
+def test_health_and_metrics_answer(space: KubeNamespace) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.kube.namespace import Space, job, training
+from tests.kube.namespace import KubeNamespace, job, training
 
 
-def machine(space: Space, pod: str) -> str:
+def machine(space: KubeNamespace, pod: str) -> str:
     return str(space.get("pod", pod).get("spec", {}).get("nodeName", ""))
 
 
-def test_the_replacement_of_a_node_that_fell_silent_goes_to_another_machine(cluster: Space) -> None:
+def test_the_replacement_of_a_node_that_fell_silent_goes_to_another_machine(cluster: KubeNamespace) -> None:
     cluster.apply(job("quiet", f"{training(100_000)}; exit $?"))
     cluster.until_members("quiet", 2)
     lost = machine(cluster, "quiet-edljob-worker-1")

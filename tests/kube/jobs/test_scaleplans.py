@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.namespace import Space, job, master, plan, training
+from tests.kube.namespace import KubeNamespace, job, master, plan, training
 
 NOWHERE = {"cpu": "1000"}
 """What no machine has."""
@@ -21,7 +21,7 @@ RANK = "elasticjob.dlrover/rank-index"
 
 
 @pytest.fixture(scope="module")
-def long(cluster: Space) -> str:
+def long(cluster: KubeNamespace) -> str:
     """A job of two workers that trains all the time."""
     slow = "trap 'exit 143' TERM; sleep 2 & wait; trap - TERM"
     cluster.apply(job("long", f"{slow}; exec {training(100_000)}"))
@@ -30,7 +30,7 @@ def long(cluster: Space) -> str:
 
 
 @pytest.fixture
-def two(cluster: Space, long: str) -> Iterator[Space]:
+def two(cluster: KubeNamespace, long: str) -> Iterator[KubeNamespace]:
     """The space of that job: whatever a test does to it, two workers train again afterwards."""
     yield cluster
     cluster.kubectl("patch", "elasticjob", long, "--type=merge", "-p", '{"spec": {"suspend": false}}')
@@ -40,7 +40,7 @@ def two(cluster: Space, long: str) -> Iterator[Space]:
     cluster.until_members(long, 2)
 
 
-def told(space: Space, name: str, *phases: str) -> dict[str, Any]:
+def told(space: KubeNamespace, name: str, *phases: str) -> dict[str, Any]:
     """The status of a plan once it is in one of these phases."""
 
     def look() -> dict[str, Any]:
@@ -51,7 +51,7 @@ def told(space: Space, name: str, *phases: str) -> dict[str, Any]:
     return found
 
 
-def ranks(space: Space) -> dict[str, str]:
+def ranks(space: KubeNamespace) -> dict[str, str]:
     """The pods that stay, and their ranks."""
     return {name: pod["metadata"]["labels"][RANK] for name, pod in space.pods("long").items()}
 
@@ -60,13 +60,13 @@ def requests(pod: dict[str, Any]) -> dict[str, str]:
     return dict(pod["spec"]["containers"][0].get("resources", {}).get("requests") or {})
 
 
-def condition(space: Space, kind: str) -> dict[str, str]:
+def condition(space: KubeNamespace, kind: str) -> dict[str, str]:
     """What the job's history says of a phase; nothing if it was never in it."""
     entries = (space.status("long").get("status") or {}).get("conditions") or []
     return next((dict(entry) for entry in entries if entry["type"] == kind), {})
 
 
-def test_a_plan_gives_new_nodes_its_resources_and_leaves_the_others_as_they_are(two: Space) -> None:
+def test_a_plan_gives_new_nodes_its_resources_and_leaves_the_others_as_they_are(two: KubeNamespace) -> None:
     before = two.pods("long")
     resource = {"cpu": "10m", "memory": "300Mi"}
     two.apply(plan("more", "long", replicaResourceSpecs={"worker": {"replicas": 3, "resource": resource}}))
@@ -83,7 +83,7 @@ def test_a_plan_gives_new_nodes_its_resources_and_leaves_the_others_as_they_are(
     assert condition(two, "Scaling")["reason"] == "JobScaling"
 
 
-def test_plans_at_once_are_executed_in_order_and_a_created_node_gets_its_rank(two: Space) -> None:
+def test_plans_at_once_are_executed_in_order_and_a_created_node_gets_its_rank(two: KubeNamespace) -> None:
     before = set(two.pods("long"))
     first = plan("first", "long", createPods=[{"type": "worker", "rankIndex": 5, "resource": {"cpu": "20m"}}])
     two.apply(first, plan("second", "long", createPods=[{}]))
@@ -96,7 +96,7 @@ def test_plans_at_once_are_executed_in_order_and_a_created_node_gets_its_rank(tw
     two.until_members("long", 4)
 
 
-def test_a_plan_removes_the_very_pod_that_it_names(two: Space) -> None:
+def test_a_plan_removes_the_very_pod_that_it_names(two: KubeNamespace) -> None:
     two.kubectl("scale", "elasticjob/long", "--replicas=3")
     two.until_members("long", 3)
     before = ranks(two)
@@ -111,7 +111,7 @@ def test_a_plan_removes_the_very_pod_that_it_names(two: Space) -> None:
     assert sorted(ranks(two).values()) == ["0", "1", "2"], "gaps are filled first"
 
 
-def test_a_migrated_pod_leaves_when_its_heir_has_taken_over(two: Space) -> None:
+def test_a_migrated_pod_leaves_when_its_heir_has_taken_over(two: KubeNamespace) -> None:
     before = ranks(two)
     old = next(name for name, rank in before.items() if rank == "1")
     two.apply(plan("move", "long", migratePods=[{"name": old, "resource": {"memory": "256Mi"}}]))
@@ -135,13 +135,13 @@ def test_a_migrated_pod_leaves_when_its_heir_has_taken_over(two: Space) -> None:
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_with_a_sentence(
-    cluster: Space, long: str, name: str, spec: dict[str, Any], sentence: str
+    cluster: KubeNamespace, long: str, name: str, spec: dict[str, Any], sentence: str
 ) -> None:
     cluster.apply(plan(name, long, **spec))
     assert sentence in told(cluster, name, "Failed")["message"]
 
 
-def test_a_plan_that_another_one_overtakes_says_which(two: Space) -> None:
+def test_a_plan_that_another_one_overtakes_says_which(two: KubeNamespace) -> None:
     two.apply(plan("large", "long", replicaResourceSpecs={"worker": {"replicas": 4, "resource": NOWHERE}}))
     told(two, "large", "Scaling")
     two.until("the trouble", lambda: "Insufficient cpu" in two.status("long").get("message", ""))
@@ -153,7 +153,7 @@ def test_a_plan_that_another_one_overtakes_says_which(two: Space) -> None:
     told(two, "usual", "Succeeded")
 
 
-def test_a_plan_outlives_the_master_and_is_told_how_it_ends_by_the_next(two: Space) -> None:
+def test_a_plan_outlives_the_master_and_is_told_how_it_ends_by_the_next(two: KubeNamespace) -> None:
     two.apply(plan("stuck", "long", createPods=[{"resource": NOWHERE}]))
     told(two, "stuck", "Scaling")
     old = two.uid("pod", master("long"))
@@ -168,7 +168,7 @@ def test_a_plan_outlives_the_master_and_is_told_how_it_ends_by_the_next(two: Spa
     assert (status["reason"], status["message"]) == ("Superseded", "ScalePlan instead came before it was done")
 
 
-def test_a_plan_that_is_deleted_or_whose_job_is_suspended_is_told_of(two: Space) -> None:
+def test_a_plan_that_is_deleted_or_whose_job_is_suspended_is_told_of(two: KubeNamespace) -> None:
     two.apply(plan("forgotten", "long", createPods=[{"resource": NOWHERE}]))
     told(two, "forgotten", "Scaling")
     two.kubectl("delete", "scaleplan", "forgotten")
@@ -181,13 +181,13 @@ def test_a_plan_that_is_deleted_or_whose_job_is_suspended_is_told_of(two: Space)
     assert told(two, "asleep", "Failed")["message"] == "the job is suspended; resume it first"
 
 
-def test_a_plan_ends_with_its_job(cluster: Space) -> None:
+def test_a_plan_ends_with_its_job(cluster: KubeNamespace) -> None:
     cluster.apply(job("short", training(60), 1), plan("late", "short", createPods=[{"resource": NOWHERE}]))
     status = told(cluster, "late", "Succeeded", "Failed")
     assert (status["reason"], status["message"]) == ("JobEnded", "the job is over (Succeeded)")
 
 
-def test_a_lost_node_makes_the_job_restart_until_it_trains_again(two: Space) -> None:
+def test_a_lost_node_makes_the_job_restart_until_it_trains_again(two: KubeNamespace) -> None:
     two.until_status("long", phase="Running")
     before = condition(two, "Restarting").get("lastTransitionTime")
     victim = max(two.pods("long"))

@@ -17,7 +17,17 @@ from typing import Any
 
 import pytest
 
-from tests.kube.namespace import COMMAND_DEADLINE, KUBECONFIG, ROOT, STATE, Space, kubectl, new_space, run, until
+from tests.kube.namespace import (
+    COMMAND_DEADLINE,
+    KUBECONFIG,
+    ROOT,
+    STATE,
+    KubeNamespace,
+    kubectl,
+    new_space,
+    run,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -59,7 +69,7 @@ def cluster(*arguments: str) -> str:
     return run(sys.executable, CLUSTER, *arguments, deadline=2 * COMMAND_DEADLINE)
 
 
-class Lab(Space):
+class Lab(KubeNamespace):
     """A namespace for pods that need no operator."""
 
     def pod(self, name: str, *command: str, image: str = "resile:dev", memory: str = "512Mi", **spec: Any) -> None:

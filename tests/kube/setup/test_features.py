@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.namespace import ROOT, Space, job, kubectl, plan, training
+from tests.kube.namespace import ROOT, KubeNamespace, job, kubectl, plan, training
 
 RANK = "elasticjob.dlrover/rank-index"
 PART_OF = "app.kubernetes.io/part-of=resile"
@@ -28,12 +28,12 @@ def with_role(manifest: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return manifest
 
 
-def classes(space: Space, name: str) -> dict[str, str]:
+def classes(space: KubeNamespace, name: str) -> dict[str, str]:
     """The PriorityClass of every pod that stays, by its rank."""
     return {pod["metadata"]["labels"][RANK]: pod["spec"]["priorityClassName"] for pod in space.pods(name).values()}
 
 
-def test_priority_goes_by_place_and_a_class_that_is_missing_is_told(no_classes: None, cluster: Space) -> None:
+def test_priority_goes_by_place_and_a_class_that_is_missing_is_told(no_classes: None, cluster: KubeNamespace) -> None:
     cluster.apply(with_role(job("ranked", "sleep 600", 3), priority="0.5"))
 
     def says() -> str:
@@ -54,7 +54,7 @@ def test_priority_goes_by_place_and_a_class_that_is_missing_is_told(no_classes: 
     cluster.kubectl("delete", "elasticjob", "ranked")
 
 
-def test_a_job_stays_within_its_resource_limits(cluster: Space) -> None:
+def test_a_job_stays_within_its_resource_limits(cluster: KubeNamespace) -> None:
     manifest = job("bounded", training(100_000), resources={"requests": {"cpu": "10m", "memory": "100Mi"}})
     manifest["spec"]["resourceLimits"] = {"cpu": "1", "memory": "300Mi"}
     cluster.apply(manifest)
@@ -73,7 +73,7 @@ def test_a_job_stays_within_its_resource_limits(cluster: Space) -> None:
     cluster.kubectl("delete", "elasticjob", "bounded")
 
 
-def test_memory_after_running_out_of_it_grows_no_further_than_the_limit(cluster: Space) -> None:
+def test_memory_after_running_out_of_it_grows_no_further_than_the_limit(cluster: KubeNamespace) -> None:
     eat = "exec python3 -c 'x = bytearray(400 << 20); import time; time.sleep(600)'"
     amount = {"memory": "100Mi"}
     manifest = job("hungry", eat, 1, resources={"requests": amount, "limits": amount})
@@ -88,7 +88,7 @@ def test_memory_after_running_out_of_it_grows_no_further_than_the_limit(cluster:
 
 
 @pytest.mark.parametrize("budget", [0, 2])
-def test_a_node_is_replaced_as_often_as_restart_count_says(cluster: Space, budget: int) -> None:
+def test_a_node_is_replaced_as_often_as_restart_count_says(cluster: KubeNamespace, budget: int) -> None:
     name = f"crash{budget}"
     cluster.apply(with_role(job(name, "exit 4", 1), restartCount=budget))
     status = cluster.until_status(name, phase="Failed")
@@ -96,7 +96,7 @@ def test_a_node_is_replaced_as_often_as_restart_count_says(cluster: Space, budge
     assert len(cluster.pods(name)) == budget + 1
 
 
-def test_a_scale_below_the_minimum_is_refused_in_the_status(cluster: Space) -> None:
+def test_a_scale_below_the_minimum_is_refused_in_the_status(cluster: KubeNamespace) -> None:
     cluster.apply(job("least", training(100_000).replace("--nnodes=1:", "--nnodes=2:")))
     cluster.until_members("least", 2)
     cluster.kubectl("scale", "elasticjob/least", "--replicas=1")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.kube.namespace import IMAGE, ROOT, Space, kubectl
+from tests.kube.namespace import IMAGE, ROOT, KubeNamespace, kubectl
 
 
-def test_kubectl_explains_the_fields_of_a_job(cluster: Space) -> None:
+def test_kubectl_explains_the_fields_of_a_job(cluster: KubeNamespace) -> None:
     def explained(field: str) -> str:
         return " ".join(cluster.kubectl("explain", field).split())  # kubectl's versions break lines in their own ways
 
@@ -16,7 +16,7 @@ def test_kubectl_explains_the_fields_of_a_job(cluster: Space) -> None:
     assert "stays as it is" in explained("scaleplan.spec.replicaResourceSpecs")
 
 
-def test_the_samples_run_as_they_are_written(cluster: Space) -> None:
+def test_the_samples_run_as_they_are_written(cluster: KubeNamespace) -> None:
     def sample(name: str) -> str:
         text = (ROOT / "config/samples" / name).read_text()
         return text.replace("image: resile:dev", f"image: {IMAGE}").replace(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.kube import namespace
-from tests.kube.namespace import Space
+from tests.kube.namespace import KubeNamespace
 from tests.support.scripted_api_server import RESET, Scripted, answer, listed, refusal, scripted, thing
 
 
-def looking(server: Scripted, place: Path, monkeypatch: pytest.MonkeyPatch) -> closing[Space]:
+def looking(server: Scripted, place: Path, monkeypatch: pytest.MonkeyPatch) -> closing[KubeNamespace]:
     """A namespace of the cluster whose API server this is."""
     config = {
         "clusters": [{"name": "one", "cluster": {"server": server.config.cluster.server}}],
@@ -25,7 +25,7 @@ def looking(server: Scripted, place: Path, monkeypatch: pytest.MonkeyPatch) -> c
     }
     (place / "config").write_text(json.dumps(config))
     monkeypatch.setattr(namespace, "KUBECONFIG", str(place / "config"))
-    return closing(Space("red", place))
+    return closing(KubeNamespace("red", place))
 
 
 async def seen(look: Any) -> Any:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.kube.namespace import Space, job, kubectl, master, new_space, token_of, training
+from tests.kube.namespace import KubeNamespace, job, kubectl, master, new_space, token_of, training
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,7 +41,7 @@ for method, path in json.loads(requests):
 Asked = list[tuple[str, str]]
 
 
-def answers(space: Space, pod: str, who: str, asked: Asked) -> dict[str, int]:
+def answers(space: KubeNamespace, pod: str, who: str, asked: Asked) -> dict[str, int]:
     """What the API server answers to requests from inside a pod, with a token or the file that holds one."""
     words = ("exec", pod, "-c", "main", "--", "python", "-c", ASK, who, json.dumps(asked))
     codes = [int(word) for word in space.kubectl(*words).split()]
@@ -49,10 +49,10 @@ def answers(space: Space, pod: str, who: str, asked: Asked) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def spaces(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Space, Space]]:
+def spaces(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KubeNamespace, KubeNamespace]]:
     """Two namespaces with a job of the same name, which train."""
     with ExitStack() as stack:
-        made = [stack.enter_context(new_space("rights", tmp_path_factory.mktemp(name), Space)) for name in "ab"]
+        made = [stack.enter_context(new_space("rights", tmp_path_factory.mktemp(name), KubeNamespace)) for name in "ab"]
         for space in made:
             asks = {"requests": {"cpu": "50m", "memory": "64Mi"}}
             space.apply(job("same", training(1_000_000), resources=asks))
@@ -61,7 +61,7 @@ def spaces(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made[0], made[1]
 
 
-def everything(space: Space, other: Space) -> Asked:
+def everything(space: KubeNamespace, other: KubeNamespace) -> Asked:
     """What nobody but a master, or not even a master, should get."""
     core, jobs = CORE.format(space.name), JOBS.format(space.name)
     return [
@@ -87,7 +87,7 @@ def everything(space: Space, other: Space) -> Asked:
     ]
 
 
-def masters_own(space: Space) -> Asked:
+def masters_own(space: KubeNamespace) -> Asked:
     """What a master needs."""
     core, jobs = CORE.format(space.name), JOBS.format(space.name)
     return [
@@ -98,7 +98,7 @@ def masters_own(space: Space) -> Asked:
     ]
 
 
-def test_a_training_pod_can_do_nothing_at_the_api(spaces: tuple[Space, Space]) -> None:
+def test_a_training_pod_can_do_nothing_at_the_api(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
     here, other = spaces
     pod = min(here.pods("same"))
     assert "No such file" in here.kubectl("exec", pod, "--", "sh", "-c", f"ls {ACCOUNT} 2>&1 || true")
@@ -108,7 +108,7 @@ def test_a_training_pod_can_do_nothing_at_the_api(spaces: tuple[Space, Space]) -
         assert not allowed, "with a token of its account" if token else "without a token"
 
 
-def test_a_master_can_do_its_work_and_touch_nothing_else(spaces: tuple[Space, Space]) -> None:
+def test_a_master_can_do_its_work_and_touch_nothing_else(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
     here, other = spaces
     codes = answers(here, master("same"), f"{ACCOUNT}/token", [*masters_own(here), *everything(here, other)])
     needed = {f"{method} {path}" for method, path in masters_own(here)}
@@ -116,7 +116,9 @@ def test_a_master_can_do_its_work_and_touch_nothing_else(spaces: tuple[Space, Sp
     assert {code for what, code in codes.items() if what not in needed} == {403}
 
 
-def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(spaces: tuple[Space, Space]) -> None:
+def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(
+    spaces: tuple[KubeNamespace, KubeNamespace],
+) -> None:
     said = kubectl("-n", "resile-system", "logs", "deployment/resile-operator", "--tail=-1")
     assert REFUSAL not in said, said
     for space in spaces:
@@ -144,7 +146,7 @@ def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(space
         assert not may(*words), words
 
 
-def test_jobs_of_one_name_in_two_namespaces_do_not_meet(spaces: tuple[Space, Space]) -> None:
+def test_jobs_of_one_name_in_two_namespaces_do_not_meet(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
     first, second = spaces
     tokens = {space.get("secret", "elasticjob-same-token")["data"]["token"] for space in spaces}
     assert len(tokens) == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.namespace import Space, job, master, training, until
+from tests.kube.namespace import KubeNamespace, job, master, training, until
 
 STEPS = 100_000
 """More than are taken while a test looks on."""
@@ -16,7 +16,7 @@ CALLS = """
 import asyncio, json, ssl, sys
 from pathlib import Path
 from resile.wire.connection import connect
-from resile.wire.messages import MasterMessage
+from resile.protocol.messages import MasterMessage
 from resile.wire.tls import client_context
 
 here = Path("/var/run/secrets/resile")
@@ -58,7 +58,7 @@ print(json.dumps(asyncio.run(main())))
 
 
 @pytest.fixture(scope="module")
-def jobs(cluster: Space) -> Space:
+def jobs(cluster: KubeNamespace) -> KubeNamespace:
     """Two jobs that train, side by side in one namespace."""
     cluster.apply(*(job(name, training(STEPS), replicas=1) for name in ("one", "two")))
     for name in ("one", "two"):
@@ -66,7 +66,7 @@ def jobs(cluster: Space) -> Space:
     return cluster
 
 
-def outcomes(space: Space, caller: str, called: str) -> dict[str, str]:
+def outcomes(space: KubeNamespace, caller: str, called: str) -> dict[str, str]:
     """What the master of one job says to a node of another (or the same) that calls it in several ways."""
     node = f"{caller}-edljob-worker-0"
     host = f"{master(called)}.{space.name}.svc"
@@ -74,24 +74,24 @@ def outcomes(space: Space, caller: str, called: str) -> dict[str, str]:
     return dict(json.loads(said))
 
 
-def test_a_node_reaches_its_own_master_over_tls_and_in_no_other_way(jobs: Space) -> None:
+def test_a_node_reaches_its_own_master_over_tls_and_in_no_other_way(jobs: KubeNamespace) -> None:
     heard = outcomes(jobs, "one", "one")
     assert heard["properly"] == "welcome"
-    assert heard["with a guess"].startswith("NotWelcome: "), heard
+    assert heard["with a guess"].startswith("HandshakeRefused: "), heard
     assert "job token" in heard["with a guess"]
     assert "Hostname mismatch" in heard["by another name"]
     assert heard["plainly"].endswith("as one that expects TLS does"), heard
     assert heard["babble"] == ""
 
 
-def test_a_node_of_another_job_gets_nothing(jobs: Space) -> None:
+def test_a_node_of_another_job_gets_nothing(jobs: KubeNamespace) -> None:
     heard = outcomes(jobs, "two", "one")
     assert "showed a certificate that fails" in heard["properly"], "another job's certificate is none of ours"
     assert "job token" in heard["unchecked"], "and its token is of no use either"
     assert heard["plainly"].endswith("as one that expects TLS does"), heard
 
 
-def test_a_training_pod_sees_the_certificate_but_not_the_key(jobs: Space) -> None:
+def test_a_training_pod_sees_the_certificate_but_not_the_key(jobs: KubeNamespace) -> None:
     node = "one-edljob-worker-0"
     files = jobs.kubectl("exec", node, "--", "ls", "/var/run/secrets", "/var/run/secrets/resile").split()
     assert {"token", "ca.crt"} <= set(files)
@@ -104,12 +104,12 @@ def test_a_training_pod_sees_the_certificate_but_not_the_key(jobs: Space) -> Non
     assert "elasticjob-one-tls" in mounted
 
 
-def volumes(space: Space, pod: str) -> list[dict[str, Any]]:
+def volumes(space: KubeNamespace, pod: str) -> list[dict[str, Any]]:
     return list(space.get("pod", pod)["spec"]["volumes"])
 
 
 @pytest.mark.parametrize("secret", ["elasticjob-two-token", "elasticjob-two-tls"])
-def test_a_secret_deleted_under_way_comes_back_as_it_was_and_training_goes_on(jobs: Space, secret: str) -> None:
+def test_a_secret_deleted_under_way_comes_back_as_it_was_and_training_goes_on(jobs: KubeNamespace, secret: str) -> None:
     before, old = jobs.get("secret", secret)["data"], jobs.running("two")
     node = jobs.uid("pod", "two-edljob-worker-0")
     jobs.kubectl("delete", "secret", secret)

@@ -254,10 +254,10 @@ def test_a_loss_in_what_ranks_do_together_between_steps_ends_none_of_them(traini
 MEETS = """
 from probe import *
 import threading
-from resile.wire.rendezvous_client import RoundLine
+from resile.wire.rendezvous_client import RendezvousClient
 
 over = threading.Event()
-line = RoundLine.from_environment(lambda round: over.set())
+line = RendezvousClient.from_environment(lambda round: over.set())
 if ATTEMPT and there("lame"):
     os.remove(os.path.join(HERE, "lame"))
     note("lame")

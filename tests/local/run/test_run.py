@@ -201,14 +201,14 @@ TALKS = """
 import os
 from probe import note
 from resile.checkpoint.memory_client import Line
-from resile.wire.agent_client import AgentChannel
-from resile.wire.messages import OpenDataset
-from resile.wire.rendezvous_client import RoundLine
+from resile.wire.agent_client import AgentClient
+from resile.protocol.messages import OpenDataset
+from resile.wire.rendezvous_client import RendezvousClient
 from resile.wire.env import AGENT_SOCKET, WORKER
 
-rounds = RoundLine.from_environment(lambda round: None)
+rounds = RendezvousClient.from_environment(lambda round: None)
 placed = rounds.ready(0, 20)
-channel = AgentChannel.from_environment()
+channel = AgentClient.from_environment()
 answer = channel.request(OpenDataset(worker="", request=0, name="d", size=1, shard_size=1), 20)
 memory = Line(os.environ[AGENT_SOCKET], os.environ[WORKER], 0)
 note("talked", round=placed.round, error=answer.error, room=memory.make_room(4096), path=os.environ[AGENT_SOCKET])

@@ -96,7 +96,9 @@ def test_an_agent_whose_console_is_not_read_is_not_taken_for_lost(runs: Runs) ->
     master = runs.master()
     wait_until(lambda: len(runs.story()) > 2, "a story")
     began = runs.story()[-1].at
-    wait_until(lambda: time.time() - began > 2 * derive().silence, "twice the time after which silence is noticed")
+    wait_until(
+        lambda: time.time() - began > 2 * derive().heartbeat_timeout, "twice the time after which silence is noticed"
+    )
     assert runs.notes("through") == [], "the process waits for its reader, as it would without us"
     assert stuck.running
     assert [line.reason for line in runs.story() if line.warning] == []

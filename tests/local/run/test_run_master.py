@@ -93,10 +93,10 @@ def test_agents_that_finish_while_their_master_is_down_wait_for_its_word(runs: R
 SIZE, SHARD, EPOCHS = 400, 8, 2
 SHARDS = f"""
 from probe import *
-from resile.wire.agent_client import AgentChannel
-from resile.wire.messages import OpenDataset, TakeShard, ShardProgress
+from resile.wire.agent_client import AgentClient
+from resile.protocol.messages import OpenDataset, TakeShard, ShardProgress
 note("start", round=int(os.environ["RESILE_ROUND"]))
-channel = AgentChannel.from_environment()
+channel = AgentClient.from_environment()
 opened = channel.request(
     OpenDataset(worker="", request=0, name="d", size={SIZE}, shard_size={SHARD}, epochs={EPOCHS}, seed=3), 60)
 assert not opened.error, opened.error

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from resile.agent.checkpoints.checkpoint_server import Vault
+from resile.agent.checkpoints.checkpoint_server import CheckpointServer
 from resile.agent.workers.ports import free_port
 from resile.checkpoint.memory_client import SOCKET
 from resile.torch.checkpointer import Checkpointer
@@ -35,7 +35,7 @@ class VaultThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.vault = Vault(directory / SOCKET, **words)
+        self.vault = CheckpointServer(directory / SOCKET, **words)
         self.do(self.vault.start)
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from resile.torch._checkpoint.buffer_choice import Standing, to_keep
+from resile.torch._checkpoint.buffer_choice import SaveStatus, to_keep
 
 
-def holds(first: int, second: int, *, wanted: tuple[int, ...] = (), older_wanted: bool = False) -> Standing:
-    return Standing(9, 0, 1, first, int(first in wanted), second, int(second in wanted), int(older_wanted))
+def holds(first: int, second: int, *, wanted: tuple[int, ...] = (), older_wanted: bool = False) -> SaveStatus:
+    return SaveStatus(9, 0, 1, first, int(first in wanted), second, int(second in wanted), int(older_wanted))
 
 
 def test_the_newest_that_all_have_is_kept() -> None:

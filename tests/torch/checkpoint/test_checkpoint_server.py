@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from resile.agent.checkpoints.checkpoint_server import PAUSES
-from resile.agent.checkpoints.replica_client import Partner
+from resile.agent.checkpoints.replica_client import ReplicaClient
 from resile.api.ids import Round
-from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, places
-from resile.checkpoint.memory_client import Line
+from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.memory_limits import short_of
 from resile.checkpoint.storage import Storage
+from resile.protocol.reports import ReplicaEndpoint
 from resile.torch.checkpointer import Checkpointer
 from resile.wire.env import AGENT_SOCKET, WORKER
 from resile.wire.job_directory import DirectoryError
@@ -35,11 +35,11 @@ def vault() -> Iterator[VaultThread]:
         yield thread
 
 
-def line(vault: VaultThread, local_rank: int = 0) -> Line:
-    return Line(vault.environment[AGENT_SOCKET], vault.environment[WORKER], local_rank)
+def line(vault: VaultThread, local_rank: int = 0) -> MemoryClient:
+    return MemoryClient(vault.environment[AGENT_SOCKET], vault.environment[WORKER], local_rank)
 
 
-def fill(opened: Line, directory: Path | str, step: int, rank: int = 0, world: int = 1) -> tuple[Buffer, int]:
+def fill(opened: MemoryClient, directory: Path | str, step: int, rank: int = 0, world: int = 1) -> tuple[Buffer, int]:
     layout = layout_of(directory, rank=rank, world=world)
     assert opened.make_room(places(msgspec.json.encode(layout), layout.length)[2]) == ""
     buffer, record = filled(layout, step, buffer=opened.buffers[0])
@@ -119,7 +119,7 @@ def test_a_request_is_answered_whatever_becomes_of_it(vault: VaultThread, monkey
     opened = line(vault)
     _, sequence = fill(opened, "", 1)
     vault.do(lambda: vault.vault.partner.know(unknown))
-    vault.do(lambda: vault.vault.enter(Round(1), Door(address="127.0.0.1", port=1)))
+    vault.do(lambda: vault.vault.enter(Round(1), ReplicaEndpoint(address="127.0.0.1", port=1)))
     assert opened.copy_out(0, sequence)
     assert "the job's token cannot be read" in (opened.copied(sequence, PATIENCE) or "")
     monkeypatch.setattr("resile.agent.checkpoints.checkpoint_server.store_committed", unforeseen)
@@ -298,9 +298,9 @@ def test_a_node_that_is_left_alone_gives_the_memory_of_copies_back_when_its_proc
     opened, copies = line(vault), vault.vault.copies
     fill(opened, "", 1)
     vault.do(lambda: vault.vault.open_door("127.0.0.1", lambda: b"secret", tls=False))
-    other = Partner({})
+    other = ReplicaClient({})
     other.know(lambda: b"secret")
-    other.enter(Round(1), copies.door("127.0.0.1"))
+    other.enter(Round(1), copies.replica_endpoint("127.0.0.1"))
     buffer, record = filled(layout_of(rank=1, world=2), 1)
     assert other.copy(0, buffer, record.sequence) == ""
     vault.do(lambda: vault.vault.enter(Round(2), None))

@@ -24,22 +24,22 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from resile.agent.workers.ports import free_port
 from resile.api.ids import Round
-from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, places
-from resile.checkpoint.errors import NeverReadable, Unreadable, Unwritable
+from resile.checkpoint.errors import NeverReadable, NotReadable, NotWritable
 from resile.checkpoint.memory_client import copied_within
 from resile.checkpoint.memory_limits import LIMIT
 from resile.checkpoint.storage import Storage
+from resile.protocol.reports import ReplicaEndpoint
 from resile.torch import Checkpointer, ElasticBatchSampler
 from resile.torch._checkpoint import restore
 from resile.torch._checkpoint.dcp_reader import read_metadata
-from resile.torch._checkpoint.flatten import Misfit, entries
-from resile.torch._checkpoint.packing import Image, Place, lay_out
-from resile.torch._checkpoint.restore import Memory, Restoring
+from resile.torch._checkpoint.flatten import StateMismatch, entries
+from resile.torch._checkpoint.packing import PackedState, TensorSpan, lay_out
+from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._loop import loop_checkpoints as keeping_module
-from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import Group, GroupLost
-from resile.torch._loop.loop_checkpoints import Keeping
+from resile.torch._loop.loop_checkpoints import LoopCheckpoints
 from resile.torch.checkpointer import COPY_PATIENCE
 from tests.torch.checkpoint.checkpoint_servers import (
     PATIENCE,
@@ -209,18 +209,18 @@ def test_a_flipped_bit_in_a_copy_of_another_nodes_part_is_found_named_and_passed
     copies[1].map()[record.data_at + record.length // 2] ^= 0x10
     state = uniform(0, 100_000)
     with caplog.at_level(logging.WARNING, "resile"):
-        assert Restoring(Agreement(), Memory([], [], copies), None).run(state) == 1
+        assert Restore(Collectives(), Memory([], [], copies), None).run(state) == 1
     assert is_uniform(state, 1)
     assert "step 2 in memory is not used: the checksum of bytes " in caplog.text
 
 
 def _copy_of(step: int) -> Buffer:
     leaves = entries(uniform(step, 100_000))
-    layout = msgspec.structs.replace(lay_out(leaves, Place(0, 1, True, "1.0.1")), replicated=False)
+    layout = msgspec.structs.replace(lay_out(leaves, TensorSpan(0, 1, True, "1.0.1")), replicated=False)
     text = msgspec.json.encode(layout)
     buffer = Buffer.make("test")
     buffer.resize(places(text, layout.length)[2])
-    image = Image(buffer.map(), buffer.begin(text, layout.length)[1], layout)
+    image = PackedState(buffer.map(), buffer.begin(text, layout.length)[1], layout)
     image.draw_frames()
     image.fill(leaves)
     buffer.seal(buffer.commit(step, step, text, layout.length), image.sums())
@@ -339,7 +339,7 @@ def test_what_cannot_be_read_is_left_as_it_is_and_training_does_not_begin_anew(
     unreadable.rename(away)
     unreadable.symlink_to(unreadable if what == "." else "/proc/self/mem")  # ELOOP; EIO
     state = uniform(0, 100_000)
-    with caplog.at_level(logging.WARNING), pytest.raises(Unreadable, match="storage cannot be read"):
+    with caplog.at_level(logging.WARNING), pytest.raises(NotReadable, match="storage cannot be read"):
         opened(directory).restore(state)
     assert is_uniform(state, 0)
     assert "cannot be read: " in caplog.text
@@ -372,21 +372,21 @@ NOWHERE = "/proc/resile/checkpoints"
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait is a failure: what does not heal is not waited for."""
 
-    def never(ranks: Agreement, seconds: float) -> None:
+    def never(ranks: Collectives, seconds: float) -> None:
         raise AssertionError(f"{seconds:g} s are waited for what does not heal")
 
-    monkeypatch.setattr(Agreement, "pause", never)
+    monkeypatch.setattr(Collectives, "pause", never)
 
 
 @pytest.mark.usefixtures("no_wait")
 def test_a_training_does_not_begin_whose_steps_can_never_be_stored(opened: Open) -> None:
     why = f"checkpoints cannot be stored in {NOWHERE}: No such file or directory"
-    with pytest.raises(Unwritable, match=f"^{why}$"):
+    with pytest.raises(NotWritable, match=f"^{why}$"):
         opened(NOWHERE, store_every=1).restore(uniform(0, 10))
-    with vault_thread(), pytest.raises(Unwritable, match=f"^{why}$"):
+    with vault_thread(), pytest.raises(NotWritable, match=f"^{why}$"):
         opened(NOWHERE).save(1, uniform(1, 10))
-    with pytest.raises(Unwritable, match=f"^{why}$"):
-        Keeping(kept := opened(NOWHERE), every=1).restore(uniform(0, 10))
+    with pytest.raises(NotWritable, match=f"^{why}$"):
+        LoopCheckpoints(kept := opened(NOWHERE), every=1).restore(uniform(0, 10))
     kept.close()
     assert opened(NOWHERE).restore(uniform(0, 10)) is None, "who only reads need not write"
 
@@ -399,7 +399,7 @@ def test_a_storage_that_is_a_file_is_one_sentence_at_once(
 ) -> None:
     (tmp_path / "file").touch()
     for store_every in (1,) if (scheme, place) == ("file://", "file") else (0, 1):  # fsspec lists a file as one in it
-        with pytest.raises((NeverReadable, Unwritable), match=f"{tmp_path / place}.*: (Not a|it is no) directory$"):
+        with pytest.raises((NeverReadable, NotWritable), match=f"{tmp_path / place}.*: (Not a|it is no) directory$"):
             opened(f"{scheme}{tmp_path / place}", store_every=store_every).restore(uniform(0, 10))
 
 
@@ -407,7 +407,7 @@ def test_who_joins_a_training_that_goes_on_does_not_end_it_for_want_of_storage(o
     (tmp_path / "file").touch()
     with vault_thread():
         joined = opened(tmp_path / "file", store_every=1)
-        keeping = Keeping(joined, every=1)
+        keeping = LoopCheckpoints(joined, every=1)
         keeping.enter(uniform(7, 10))
         keeping.save(8, uniform(8, 10))
         keeping.settle()
@@ -436,7 +436,7 @@ def test_who_waits_with_the_last_step_for_a_storage_that_is_behind_hears_that_th
 ) -> None:
     monkeypatch.setattr(keeping_module, "PAUSES", (20.0,))
     held = opened(tmp_path)
-    keeping = Keeping(held, every=1)
+    keeping = LoopCheckpoints(held, every=1)
     keeping.enter(uniform(4, 10))
     for step in (5, 6):
         keeping.save(step, uniform(step, 10), store=True)
@@ -462,7 +462,7 @@ def test_what_was_due_while_storage_was_busy_follows_though_storage_refused_the_
             return store(*words)
         asked.set()
         refuses.wait(PATIENCE)
-        raise Unwritable("it is full")
+        raise NotWritable("it is full")
 
     monkeypatch.setattr(Storage, "store", refuse_once)
     with vault_thread():
@@ -491,7 +491,7 @@ def test_a_copy_that_the_agent_never_answers_for_does_not_stop_saves_for_ever(
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(vault.vault.partner, "copy", lambda *_: str(over.wait(PATIENCE)))
-    vault.do(lambda: vault.vault.enter(Round(1), Door(address="127.0.0.1", port=1)))
+    vault.do(lambda: vault.vault.enter(Round(1), ReplicaEndpoint(address="127.0.0.1", port=1)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         shard = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (1,)), [Shard(0)])
@@ -591,17 +591,17 @@ def test_a_save_that_is_laid_out_anew_and_finds_no_room_leaves_nothing_to_wait_f
 
 def test_a_checkpoint_of_another_model_is_one_sentence(opened: Open, vault: VaultThread) -> None:
     opened().save(1, {"model": torch.nn.Linear(4, 3)})
-    with pytest.raises(Misfit, match=r"model.weight has the shape \(3, 4\) in the checkpoint and \(5, 4\) here"):
+    with pytest.raises(StateMismatch, match=r"model.weight has the shape \(3, 4\) in the checkpoint and \(5, 4\) here"):
         opened().restore({"model": torch.nn.Linear(4, 5)})
-    with pytest.raises(Misfit, match="the checkpoint has no 'epoch'"):
+    with pytest.raises(StateMismatch, match="the checkpoint has no 'epoch'"):
         opened().restore({"model": torch.nn.Linear(4, 3), "epoch": 1})
 
 
 def test_a_rank_whose_node_keeps_everything_elsewhere_has_an_empty_part() -> None:
     leaves = entries({"model": torch.nn.Linear(3, 3)})
-    layout = lay_out(leaves, Place(rank=1, world=2, leads=False, attempt="a"))
+    layout = lay_out(leaves, TensorSpan(rank=1, world=2, leads=False, attempt="a"))
     assert (layout.length, layout.items) == (0, ())
-    image = Image(bytearray(10), 5, layout)
+    image = PackedState(bytearray(10), 5, layout)
     image.draw_frames()
     image.fill(leaves)
     image.check(image.sums())
@@ -761,7 +761,7 @@ def test_a_save_that_waits_for_a_copy_hears_that_its_round_is_over(
         return str(over.wait(PATIENCE))
 
     monkeypatch.setattr(vault.vault.partner, "copy", copy)
-    vault.do(lambda: vault.vault.enter(Round(1), Door(address="127.0.0.1", port=1)))
+    vault.do(lambda: vault.vault.enter(Round(1), ReplicaEndpoint(address="127.0.0.1", port=1)))
     group = Group(placed(0, 1, free_port()), "gloo", 20.0)
     group.form()
     try:

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from resile.torch import Checkpointer
-from resile.torch._checkpoint.flatten import Landing, Misfit, entries
-from resile.torch._checkpoint.packing import Image, Place, lay_out, still_fits
+from resile.torch._checkpoint.flatten import LoadTarget, StateMismatch, entries
+from resile.torch._checkpoint.packing import PackedState, TensorSpan, lay_out, still_fits
 from resile.torch._checkpoint.pickling import CannotRestore
 from tests.torch.checkpoint.checkpoint_servers import PATIENCE
 
-PLACE = Place(rank=0, world=1, leads=True, attempt="1")
+PLACE = TensorSpan(rank=0, world=1, leads=True, attempt="1")
 
 
 class Colour(enum.Enum):
@@ -39,17 +39,17 @@ class Noted:
         self.state = state
 
 
-def saved(state: dict[str, Any]) -> Image:
+def saved(state: dict[str, Any]) -> PackedState:
     leaves = entries(state)
     layout = lay_out(leaves, PLACE)
-    image = Image(bytearray(max(layout.length, 1)), 0, layout)
+    image = PackedState(bytearray(max(layout.length, 1)), 0, layout)
     image.draw_frames()
     image.fill(leaves)
     return image
 
 
 def restored(state: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
-    image, landing = saved(state), Landing(into)
+    image, landing = saved(state), LoadTarget(into)
     landing.check(item.path for item in image.layout.items)
     image.read(landing)
     landing.finish()
@@ -168,8 +168,8 @@ def test_modules_and_optimizers_in_dictionaries_are_restored() -> None:
 
 def test_an_object_in_a_dictionary_that_the_checkpoint_lacks_is_named() -> None:
     image = saved({"rest": {"a": Noted({"n": 1})}})
-    landing = Landing({"rest": {"a": Noted({}), "b": Noted({})}})
-    with pytest.raises(Misfit, match=r"the checkpoint has no 'rest\.b'"):
+    landing = LoadTarget({"rest": {"a": Noted({}), "b": Noted({})}})
+    with pytest.raises(StateMismatch, match=r"the checkpoint has no 'rest\.b'"):
         landing.check(item.path for item in image.layout.items)
 
 
@@ -179,7 +179,7 @@ def test_what_was_saved_as_a_state_dict_is_found_in_the_state_and_not_given_to_a
     restored({"o": ours.state_dict()}, given)
     theirs.load_state_dict(given["o"])
     assert torch.equal(theirs.state_dict()["state"][0]["exp_avg"], ours.state_dict()["state"][0]["exp_avg"])
-    with pytest.raises(Misfit, match=r"^the checkpoint has the state_dict\(\) of an optimizer, not the optim"):
+    with pytest.raises(StateMismatch, match=r"^the checkpoint has the state_dict\(\) of an optimizer, not the optim"):
         restored({"o": ours.state_dict()}, {"o": theirs})
 
 

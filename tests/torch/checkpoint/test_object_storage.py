@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-from resile.checkpoint.errors import CannotStore, Unreadable
+from resile.checkpoint.errors import NotReadable, StorageError
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import open_storage, store_committed
 from resile.torch import Checkpointer
@@ -103,7 +103,7 @@ def test_a_store_that_refuses_to_answer_costs_no_checkpoint(
         raise PermissionError(13, "the credentials have expired")
 
     monkeypatch.setattr(fs, call, refuse)
-    with pytest.raises(Unreadable):
+    with pytest.raises(NotReadable):
         restored(url)
     monkeypatch.undo()
     assert ObjectStorage(url).steps() == [1, 2]
@@ -220,7 +220,7 @@ def test_a_step_that_is_committed_while_others_are_swept_stays(url: str, monkeyp
 
 
 def test_a_store_that_cannot_be_used_is_one_sentence() -> None:
-    with pytest.raises(CannotStore, match="nosuch://there cannot be used"):
+    with pytest.raises(StorageError, match="nosuch://there cannot be used"):
         open_storage("nosuch://there")
     buffer, record = filled(layout_of("nosuch://there"), step=5)
     assert "nosuch://there cannot be used" in store_committed(buffer, record.sequence)

@@ -15,13 +15,13 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from resile.api.ids import NO_ROUND
 from resile.checkpoint.buffer import Buffer
-from resile.checkpoint.errors import Unreadable
+from resile.checkpoint.errors import NotReadable
 from resile.checkpoint.storage import Storage
 from resile.torch._checkpoint import dcp_reader, restore, save_group
 from resile.torch._checkpoint.packing import Damaged
-from resile.torch._loop.loop_checkpoints import Keeping
-from resile.torch._loop.rendezvous import LostForGood
-from resile.torch._loop.training import Training
+from resile.torch._loop.loop_checkpoints import LoopCheckpoints
+from resile.torch._loop.rendezvous import StateLost
+from resile.torch._loop.training import LoopTraining
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.elastic import Elastic
 from resile.wire.env import AGENT_SOCKET
@@ -157,11 +157,11 @@ def restored(world: int, directory: str | None = None, *, picky: bool = False, m
 def met_errors(rank: int) -> list[Any]:
     """Rank 1 meets all kinds of errors, one after the other: the group stays in step."""
     said = [saved(rank), restored(2, picky=rank == 1), restored(2, misshaped=rank == 1)]
-    offers = restore.Restoring._offers
+    offers = restore.Restore._offers
     if rank == 1:
-        restore.Restoring._offers = lambda self: 1 // 0  # type: ignore[assignment,method-assign,return-value]
+        restore.Restore._offers = lambda self: 1 // 0  # type: ignore[assignment,method-assign,return-value]
     said.append(restored(2))
-    restore.Restoring._offers = offers  # type: ignore[method-assign]
+    restore.Restore._offers = offers  # type: ignore[method-assign]
     return [*said, restored(2)]
 
 
@@ -189,7 +189,7 @@ def test_a_rank_that_cannot_use_a_part_goes_on_to_pass_the_other_parts_on() -> N
 
 def finished(rank: int, directory: str) -> list[int]:
     checkpointer = Checkpointer(directory)
-    keeping, parts = Keeping(checkpointer, every=1), sharded(7)
+    keeping, parts = LoopCheckpoints(checkpointer, every=1), sharded(7)
     keeping.enter(parts)
     keeping.taken(7, parts)
     if rank == 1:
@@ -209,7 +209,7 @@ def test_the_last_step_is_saved_again_by_all_if_one_rank_does_not_have_it(vault:
 def finished_behind(rank: int, directory: str) -> bool:
     """When the last step was taken, storage still writes what a process before rank 1 has saved, and others wait."""
     checkpointer = Checkpointer(directory)
-    keeping, parts = Keeping(checkpointer, every=1), sharded(7)
+    keeping, parts = LoopCheckpoints(checkpointer, every=1), sharded(7)
     keeping.enter(parts)
     for step in (5, 6):
         keeping.taken(step, parts)
@@ -242,7 +242,7 @@ def not_readable(rank: int, directory: str) -> list[Any]:
     def listing(self: Storage) -> list[int]:
         refusals[0] -= 1
         if refusals[0] >= 0:
-            raise Unreadable(f"{directory} cannot be read: Stale file handle")
+            raise NotReadable(f"{directory} cannot be read: Stale file handle")
         return steps(self)
 
     Storage.steps = listing  # type: ignore[method-assign]
@@ -357,12 +357,12 @@ def test_a_training_that_is_lost_is_not_begun_anew_by_the_processes_that_are_sta
     monkeypatch.setenv(AGENT_SOCKET, str(tmp_path / "agent.sock"))
     survivor = started()
     assert survivor._rounds._agree(NO_ROUND, 0, 1).step == 0, "nothing was lost yet"
-    with pytest.raises(LostForGood):
+    with pytest.raises(StateLost):
         survivor._rounds._agree(3, 0, 1)
-    with pytest.raises(LostForGood, match="training does not begin anew"):
+    with pytest.raises(StateLost, match="training does not begin anew"):
         next(started().steps(5))
     saved, keeper = started(), Checkpointer(tmp_path / "storage")
-    keeper.save(4, Training(build(), {}).parts, store=True)
+    keeper.save(4, LoopTraining(build(), {}).parts, store=True)
     keeper.close()
     assert next(saved.steps(5)) == 4, "what has come back is gone on from"
     assert not (tmp_path / "lost-for-good").exists()

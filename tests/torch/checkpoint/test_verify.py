@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from resile.checkpoint.buffer import Buffer, places
-from resile.checkpoint.errors import Unreadable
+from resile.checkpoint.errors import NotReadable
 from resile.torch._checkpoint import packing
 from resile.torch._checkpoint.flatten import entries
-from resile.torch._checkpoint.packing import Damaged, Image, Place, copying_threads, lay_out
-from resile.torch._checkpoint.restore import Memory, Restoring
-from resile.torch._checkpoint.verify import Checking
-from resile.torch._loop.collectives import Agreement
+from resile.torch._checkpoint.packing import Damaged, PackedState, TensorSpan, copying_threads, lay_out
+from resile.torch._checkpoint.restore import Memory, Restore
+from resile.torch._checkpoint.verify import Verification
+from resile.torch._loop.collectives import Collectives
 from resile.torch._support.numpy_values import sums_of_rows
 
 PATIENCE = 30.0
@@ -37,22 +37,22 @@ def buffer() -> Buffer:
 
 def write(buffer: Buffer, step: int) -> None:
     leaves = entries(state_of(step))
-    layout = lay_out(leaves, Place(0, 1, True, "1.0.1"))
+    layout = lay_out(leaves, TensorSpan(0, 1, True, "1.0.1"))
     text = msgspec.json.encode(layout)
     buffer.resize(places(text, layout.length)[2])
-    packing = Image(buffer.map(), buffer.begin(text, layout.length)[1], layout)
+    packing = PackedState(buffer.map(), buffer.begin(text, layout.length)[1], layout)
     packing.draw_frames()
     packing.fill(leaves)
     buffer.seal(buffer.commit(step, step, text, layout.length), packing.sums())
 
 
-def checking_of(buffer: Buffer) -> Checking:
+def checking_of(buffer: Buffer) -> Verification:
     record = buffer.record()
     assert record is not None
-    return Checking(buffer, record)
+    return Verification(buffer, record)
 
 
-def checked_ahead(buffer: Buffer) -> Checking:
+def checked_ahead(buffer: Buffer) -> Verification:
     checking = checking_of(buffer)
     with ThreadPoolExecutor(1) as background:
         checking.begin(background)
@@ -98,9 +98,9 @@ def test_who_finishes_does_not_wait_for_a_thread_that_has_not_begun(buffer: Buff
 
 def test_what_was_checked_ahead_is_not_checked_again(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
     checking = checked_ahead(buffer)
-    monkeypatch.setattr(Image, "checks", lambda *_: pytest.fail("checked again"))
+    monkeypatch.setattr(PackedState, "checks", lambda *_: pytest.fail("checked again"))
     state = state_of(0)
-    assert Restoring(Agreement(), Memory([buffer], [buffer], (), {buffer: checking}), None).run(state) == 1
+    assert Restore(Collectives(), Memory([buffer], [buffer], (), {buffer: checking}), None).run(state) == 1
     assert torch.equal(state["values"], state_of(1)["values"])
 
 
@@ -109,7 +109,7 @@ def test_what_was_written_since_it_was_checked_is_checked_again(buffer: Buffer) 
     write(buffer, 2)
     flip(buffer, 0.5)
     state = state_of(0)
-    assert Restoring(Agreement(), Memory([buffer], [buffer], (), {buffer: checking}), None).run(state) is None
+    assert Restore(Collectives(), Memory([buffer], [buffer], (), {buffer: checking}), None).run(state) is None
     assert torch.equal(state["values"], state_of(0)["values"])
 
 
@@ -122,11 +122,11 @@ class Away:
     def steps(self) -> list[int]:
         self.asked += 1
         if self.asked == 1:
-            raise Unreadable("it is away")
+            raise NotReadable("it is away")
         return []
 
 
-class Hasty(Agreement):
+class Hasty(Collectives):
     """Waits for nothing."""
 
     def pause(self, seconds: float) -> None:
@@ -147,7 +147,7 @@ def test_damage_that_was_found_once_is_found_again(buffer: Buffer, ahead: bool) 
             background.shutdown()
         state = state_of(0)
         memory = Memory([buffer], [buffer], (), {buffer: checking})
-        assert Restoring(Hasty(), memory, storage).run(state) is None
+        assert Restore(Hasty(), memory, storage).run(state) is None
         begins.set()
     assert storage.asked == 2, "the first time it was tried again"
     assert torch.equal(state["values"], state_of(0)["values"])

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from resile.torch._data.partition import passes
-from resile.torch._data.sample_reader import Ask
+from resile.torch._data.sample_reader import ReadRequest
 from resile.torch.elastic import Elastic
 from resile.torch.loader import ElasticLoader
 from tests.support.paths import ROOT
@@ -253,7 +253,7 @@ def test_what_was_read_for_another_world_is_not_waited_for():
     loader = ElasticLoader(Numbers(10), global_batch_size=2)
     reader = loader._loader.dataset
     next(loader.steps())
-    ask = Ask(epoch=0, begin=0, total=2, rank=0, world=1, generation=loader._newest.value)
+    ask = ReadRequest(epoch=0, begin=0, total=2, rank=0, world=1, generation=loader._newest.value)
     assert reader[ask][0] == 2
     loader.resize(1, 2)
     next(loader.steps())
@@ -262,7 +262,7 @@ def test_what_was_read_for_another_world_is_not_waited_for():
 
 def test_a_stream_that_was_asked_for_more_than_it_has_is_entered_again():
     reader = ElasticLoader(Stream(10), global_batch_size=4, shuffle=False)._loader.dataset
-    first = Ask(epoch=0, begin=0, total=4, rank=0, world=1, generation=0)
+    first = ReadRequest(epoch=0, begin=0, total=4, rank=0, world=1, generation=0)
     assert reader[msgspec.structs.replace(first, begin=20)] == (0, [])
     total, (batch,) = reader[msgspec.structs.replace(first, begin=4)]
     assert (total, batch.tolist()) == (4, [4, 5, 6, 7])
@@ -280,7 +280,7 @@ def test_a_stream_is_read_once_an_epoch_however_often_somebody_asks_beyond_its_e
 
     stream = Counted(size)
     reader = ElasticLoader(stream, global_batch_size=4, shuffle=shuffle, shuffle_block=5)._loader.dataset
-    ask = Ask(epoch=0, begin=0, total=4, rank=0, world=1, generation=0)
+    ask = ReadRequest(epoch=0, begin=0, total=4, rank=0, world=1, generation=0)
     for epoch in range(2):
         totals = [reader[msgspec.structs.replace(ask, epoch=epoch, begin=begin)][0] for begin in range(0, 32, 4)]
         assert totals == [4, 4, size - 8, 0, 0, 0, 0, 0]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resile.common.permutation import ShuffledOrder
-from resile.torch._data.shuffle import Order
+from resile.torch._data.shuffle import EpochOrder
 from resile.torch.sampler import ElasticBatchSampler, ElasticSampler
 from tests.torch.ranks import found_by
 
@@ -265,19 +265,19 @@ def test_many_places_at_once_are_those_that_python_finds_one_by_one(size: int) -
     for seed in range(5):
         for start, stop in [(0, min(size, 300)), (size // 3, min(size, size // 3 + 50)), (max(0, size - 40), size)]:
             expected = [ShuffledOrder(size, seed, 7).at(place) for place in range(start, stop)]
-            assert Order(size, seed, 7).between(start, stop) == expected
+            assert EpochOrder(size, seed, 7).between(start, stop) == expected
 
 
 def test_an_order_whose_keys_carry_is_the_same_too() -> None:
-    plain, fast = ShuffledOrder(1000, 0, 0), Order(1000, 0, 0)
+    plain, fast = ShuffledOrder(1000, 0, 0), EpochOrder(1000, 0, 0)
     plain.keys = fast.keys = [((1 << 64) - 1, (1 << 64) - 5)] * 4
     assert fast.between(0, 1000) == plain.between(0, 1000)
 
 
 def test_without_numpy_the_order_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = Order(1000, 3, 1).between(0, 1000)
+    expected = EpochOrder(1000, 3, 1).between(0, 1000)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    assert Order(1000, 3, 1).between(0, 1000) == expected
+    assert EpochOrder(1000, 3, 1).between(0, 1000) == expected
 
 
 def test_the_place_is_that_of_the_environment_whenever_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from resile.protocol.messages import DatasetOpen, ShardGranted
 from resile.torch.shards import ElasticShards, NoAgentError, NotServedError
-from resile.wire.agent_client import AgentChannel
-from resile.wire.messages import DatasetOpen, ShardGranted
+from resile.wire.agent_client import AgentClient
 from tests.local.resile_run import Runs, kill, opened, wait_until
 
 WORKS = """
@@ -32,12 +32,12 @@ for shard in ElasticShards("d", 60, 4, epochs=2, seed=5):
 LOSES = """
 from probe import *
 from resile.torch.shards import ElasticShards, LostLeaseError, NotServedError
-from resile.wire.agent_client import AgentChannel
+from resile.wire.agent_client import AgentClient
 
 shards = ElasticShards("d", 8, 4)
 if os.fork() == 0:
     mine = next(iter(shards))
-    AgentChannel.from_environment().close()  # the ledger takes this process for gone
+    AgentClient.from_environment().close()  # the ledger takes this process for gone
     try:
         mine.done()
     except LostLeaseError as error:
@@ -113,7 +113,7 @@ def test_an_answer_may_take_any_time_and_an_error_is_not_the_end(monkeypatch: py
         assert timeout == math.inf
         return answers.pop(0)
 
-    monkeypatch.setattr(AgentChannel, "from_environment", lambda: SimpleNamespace(request=request))
+    monkeypatch.setattr(AgentClient, "from_environment", lambda: SimpleNamespace(request=request))
     shards = iter(ElasticShards("d", 8, 4))
     assert list(next(shards)) == [0, 1, 2, 3]
     with pytest.raises(NotServedError, match="there is no data set"):

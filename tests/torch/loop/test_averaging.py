@@ -11,7 +11,7 @@ import torch
 
 from resile.torch._loop.averaging import Averager, TooManyPasses, _divided
 from resile.torch._loop.group import GroupLost
-from resile.torch._loop.model_buffers import Buffers
+from resile.torch._loop.model_buffers import ModelBuffers
 from tests.torch.ranks import found_by
 
 WORLD = 2
@@ -74,7 +74,7 @@ def one_rank(rank: int) -> dict[str, Any]:
     averager.finish()
     averager.close()
     found["closed"] = averaged(averager, net, [batch(rank)])
-    buffers = Buffers(net)
+    buffers = ModelBuffers(net)
     net(batch(rank))
     buffers.send(WORLD)
     buffers.wait()
@@ -183,7 +183,7 @@ class Assigns(torch.nn.Module):
 
 def test_a_buffer_that_was_assigned_anew_is_undone_and_what_was_assigned_stays_as_it_is() -> None:
     net, data = Assigns(), torch.arange(4.0).reshape(2, 2)
-    buffers = Buffers(net)
+    buffers = ModelBuffers(net)
     net(data)
     buffers.keep()
     net(data + 4)
@@ -198,9 +198,9 @@ def test_buffers_that_a_state_leaves_out_are_given_to_another_rank() -> None:
     ours, theirs = torch.nn.Sequential(Assigns()), torch.nn.Sequential(Assigns())
     ours(torch.ones(1, 2))
     ours[0].register_buffer("late", torch.ones(3), persistent=False)
-    given = Buffers(ours).unsaved()
+    given = ModelBuffers(ours).unsaved()
     assert set(given) == {"0.count", "0.late"}
-    Buffers(theirs).load(given)
+    ModelBuffers(theirs).load(given)
     assert theirs[0].count == 1
     assert theirs[0].late.tolist() == [1, 1, 1]
     assert theirs.state_dict().keys() == ours.state_dict().keys()
@@ -208,7 +208,7 @@ def test_buffers_that_a_state_leaves_out_are_given_to_another_rank() -> None:
 
 def test_a_step_that_is_broken_off_leaves_the_buffers_as_they_were() -> None:
     net = torch.nn.BatchNorm1d(3)
-    buffers = Buffers(net)
+    buffers = ModelBuffers(net)
     net(torch.randn(4, 3))
     buffers.send(1)
     buffers.wait()

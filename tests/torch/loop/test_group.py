@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from resile.agent.workers.ports import free_port
-from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import Group, GroupLost
 from tests.local.resile_run import wait_until
 from tests.torch.checkpoint.checkpoint_servers import spawning
@@ -65,7 +65,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from resile.torch._loop.group import Group, GroupLost
-from resile.wire.messages import Placed
+from resile.protocol.messages import Placed
 from resile.agent.workers.ports import free_port
 
 
@@ -223,7 +223,7 @@ def pass_on(rank: int, world: int, port: int, frozen: Any, took: Any) -> None:
     threading.Timer(0.5, group.abort).start()
     begun = time.monotonic()
     with contextlib.suppress(RuntimeError):
-        Agreement(group).hand_over(data, len(data), 0, list(range(1, world)))
+        Collectives(group).hand_over(data, len(data), 0, list(range(1, world)))
     took.put(time.monotonic() - begun)
 
 

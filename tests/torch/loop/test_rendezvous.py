@@ -12,16 +12,16 @@ import torch
 
 from resile.agent.workers.ports import free_port
 from resile.api.ids import Rank, Round
-from resile.checkpoint.errors import Unreadable
+from resile.checkpoint.errors import NotReadable
 from resile.checkpoint.storage import Storage
+from resile.protocol.messages import WorkerAssignment
 from resile.torch._checkpoint import restore
 from resile.torch._loop import rendezvous
 from resile.torch._loop.group import Group, GroupLost
-from resile.torch._loop.loop_checkpoints import Keeping
-from resile.torch._loop.train_state import Course
+from resile.torch._loop.loop_checkpoints import LoopCheckpoints
+from resile.torch._loop.train_state import TrainState
 from resile.torch.checkpointer import Checkpointer
 from resile.torch.elastic import Elastic
-from resile.wire.messages import Placed
 from tests.local.resile_run import wait_until
 
 SOON = 5.0
@@ -41,9 +41,9 @@ class Agent:
         self.asked_for = 0.0
         """Seconds that were waited for the word that a round is over."""
 
-    def ready(self, step: int, agreed: int = 0) -> Placed:
+    def ready(self, step: int, agreed: int = 0) -> WorkerAssignment:
         self.round = Round(self.round + 1)
-        return Placed(
+        return WorkerAssignment(
             round=self.round,
             rank=0,
             world_size=1,
@@ -79,7 +79,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> list[Agent]:
         agents.append(Agent(on_over))
         return agents[-1]
 
-    monkeypatch.setattr(rendezvous.RoundLine, "from_environment", call)
+    monkeypatch.setattr(rendezvous.RendezvousClient, "from_environment", call)
     monkeypatch.setattr(rendezvous, "_tell_script", lambda placed: None)
     return agents
 
@@ -93,14 +93,14 @@ def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
 
     def listing(storage: Storage) -> list[int]:
         if away[0]:
-            raise Unreadable(f"{storage.directory} cannot be read: Stale file handle")
+            raise NotReadable(f"{storage.directory} cannot be read: Stale file handle")
         return steps(storage)
 
     monkeypatch.setattr(Storage, "steps", listing)
     model = torch.nn.Linear(2, 1)
     checkpointer = Checkpointer(tmp_path)
-    course = Course((model, torch.optim.SGD(model.parameters())), {}, keeping=Keeping(checkpointer, 1))
-    member = rendezvous.Rounds(course, "gloo", 60.0)
+    course = TrainState((model, torch.optim.SGD(model.parameters())), {}, keeping=LoopCheckpoints(checkpointer, 1))
+    member = rendezvous.Rendezvous(course, "gloo", 60.0)
 
     class Watching(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -121,9 +121,9 @@ def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
         checkpointer.close()
 
 
-def member() -> rendezvous.Rounds:
+def member() -> rendezvous.Rendezvous:
     model = torch.nn.Linear(2, 1)
-    return rendezvous.Rounds(Course((model, torch.optim.SGD(model.parameters())), {}), "gloo", 60.0)
+    return rendezvous.Rendezvous(TrainState((model, torch.optim.SGD(model.parameters())), {}), "gloo", 60.0)
 
 
 def test_a_process_does_not_give_up_however_many_rounds_end_before_it_has_met_its_peers(agent: list[Agent]) -> None:
@@ -161,10 +161,10 @@ def test_the_master_has_as_long_to_end_the_round_after_an_error_as_the_agent_say
 def test_peers_do_not_wait_for_a_process_whose_script_fails_between_two_rounds(
     agent: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resize(course: Course, rank: int, world: int) -> None:
+    def resize(course: TrainState, rank: int, world: int) -> None:
         raise ValueError("no room for the model")
 
-    monkeypatch.setattr(Course, "resize", resize)
+    monkeypatch.setattr(TrainState, "resize", resize)
     monkeypatch.setattr(rendezvous, "LAST_WORDS", 0.01)
     one = member()
     with pytest.raises(ValueError, match="no room for the model"):
@@ -177,7 +177,7 @@ def test_the_agent_hears_of_the_last_step_before_storage_is_waited_for(
     agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[Round] = []
-    monkeypatch.setattr(Keeping, "settle", lambda keeping: known.append(agent[0].completed))
+    monkeypatch.setattr(LoopCheckpoints, "settle", lambda keeping: known.append(agent[0].completed))
     model = torch.nn.Linear(2, 1)
     checkpointer = Checkpointer(tmp_path)
     elastic = Elastic(model, torch.optim.SGD(model.parameters()), checkpointer=checkpointer)

@@ -10,7 +10,7 @@ import sys
 from resile.api.ids import Round
 from resile.torch import report_step
 from resile.torch.progress import enter_round
-from resile.wire.agent_client import AgentChannel
+from resile.wire.agent_client import AgentClient
 
 
 def test_outside_resile_it_does_nothing_and_loads_nothing(monkeypatch):
@@ -42,7 +42,7 @@ def test_the_agent_hears_the_first_step_of_every_round_at_once(monkeypatch, tmp_
         line, _ = agent.accept()
         with line:
             heard = line.recv(4096)
-        channel = AgentChannel.from_environment()
+        channel = AgentClient.from_environment()
         assert channel is not None
         channel.close()
     assert heard.index(b"Attach") < heard.index(b"Stepped")

@@ -25,28 +25,27 @@ from pathlib import Path
 import msgspec
 
 from resile.agent.checkpoints.flush import left_in, store_last, whole_in
-from resile.agent.checkpoints.replica_client import Partner
-from resile.agent.checkpoints.replica_server import Copies
+from resile.agent.checkpoints.replica_client import ReplicaClient
+from resile.agent.checkpoints.replica_server import ReplicaServer
 from resile.api.ids import Round
-from resile.api.reports import Door
 from resile.checkpoint.buffer import Buffer, Record
-from resile.checkpoint.log_once import OnChange
+from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import (
     BUFFERS,
     MAX_COPIES,
     MAX_LOCAL_RANKS,
     MAX_PACKET,
-    AskPartner,
-    CopiedOut,
-    CopiesOpened,
-    CopyOut,
+    AskReplica,
+    FetchReplica,
     FromAgent,
-    MakeRoom,
     Open,
-    OpenCopies,
     Opened,
-    PartnerIs,
-    RoomMade,
+    OpenReplicas,
+    ReplicaFetched,
+    ReplicaIs,
+    ReplicasOpened,
+    Reserve,
+    Reserved,
     Store,
     Stored,
     ToAgent,
@@ -54,6 +53,7 @@ from resile.checkpoint.memory_client import (
 from resile.checkpoint.memory_limits import LIMIT, short_of
 from resile.checkpoint.storage import store_committed
 from resile.common import unix_sockets
+from resile.protocol.reports import ReplicaEndpoint
 
 log = logging.getLogger("resile.agent")
 
@@ -89,7 +89,7 @@ class _Worker:
         self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
         self._work = queue.SimpleQueue()
         self.pending: dict[Future[None], tuple[Buffer, ...]] = {}
-        self._complaints = OnChange(log, level)
+        self._complaints = LogOnChange(log, level)
 
     def start(self) -> None:
         """Begin."""
@@ -129,7 +129,7 @@ class _Worker:
             future.set_result(None)
 
 
-class Vault:
+class CheckpointServer:
     """The buffers of one node."""
 
     def __init__(self, path: Path, *, pause: Callable[[float], object] = time.sleep) -> None:
@@ -147,8 +147,8 @@ class Vault:
         self._listener: socket.socket | None = None
         self._storing = _Worker("resile-store", logging.ERROR)
         self._copying = _Worker("resile-copy-out", logging.WARNING)
-        self.copies = Copies(self._room_for)
-        self.partner = Partner()
+        self.copies = ReplicaServer(self._room_for)
+        self.partner = ReplicaClient()
         self._alone: asyncio.TimerHandle | None = None
         self._leaves = threading.Event()
         """The node ends."""
@@ -180,7 +180,7 @@ class Vault:
         except OSError as error:
             log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
 
-    def enter(self, round_: Round, partner: Door | None) -> None:
+    def enter(self, round_: Round, partner: ReplicaEndpoint | None) -> None:
         """This node is in another round now."""
         self.copies.enter(round_)
         self.partner.enter(round_, partner)
@@ -332,17 +332,17 @@ class Vault:
         match word:
             case Open():
                 self._open(peer, word)
-            case MakeRoom(size=size):
-                peer.send(RoomMade(error=self._make_room(self._buffers_of(peer), size)))
+            case Reserve(size=size):
+                peer.send(Reserved(error=self._make_room(self._buffers_of(peer), size)))
             case Store(buffer=number, sequence=sequence):
                 self._do(self._storing, peer, number, sequence, Stored)
-            case CopyOut(buffer=number, sequence=sequence):
-                self._do(self._copying, peer, number, sequence, CopiedOut)
-            case AskPartner():
-                peer.send(PartnerIs(there=self.partner.there))
-            case OpenCopies():
+            case FetchReplica(buffer=number, sequence=sequence):
+                self._do(self._copying, peer, number, sequence, ReplicaFetched)
+            case AskReplica():
+                peer.send(ReplicaIs(there=self.partner.there))
+            case OpenReplicas():
                 held = self.copies.descriptors(MAX_COPIES)
-                peer.send(CopiesOpened(), held)
+                peer.send(ReplicasOpened(), held)
                 for descriptor in held:
                     os.close(descriptor)
 
@@ -399,7 +399,7 @@ class Vault:
         return short_of(need, taken, untouched)
 
     def _do(
-        self, worker: _Worker, peer: _Peer, number: int, sequence: int, kind: type[Stored] | type[CopiedOut]
+        self, worker: _Worker, peer: _Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaFetched]
     ) -> None:
         """Have a buffer stored or copied, and answer in any case: who waits for an answer saves nothing meanwhile."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0

@@ -11,8 +11,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from resile.checkpoint.buffer import Buffer, NotWhole, Record
-from resile.checkpoint.errors import CannotStore, Unreadable
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
+from resile.checkpoint.errors import NotReadable, StorageError
 from resile.checkpoint.layout import Layout
 from resile.checkpoint.storage import open_storage, store_all
 
@@ -43,7 +43,7 @@ def whole_in(ranks: Iterable[list[Buffer]]) -> Held | None:
         held = [(buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
         if held and not any(buffer.wanted for buffer in buffers):
             buffer, record = max(held, key=lambda each: each[1].sequence)
-            with contextlib.suppress(NotWhole):
+            with contextlib.suppress(IncompleteBuffer):
                 layout = buffer.layout(record)
                 if layout.whole and layout.directory and record.sequence > max(each.stored for each in buffers):
                     found.append((buffer, record))
@@ -80,7 +80,7 @@ def store_last(
             log.info("the last checkpoint is in storage: %s%s", open_storage(directory).where(step), what_next)
         told = "; ".join(dict.fromkeys(errors))
         return f"the last checkpoint is not in storage: {told}" if told and not whole else told
-    except (CannotStore, Unreadable) as error:
+    except (StorageError, NotReadable) as error:
         return f"nobody knows whether the last checkpoint is in storage: {error}"
     finally:
         for buffer, record in newest + older:
@@ -94,7 +94,7 @@ def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
         stored = max(each.stored for each in siblings)
         if record is not None and record.sequence > stored and _is_storable(buffer.layout(record)):
             return record
-    except NotWhole as error:
+    except IncompleteBuffer as error:
         log.warning("step %d is not stored: %s", record.step if record is not None else 0, error)
     buffer.release()
     return None
@@ -115,7 +115,7 @@ def _store_each(
         try:
             places.append((buffer.layout(record).directory, record.step))
             held.append((buffer, record.sequence))
-        except NotWhole as damage:
+        except IncompleteBuffer as damage:
             errors.append(f"step {record.step} was not stored: {damage}")
     answers = store_all(held, pauses, pause, last=True)
     stored = {place for place, error in zip(places, answers, strict=True) if not error}

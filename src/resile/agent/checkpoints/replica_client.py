@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from resile.agent.checkpoints.replica_server import copy_deadline
 from resile.api import quantity
 from resile.api.ids import NO_ROUND, Round
-from resile.api.reports import Door
-from resile.checkpoint.buffer import PAGE, Buffer, NotWhole, Record
+from resile.checkpoint.buffer import PAGE, Buffer, IncompleteBuffer, Record
 from resile.checkpoint.memory_client import COPY_SLOWEST
 from resile.checkpoint.storage import sealed
-from resile.wire.bulk_stream import Stream, call
-from resile.wire.handshake import NotWelcome
-from resile.wire.messages import Copy, CopyAnswer
+from resile.protocol.messages import ReplicaAnswer, ReplicaOffer
+from resile.protocol.reports import ReplicaEndpoint
+from resile.wire.bulk_stream import BulkStream, call
+from resile.wire.handshake import HandshakeRefused
 
 log = logging.getLogger("resile.agent")
 
@@ -29,15 +29,15 @@ BLOCK = 4 << 20
 """Bytes between two looks at the clock, and at whether the buffer was overwritten meanwhile."""
 
 
-class Partner:
+class ReplicaClient:
     """The other node, as the newest round names it."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._round: Round = NO_ROUND
-        self._door: Door | None = None
+        self._door: ReplicaEndpoint | None = None
         self._token: Callable[[], bytes] = bytes
         self._rate = _rate(environ)
-        self._stream: Stream | None = None
+        self._stream: BulkStream | None = None
         """What is being sent on."""
 
     @property
@@ -49,35 +49,35 @@ class Partner:
         """The job's secret, asked for at every call."""
         self._token = token
 
-    def enter(self, round_: Round, door: Door | None) -> None:
+    def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
         """From now on copies go here."""
-        self._round, self._door = round_, door
+        self._round, self._door = round_, replica_endpoint
         if (stream := self._stream) is not None:  # of an older round: nobody takes it any more
             stream.cut()
 
     def copy(self, local_rank: int, buffer: Buffer, sequence: int) -> str:
         """Bring what was committed as `sequence` to the other node: an empty answer, or why it is not there."""
-        round_, door, record = self._round, self._door, buffer.record()
-        if door is None:
+        round_, replica_endpoint, record = self._round, self._door, buffer.record()
+        if replica_endpoint is None:
             return "there is no other node to copy to"
         if record is None or record.sequence != sequence:
             return "it was not copied: a newer step took its place in memory"
         try:
-            with contextlib.closing(call(door, self._token())) as self._stream:
+            with contextlib.closing(call(replica_endpoint, self._token())) as self._stream:
                 return self._send(self._stream, round_, local_rank, buffer, record)
-        except NotWhole as error:
+        except IncompleteBuffer as error:
             return f"step {record.step} was not copied: {error}"
-        except (OSError, NotWelcome) as error:
+        except (OSError, HandshakeRefused) as error:
             return f"step {record.step} was not copied to another node: {error}"
         finally:
             self._stream = None
 
-    def _send(self, stream: Stream, round_: Round, local_rank: int, buffer: Buffer, record: Record) -> str:
+    def _send(self, stream: BulkStream, round_: Round, local_rank: int, buffer: Buffer, record: Record) -> str:
         deadline = copy_deadline(record.length)
         table = array("q", sealed(buffer, record)).tobytes()
         layout = bytes(buffer.map()[PAGE : PAGE + record.layout_length])
         stream.say(
-            Copy(
+            ReplicaOffer(
                 round=round_,
                 local_rank=local_rank,
                 sequence=record.sequence,
@@ -88,15 +88,15 @@ class Partner:
             ),
             deadline,
         )
-        if error := stream.hear(CopyAnswer, deadline).error:
+        if error := stream.hear(ReplicaAnswer, deadline).error:
             return f"step {record.step} was not copied: {error}"
         stream.write(memoryview(layout), deadline)
         stream.write(memoryview(table), deadline)
         self._send_data(stream, buffer, record, deadline)
-        stream.hear(CopyAnswer, deadline)
+        stream.hear(ReplicaAnswer, deadline)
         return ""
 
-    def _send_data(self, stream: Stream, buffer: Buffer, record: Record, deadline: float) -> None:
+    def _send_data(self, stream: BulkStream, buffer: Buffer, record: Record, deadline: float) -> None:
         began, sent = time.monotonic(), 0
         with memoryview(buffer.map()) as memory, memory[record.data_at : record.data_at + record.length] as data:
             while sent < record.length:
@@ -104,7 +104,7 @@ class Partner:
                     stream.write(block, deadline)
                     sent += len(block)
                 if buffer.record() != record:
-                    raise NotWhole("a newer step took its place in memory")
+                    raise IncompleteBuffer("a newer step took its place in memory")
                 ahead = began + sent / self._rate - time.monotonic()
                 if ahead > 0:
                     time.sleep(ahead)

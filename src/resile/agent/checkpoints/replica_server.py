@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resile.api.ids import NO_ROUND, Round
-from resile.api.reports import Door
 from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
 from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.memory_client import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
-from resile.wire.bulk_stream import Stream, admit, fingerprint
-from resile.wire.handshake import NotWelcome
-from resile.wire.messages import Copy, CopyAnswer
+from resile.protocol.messages import ReplicaAnswer, ReplicaOffer
+from resile.protocol.reports import ReplicaEndpoint
+from resile.wire.bulk_stream import BulkStream, admit, fingerprint
+from resile.wire.handshake import HandshakeRefused
 from resile.wire.tls import OLDEST
 
 log = logging.getLogger("resile.agent")
@@ -59,7 +59,7 @@ class _Arrival(NamedTuple):
     round: Round
 
 
-class Copies:
+class ReplicaServer:
     """What this node keeps for another."""
 
     def __init__(self, room: Callable[[int], str]) -> None:
@@ -71,7 +71,7 @@ class Copies:
         self._room = room
         self._buffers: dict[int, list[Buffer]] = {}
         self._locks: dict[int, threading.Lock] = {}
-        self._coming: dict[int, tuple[Round, Stream]] = {}
+        self._coming: dict[int, tuple[Round, BulkStream]] = {}
         """By local rank: whose copy is coming in."""
         self._arrivals: dict[Buffer, _Arrival] = {}
         self._guard = threading.RLock()
@@ -125,11 +125,11 @@ class Copies:
         self._token, self._listener = token, listener
         threading.Thread(target=self._serve, args=(listener,), name="resile-copies", daemon=True).start()
 
-    def door(self, address: str) -> Door | None:
+    def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
         """Where others bring their copies, if they reach this node by that address; None: they cannot."""
         if self._listener is None:
             return None
-        return Door(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
+        return ReplicaEndpoint(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
 
     def enter(self, round_: Round) -> None:
         """From now on nothing is taken of who knows only older rounds, nor the rest of what they have begun."""
@@ -187,12 +187,12 @@ class Copies:
         try:
             with contextlib.closing(self._proven(sock, grip, peer)) as stream:
                 self._take(stream)
-        except (OSError, NotWelcome) as error:
+        except (OSError, HandshakeRefused) as error:
             log.warning("no copy of a checkpoint was taken from %s: %s", peer, error)
         except Exception:  # the thread of one caller: the next must not suffer from what this one sent
             log.exception("no copy of a checkpoint was taken from %s", peer)
 
-    def _proven(self, sock: socket.socket, grip: socket.socket, peer: str) -> Stream:
+    def _proven(self, sock: socket.socket, grip: socket.socket, peer: str) -> BulkStream:
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)
             try:
@@ -204,22 +204,22 @@ class Copies:
             stack.pop_all()
             return stream
 
-    def _take(self, stream: Stream) -> None:
-        copy = stream.hear(Copy, time.monotonic() + COPY_GRACE)
+    def _take(self, stream: BulkStream) -> None:
+        copy = stream.hear(ReplicaOffer, time.monotonic() + COPY_GRACE)
         if not _is_checkpoint(copy):
-            stream.say(CopyAnswer(error="it is no checkpoint"), time.monotonic() + COPY_GRACE)
+            stream.say(ReplicaAnswer(error="it is no checkpoint"), time.monotonic() + COPY_GRACE)
             return
         deadline = copy_deadline(copy.data)
         with self._turn(copy, stream) as mine:
             error = self._refusal(copy) if mine else "another copy of this rank is coming in"
-            stream.say(CopyAnswer(error=error), deadline)
+            stream.say(ReplicaAnswer(error=error), deadline)
             if not error:
                 self._fill(stream, copy, deadline)
         if not error:  # only now: who hears of it may send the next one at once
-            stream.say(CopyAnswer(), deadline)
+            stream.say(ReplicaAnswer(), deadline)
 
     @contextlib.contextmanager
-    def _turn(self, copy: Copy, stream: Stream) -> Iterator[bool]:
+    def _turn(self, copy: ReplicaOffer, stream: BulkStream) -> Iterator[bool]:
         """Whether the buffers of this rank are free; they are this thread's meanwhile.
 
         A node brings one copy at a time, so one that is still coming in is of who was lost or frozen: it gives way.
@@ -241,7 +241,7 @@ class Copies:
                     del self._coming[copy.local_rank]
                 lock.release()
 
-    def _refusal(self, copy: Copy) -> str:
+    def _refusal(self, copy: ReplicaOffer) -> str:
         """Why a copy is not taken; empty: there is a buffer for it."""
         if copy.round < self._round:
             return self._too_late(copy)
@@ -264,7 +264,7 @@ class Copies:
                 ]
             return min(pair, key=lambda buffer: self._arrivals[buffer].number if buffer in self._arrivals else 0)
 
-    def _fill(self, stream: Stream, copy: Copy, deadline: float) -> None:
+    def _fill(self, stream: BulkStream, copy: ReplicaOffer, deadline: float) -> None:
         buffer = self._oldest(copy.local_rank)
         with self._guard:
             self._arrivals.pop(buffer, None)
@@ -289,10 +289,10 @@ class Copies:
             self._arrivals[buffer] = _Arrival(number, copy.round)
             self._forget_older(copy)
 
-    def _too_late(self, copy: Copy) -> str:
+    def _too_late(self, copy: ReplicaOffer) -> str:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
-    def _forget_older(self, copy: Copy) -> None:
+    def _forget_older(self, copy: ReplicaOffer) -> None:
         """The second copy of a round is sent when all nodes have a first one: what is of older rounds has no use."""
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
@@ -309,7 +309,7 @@ class Copies:
                 buffer.close()
 
 
-def _is_checkpoint(copy: Copy) -> bool:
+def _is_checkpoint(copy: ReplicaOffer) -> bool:
     """Whether its numbers can be those of a checkpoint: looked at before anything is done by them."""
     return (
         0 <= copy.local_rank < MAX_LOCAL_RANKS

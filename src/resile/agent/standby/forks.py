@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 
 from resile.agent.standby.interpreter import FORK, MAX_PACKET
-from resile.agent.standby.standby import COLLECT_WITHIN, Interpreter
+from resile.agent.standby.standby import COLLECT_WITHIN, Standby
 from resile.agent.workers import process_control
 from resile.api.ids import Seconds
 
@@ -25,7 +25,7 @@ log = logging.getLogger("resile.agent")
 
 FORK_WITHIN = Seconds(10.0)
 
-Answered = Callable[[Interpreter | None], None]
+Answered = Callable[[Standby | None], None]
 """Told of an interpreter that was asked for; None if it was lost before it was ready."""
 
 
@@ -41,7 +41,7 @@ class Forks:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def ask(self, old: Interpreter, answered: Answered) -> bool:
+    def ask(self, old: Standby, answered: Answered) -> bool:
         """Ask for one more; False if there is no room for its line."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -54,7 +54,7 @@ class Forks:
             old.send(FORK, [theirs.fileno()])
         return True
 
-    def rest(self) -> list[Interpreter]:
+    def rest(self) -> list[Standby]:
         """Wait for those that are on their way, a moment at most for each, and tell nobody else of them."""
         late = []
         for line in list(self._lines):
@@ -63,24 +63,24 @@ class Forks:
                 late.append(interpreter)
         return late
 
-    def _arrived(self, line: socket.socket) -> Interpreter | None:
+    def _arrived(self, line: socket.socket) -> Standby | None:
         """The interpreter that has just answered on this line; None if there is none."""
         self._loop.remove_reader(line)
         self._lines.pop(line).cancel()
         if not self._lines:
             process_control.adopt_orphans(False)
         try:
-            return Interpreter(json.loads(line.recv(MAX_PACKET, socket.MSG_DONTWAIT))["ready"], line)
+            return Standby(json.loads(line.recv(MAX_PACKET, socket.MSG_DONTWAIT))["ready"], line)
         except (OSError, ValueError):
             line.close()
             return None
 
 
-Come = Callable[[Interpreter | None], None]
+Come = Callable[[Standby | None], None]
 """Told of a standby that was waited for; None if there will be none."""
 
 
-class Queue:
+class ForkQueue:
     """Those who wait for a standby, the first of them first."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Queue:
         self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
         return lambda: self._leave(come)
 
-    def serve(self, standby: Interpreter | None) -> None:
+    def serve(self, standby: Standby | None) -> None:
         """Give it to whoever came first; None: start from scratch."""
         come = next(iter(self._all))
         self._leave(come)

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resile.agent.options import RunOptions
-from resile.agent.standby.forks import Come, Forks, Queue
+from resile.agent.standby.forks import Come, ForkQueue, Forks
 from resile.agent.standby.interpreter import NAME
-from resile.agent.standby.preload import NoRoom, Warming, cold_because
-from resile.agent.standby.standby import Interpreter, Order
+from resile.agent.standby.preload import NotEnoughMemory, Preload, cold_because
+from resile.agent.standby.standby import Standby, StartOrder
 from resile.agent.workers import process_control
 from resile.api.ids import Bytes, MiB, Seconds
 
@@ -46,7 +46,7 @@ FIRST_PAUSE = Seconds(1.0)
 """Before a lost template is made again; doubled with every failure."""
 
 
-class Facts(NamedTuple):
+class StandbyRequirements(NamedTuple):
     """What is to be seen of standbys from outside."""
 
     ready: int = 0
@@ -54,7 +54,7 @@ class Facts(NamedTuple):
     """Of all of them and their template."""
 
 
-class Standbys:
+class StandbyPool:
     """All warm interpreters of one agent."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Standbys:
         environ: Mapping[str, str] = os.environ,
         *,
         stdin: int | None = None,
-        changed: Callable[[Facts], None] = lambda _: None,
+        changed: Callable[[StandbyRequirements], None] = lambda _: None,
     ) -> None:
         """Nothing runs before `warm`.
 
@@ -75,22 +75,22 @@ class Standbys:
         """
         self._wanted = options.standbys
         self._off = cold_because(options) if self._wanted else "--standbys is 0"
-        self._warming = Warming(options, environ, stdin)
+        self._warming = Preload(options, environ, stdin)
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._template: Interpreter | None = None
+        self._template: Standby | None = None
         self._warm = False
         """The template has imported everything and can fork."""
-        self._ready: list[Interpreter] = []
-        self._beginning: set[Interpreter] = set()
+        self._ready: list[Standby] = []
+        self._beginning: set[Standby] = set()
         """Those that were told to begin and have not said that they have."""
         self._coming = Forks(self._hangs)
         """Those that were asked for and have not answered."""
         self._heir = False
         """One of these will be the next template."""
-        self._hurried: Interpreter | None = None
+        self._hurried: Standby | None = None
         """It was the template, imports, and is to leave an heir before it becomes a process."""
-        self._awaiting = Queue()
+        self._awaiting = ForkQueue()
         """Those who wait for a standby that is forked for them: now, or when the import is done."""
         self._reading: asyncio.Future[bool] | None = None
         """Whether the script imports torch; nobody has asked for a process yet."""
@@ -99,7 +99,7 @@ class Standbys:
         """Something went wrong since the last time that standbys were wanted."""
         self._said = ""
         self._timer: asyncio.TimerHandle | None = None
-        self.facts = Facts()
+        self.facts = StandbyRequirements()
 
     # what the agent asks ----------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Standbys:
         elif self._warm:
             self._fork()
 
-    def take(self, environment: Mapping[str, str]) -> Interpreter | None:
+    def take(self, environment: Mapping[str, str]) -> Standby | None:
         """A standby for a process with these variables, or the template if it is still importing; None: there is none.
 
         An import that is under way is ahead of one that starts now, and beside it both would take longer.
@@ -179,7 +179,7 @@ class Standbys:
 
     def begin(
         self,
-        standby: Interpreter,
+        standby: Standby,
         command: Sequence[str],
         environment: Mapping[str, str],
         streams: Sequence[int],
@@ -188,7 +188,7 @@ class Standbys:
     ) -> None:
         """Have a standby become a process: either `begun` is called or, with its exit code, `lost`."""
         try:
-            order = Order(command, environment, streams)
+            order = StartOrder(command, environment, streams)
         except OSError:
             order = None
             standby.kill()
@@ -239,7 +239,7 @@ class Standbys:
         if order is not None and not standby.importing:
             order.give(standby)
 
-    def discard(self, standby: Interpreter) -> None:
+    def discard(self, standby: Standby) -> None:
         """End one that was taken, and not begun."""
         standby.end()
         if self._hurried is standby:
@@ -259,7 +259,7 @@ class Standbys:
         try:
             self._collect()
             self._template = new = self._warming.start(self.facts.memory, urgent=urgent)
-        except NoRoom as why:
+        except NotEnoughMemory as why:
             self._say(f"no standbys for now, lost processes start from scratch: {why}")
             return
         except OSError as error:
@@ -320,14 +320,14 @@ class Standbys:
                 self._awaiting.disappoint()  # those who queued during an import have no deadline of their own
                 break
 
-    def _make_heir(self, old: Interpreter) -> None:
+    def _make_heir(self, old: Standby) -> None:
         """Have an interpreter that becomes a process leave another one as the template."""
         if self._template is None and not self._heir and not self._off:
             self._heir = self._coming.ask(old, self._inherited)
         if not self._heir:
             self._awaiting.disappoint()
 
-    def _inherited(self, heir: Interpreter | None) -> None:
+    def _inherited(self, heir: Standby | None) -> None:
         """The next template has come, warm."""
         self._heir = False
         if heir is None:
@@ -337,7 +337,7 @@ class Standbys:
         heir.watch(self._heard, self._template_ended)
         self._fork()
 
-    def _answered(self, standby: Interpreter | None) -> None:
+    def _answered(self, standby: Standby | None) -> None:
         if standby is None:
             self._failed("a standby was lost before it was ready")
         else:
@@ -348,7 +348,7 @@ class Standbys:
         self._drop()
         self._failed("the interpreter that makes standbys hangs")
 
-    def _came(self, standby: Interpreter) -> None:
+    def _came(self, standby: Standby) -> None:
         """There is one more; it is ended if whoever it was forked for waits no longer, and there are enough."""
 
         def gone() -> None:
@@ -445,7 +445,7 @@ class Standbys:
             log.info(
                 "%d %s ready (%d MiB in all)", count, "standby is" if count == 1 else "standbys are", memory // MiB
             )
-        self.facts = Facts(len(self._ready), memory)
+        self.facts = StandbyRequirements(len(self._ready), memory)
         self._changed(self.facts)
 
     def _say(self, sentence: str) -> None:

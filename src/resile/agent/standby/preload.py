@@ -11,7 +11,7 @@ from typing import Any
 
 from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
 from resile.agent.standby.interpreter import Script, Unfit
-from resile.agent.standby.standby import Interpreter, template
+from resile.agent.standby.standby import Standby, template
 from resile.agent.workers import process_control
 from resile.agent.workers.env import CHANGING, shared_environment
 from resile.api.ids import Bytes, MiB
@@ -45,11 +45,11 @@ def cold_because(options: RunOptions) -> str:
     return ""
 
 
-class NoRoom(Exception):
+class NotEnoughMemory(Exception):
     """There is no memory for another interpreter; the text is one sentence."""
 
 
-class Warming:
+class Preload:
     """How one agent imports ahead, and what it has learned of it."""
 
     def __init__(self, options: RunOptions, environ: Mapping[str, str], stdin: int | None) -> None:
@@ -83,15 +83,15 @@ class Warming:
         self._without.append(module)
         return True
 
-    def start(self, taken: Bytes, *, urgent: bool) -> Interpreter:
+    def start(self, taken: Bytes, *, urgent: bool) -> Standby:
         """Start an interpreter that imports, beside what `taken` of memory others have.
 
         Raises:
-            NoRoom: there is no memory for it.
+            NotEnoughMemory: there is no memory for it.
             OSError: the machine has no room for another process or file.
         """
         if why := short_of(self._need, taken, what="a standby", limit=MEMORY, environ=self._environ):
-            raise NoRoom(why)
+            raise NotEnoughMemory(why)
         request = {
             "command": self._program,
             "preload": self.preload,
@@ -103,7 +103,7 @@ class Warming:
         self._began = self._loop.time()
         return new
 
-    def imported(self, new: Interpreter, words: Mapping[str, Any]) -> None:
+    def imported(self, new: Standby, words: Mapping[str, Any]) -> None:
         """One is done, and says what it has imported."""
         self._need = Bytes(max(process_control.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
@@ -116,7 +116,7 @@ class Warming:
             f"; {words['left']}, so it is good for one start" if words["left"] else "",
         )
 
-    def too_big(self, others: Iterable[Interpreter]) -> str:
+    def too_big(self, others: Iterable[Standby]) -> str:
         """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
         if not self._environ.get(MEMORY):
             return ""

@@ -29,7 +29,7 @@ COLLECT_WITHIN = 2.0
 """Seconds that a killed process has to be gone, before whoever ends is held up no longer."""
 
 
-class Interpreter:
+class Standby:
     """A child of this process on the other end of a line: told when it speaks and when it has ended."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
@@ -134,7 +134,7 @@ class Interpreter:
             self._line = None
 
 
-def template(environment: Mapping[str, str], request: Mapping[str, object], stdin: int | None) -> Interpreter:
+def template(environment: Mapping[str, str], request: Mapping[str, object], stdin: int | None) -> Standby:
     """Start an interpreter that imports what `request` says.
 
     Raises:
@@ -161,8 +161,8 @@ def template(environment: Mapping[str, str], request: Mapping[str, object], stdi
         theirs.close()
         for descriptor in printed:
             os.close(descriptor)
-    process.returncode = 0  # its end is for `Interpreter` to collect
-    interpreter = Interpreter(process.pid, ours)
+    process.returncode = 0  # its end is for `Standby` to collect
+    interpreter = Standby(process.pid, ours)
     interpreter.send(json.dumps(request).encode())
     return interpreter
 
@@ -177,7 +177,7 @@ def die_with_agent(agent: int) -> Callable[[], None]:
     return ask
 
 
-class Order:
+class StartOrder:
     """What a standby is to become: a command, its environment, and where its streams go. To be closed."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
@@ -198,7 +198,7 @@ class Order:
                 undo.callback(os.close, self._descriptors[-1])
             self._undo = undo.pop_all()
 
-    def give(self, standby: Interpreter) -> None:
+    def give(self, standby: Standby) -> None:
         """Tell a standby to begin; it is killed if it does not in time."""
         try:
             standby.send(BEGIN, self._descriptors)

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resile.agent.options import RunOptions, Std
-from resile.agent.standby.pool import Standbys
+from resile.agent.standby.pool import StandbyPool
 from resile.agent.workers.env import NoDeviceError, worker_environment
 from resile.agent.workers.failures import read_failure
 from resile.agent.workers.oom import oom_kills
 from resile.agent.workers.output import Outlet, Output, console
 from resile.agent.workers.workers import CANNOT_RUN, CannotStart, Ended, Spawn, WorkerGroup
 from resile.api.ids import Round
-from resile.api.reports import Place, WorkerFailure
+from resile.protocol.reports import RoundAssignment, WorkerFailure
 
 
 class LogDirectory:
@@ -56,7 +56,7 @@ class Attempt:
     def __init__(
         self,
         round_: Round,
-        place: Place,
+        place: RoundAssignment,
         *,
         number: int,
         options: RunOptions,
@@ -64,7 +64,7 @@ class Attempt:
         socket: Path,
         owner: str,
         output: Output,
-        standbys: Standbys,
+        standbys: StandbyPool,
         on_end: Callable[[str, list[WorkerFailure]], None],
     ) -> None:
         """Nothing runs before `start`.
@@ -152,7 +152,7 @@ class Attempt:
         self._stopped_at = self._stopped_at or time.time()
         await self._group.stop(grace, number)
 
-    def enter(self, round_: Round, place: Place, local_ranks: list[int]) -> None:
+    def enter(self, round_: Round, place: RoundAssignment, local_ranks: list[int]) -> None:
         """These of the same processes are in another round now, in this order."""
         self.round, self.place = round_, place
         self.ranks = {local_rank: place.first_rank + number for number, local_rank in enumerate(local_ranks)}

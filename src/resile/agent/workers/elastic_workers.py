@@ -22,20 +22,20 @@ from resile.agent.workers.attempt import Attempt
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.workers import CannotStart
 from resile.api.ids import NO_ROUND, Round
-from resile.api.reports import Place, WorkerFailure
-from resile.wire.messages import (
-    Changed,
-    Complete,
-    Elastic,
-    Failed,
-    Finished,
+from resile.protocol.messages import (
+    CanRegroup,
     Join,
+    LastStepTaken,
     Message,
-    Placed,
-    Ready,
+    NodeFinished,
     RoundOver,
-    Stuck,
+    WorkerAssignment,
+    WorkerFailed,
+    WorkerReady,
+    WorkersChanged,
+    WorkerStuck,
 )
+from resile.protocol.reports import RoundAssignment, WorkerFailure
 
 log = logging.getLogger("resile.agent")
 
@@ -71,7 +71,7 @@ class Phase(enum.Enum):
     DOWN = "down"
 
 
-class Seat:
+class ElasticWorker:
     """One local rank and its process."""
 
     def __init__(self, local_rank: int) -> None:
@@ -96,7 +96,7 @@ class Seat:
         """Processes in a row that failed here before they had a place."""
         self.timer: asyncio.TimerHandle | None = None
 
-    def wait(self, seconds: float, then: Callable[[Seat], None]) -> None:
+    def wait(self, seconds: float, then: Callable[[ElasticWorker], None]) -> None:
         """Call `then` unless something happens first."""
         self.calm()
         self.timer = asyncio.get_running_loop().call_later(seconds, then, self)
@@ -108,7 +108,7 @@ class Seat:
             self.timer = None
 
 
-class Seats:
+class ElasticWorkers:
     """All seats of one node."""
 
     def __init__(
@@ -139,16 +139,16 @@ class Seats:
         self._leave_within = leave_within
         self._ready_within = ready_within
         self._attempt: Attempt | None = None
-        self._seats: list[Seat] = []
-        self._lines: dict[Line, Seat] = {}
+        self._seats: list[ElasticWorker] = []
+        self._lines: dict[Line, ElasticWorker] = {}
         self._newest: Round = NO_ROUND
         self._current: Round | None = None
         """The round that this node is in, as long as it is not over."""
         self._join: Join | None = None
         """Said, and not answered yet."""
-        self._changed: Changed | None = None
+        self._changed: WorkersChanged | None = None
         """Said of the newest round, and not answered by its end yet."""
-        self._unheard: list[Failed] = []
+        self._unheard: list[WorkerFailed] = []
         """What a master that comes back may not have heard."""
         self._late = False
         """Somebody was waited for in vain; those that are ready wait no longer."""
@@ -180,7 +180,7 @@ class Seats:
         self._attempt = attempt
         self._newest = max(self._newest, attempt.round)
         self._current = None if ahead else attempt.round
-        self._seats = [Seat(local_rank) for local_rank in attempt.names]
+        self._seats = [ElasticWorker(local_rank) for local_rank in attempt.names]
         for seat in self._seats:
             seat.due = attempt.round
             if ahead:
@@ -197,7 +197,7 @@ class Seats:
         self._unheard.clear()
         self._lines.clear()
 
-    def formed(self, round_: Round, place: Place) -> None:
+    def formed(self, round_: Round, place: RoundAssignment) -> None:
         """The master formed a round with this node: let the processes meet, if they are as many as it thinks."""
         self._newest, self._join, self._changed, self._late = round_, None, None, False
         self._failed_late = False
@@ -237,7 +237,7 @@ class Seats:
     def welcomed(self) -> None:
         """A master has just greeted us: say again what the last one may not have heard."""
         if self.elastic:
-            self._send(Elastic())
+            self._send(CanRegroup())
         for failed in self._unheard:
             self._send(failed)
         if self._join is not None:
@@ -245,10 +245,10 @@ class Seats:
         elif self._changed is not None:
             self._send(self._changed)
         if self._complete == self._newest and self._members():
-            self._send(Complete(round=self._complete))
+            self._send(LastStepTaken(round=self._complete))
         for seat in self._in(Phase.PLACED):
             if seat.spared:
-                self._send(Stuck(round=seat.round))
+                self._send(WorkerStuck(round=seat.round))
 
     def ended(self, local_rank: int, failures: list[WorkerFailure]) -> None:
         """A process ended: badly if there are failures."""
@@ -265,7 +265,7 @@ class Seats:
         left = len(self._in(Phase.READY)) + len(self._in(Phase.PLACED))
         placed = seat.round if met else seat.due if expected else NO_ROUND
         for failure in failures:
-            failed = Failed(round=self._newest, failure=failure, member=member, left=left, placed=placed)
+            failed = WorkerFailed(round=self._newest, failure=failure, member=member, left=left, placed=placed)
             self._unheard.append(failed)
             self._send(failed)
         if was is Phase.READY:
@@ -285,7 +285,7 @@ class Seats:
 
     # what processes say -----------------------------------------------------------------------------------------------
 
-    def on_ready(self, line: Line, message: Ready) -> None:
+    def on_ready(self, line: Line, message: WorkerReady) -> None:
         """A process is in no round and can meet."""
         names = self._attempt.names if self._attempt is not None and not self._attempt.stopped else {}
         seat = next((s for s in self._seats if names.get(s.local_rank) == message.worker), None)
@@ -294,7 +294,7 @@ class Seats:
             return
         if not self.elastic:
             self.elastic = True
-            self._send(Elastic())
+            self._send(CanRegroup())
         was, seat.phase, seat.line = seat.phase, Phase.READY, line
         self._lines[line] = seat
         seat.holds, seat.spared, seat.done = message.step > 0, False, False
@@ -308,7 +308,7 @@ class Seats:
             self._place(seat, self._attempt.place, seat.local_rank)
         self._settle()
 
-    def on_complete(self, line: Line, message: Complete) -> None:
+    def on_complete(self, line: Line, message: LastStepTaken) -> None:
         """A process says that all of its round have taken the last step: what it still does needs no peer."""
         seat = self._lines.get(line)
         if seat is None or seat.phase is not Phase.PLACED or seat.round != message.round:
@@ -332,15 +332,15 @@ class Seats:
 
     # inside -----------------------------------------------------------------------------------------------------------
 
-    def _in(self, phase: Phase) -> list[Seat]:
+    def _in(self, phase: Phase) -> list[ElasticWorker]:
         return [seat for seat in self._seats if seat.phase is phase]
 
-    def _place(self, seat: Seat, place: Place, number: int) -> None:
+    def _place(self, seat: ElasticWorker, place: RoundAssignment, number: int) -> None:
         assert seat.line is not None
         seat.phase, seat.veteran, seat.holds, seat.unplaced, seat.due = Phase.PLACED, True, False, 0, NO_ROUND
         seat.round, seat.done = self._newest, False
         seat.line.send(
-            Placed(
+            WorkerAssignment(
                 round=self._newest,
                 rank=place.first_rank + number,
                 world_size=place.world_size,
@@ -391,17 +391,17 @@ class Seats:
         members = self._members()
         return bool(members) and all(seat.done for seat in members)
 
-    def _members(self) -> list[Seat]:
+    def _members(self) -> list[ElasticWorker]:
         """Those in the newest round, or busy with something else after its last step."""
         return [s for s in self._seats if s.phase in (Phase.PLACED, Phase.LEFT) and s.round == self._newest]
 
-    def _took_its_last_step(self, seat: Seat) -> None:
+    def _took_its_last_step(self, seat: ElasticWorker) -> None:
         """It may store a checkpoint now, evaluate, end or call again: nobody makes it leave its round."""
         seat.done, seat.spared = True, False
         seat.wait(self._leave_within, self._leave_alone)
 
     def _change(self, nproc: int) -> None:
-        self._changed = Changed(round=self._newest, nproc=nproc)
+        self._changed = WorkersChanged(round=self._newest, nproc=nproc)
         self._send(self._changed)
 
     def _ended_well(self) -> None:
@@ -433,9 +433,9 @@ class Seats:
 
     def _tell_finished(self, round_: Round) -> None:
         log.info("all training processes of this node ended well")
-        self._send(Finished(round=round_))
+        self._send(NodeFinished(round=round_))
 
-    def _refill(self, seat: Seat) -> None:
+    def _refill(self, seat: ElasticWorker) -> None:
         if self._attempt is None or self._attempt.stopped:
             return
         seat.phase, seat.veteran, seat.done, seat.due = Phase.STARTING, False, False, NO_ROUND
@@ -447,18 +447,18 @@ class Seats:
             seat.phase = Phase.DOWN
             seat.wait(LONGEST_DELAY, self._refill)
 
-    def _never_ready(self, seat: Seat) -> None:
+    def _never_ready(self, seat: ElasticWorker) -> None:
         log.error("local rank %d did not get ready within %g s: killing it", seat.local_rank, self._ready_within)
         self._late = True
         self._kill(seat)
         self._settle()
 
-    def _leave_alone(self, seat: Seat) -> None:
+    def _leave_alone(self, seat: ElasticWorker) -> None:
         """It took its last step, and neither ended nor called again: others do not wait any longer."""
         seat.phase = Phase.LEFT
         self._settle()
 
-    def _never_left(self, seat: Seat) -> None:
+    def _never_left(self, seat: ElasticWorker) -> None:
         if not seat.spared and not any(each.holds for each in self._seats):
             seat.spared = True
             log.warning(
@@ -469,7 +469,7 @@ class Seats:
                 STAY * self._leave_within,
             )
             seat.wait(STAY * self._leave_within, self._never_left)
-            self._send(Stuck(round=seat.round))
+            self._send(WorkerStuck(round=seat.round))
             return
         log.error(
             "local rank %d did not leave its round within %g s (--recovery-budget): killing it",
@@ -478,7 +478,7 @@ class Seats:
         )
         self._kill(seat)
 
-    def _kill(self, seat: Seat) -> None:
+    def _kill(self, seat: ElasticWorker) -> None:
         if self._attempt is not None:
             self._attempt.kill_one(seat.local_rank)
 

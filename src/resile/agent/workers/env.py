@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from resile.agent.options import RunOptions
 from resile.api.ids import Round
-from resile.api.reports import Place
+from resile.protocol.reports import RoundAssignment
 from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 
 KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", OWNER)
@@ -62,7 +62,7 @@ def worker_environment(
     base: Mapping[str, str],
     *,
     options: RunOptions,
-    place: Place,
+    place: RoundAssignment,
     local_rank: int,
     nproc: int,
     round_: Round,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from resile.agent.workers.failures import find_traceback, head, without_rank
-from resile.api.reports import WorkerFailure, signal_name
+from resile.protocol.reports import WorkerFailure, signal_name
 
 WIDTH = 100
 NARROWEST = 60

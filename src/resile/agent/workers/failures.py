@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from resile.api.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
+from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 MAX_ERROR_FILE = 1024 * 1024
 """In bytes. `@record` writes a message and a call stack; a bigger file holds something else and is left alone."""
@@ -37,7 +37,7 @@ _CHAINED = (
 _NO_HOST_MEMORY = ("MemoryError", "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory")
 
 
-class Recorded(NamedTuple):
+class ErrorFile(NamedTuple):
     """The content of an error file, or of a traceback in a log; empty where there was nothing."""
 
     error: str = ""
@@ -69,7 +69,7 @@ def read_failure(
         oom_killed: The agent knows that the kernel killed it for want of memory.
     """
     tail = readable(log_tail.decode("utf-8", errors="replace"))
-    recorded = read_error_file(error_file) if error_file else Recorded()
+    recorded = read_error_file(error_file) if error_file else ErrorFile()
     if not recorded.error:
         recorded = find_traceback(tail)._replace(at=recorded.at)
     at = ended_at if recorded.at is None else min(recorded.at, ended_at)
@@ -97,39 +97,39 @@ def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:
     return _read(path, limit, from_end=True) or b""
 
 
-def read_error_file(path: str) -> Recorded:
+def read_error_file(path: str) -> ErrorFile:
     """What `@record` wrote, in either of its two forms, or as much of it as makes sense."""
     data = _read(path, MAX_ERROR_FILE + 1)
     if not data or len(data) > MAX_ERROR_FILE:
-        return Recorded()
+        return ErrorFile()
     try:
         content: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        return Recorded()
+        return ErrorFile()
     message = content.get("message") if isinstance(content, dict) else None
     written = _mtime(path)
     if isinstance(message, str):
-        return Recorded(readable(message), "", _moment(content.get("timestamp"), written))
+        return ErrorFile(readable(message), "", _moment(content.get("timestamp"), written))
     if not isinstance(message, dict):
-        return Recorded()
+        return ErrorFile()
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
     stack = extra.get("py_callstack")
     stack = readable(stack) if isinstance(stack, str) else ""
     text = message.get("message")
     error = readable(text) if isinstance(text, str) else find_traceback(stack).error
-    return Recorded(error, stack, _moment(extra.get("timestamp"), written))
+    return ErrorFile(error, stack, _moment(extra.get("timestamp"), written))
 
 
-def find_traceback(text: str) -> Recorded:
+def find_traceback(text: str) -> ErrorFile:
     """The last Python traceback in a text, with those that it was chained to; its start may have been cut off."""
     lines = without_rank(text).splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
-        return Recorded()
+        return ErrorFile()
     end = next((n for n in range(frames[-1] + 1, len(lines)) if lines[n] and not lines[n].startswith(" ")), None)
     if end is None:
-        return Recorded()
+        return ErrorFile()
     start = frames[-1]
     while start and (lines[start - 1].startswith("  ") or lines[start - 1] == _TRACEBACK):
         start -= 1
@@ -140,7 +140,7 @@ def find_traceback(text: str) -> Recorded:
             start = linked
             while start and lines[start] != _TRACEBACK:
                 start -= 1
-    return Recorded(lines[end], "\n".join(lines[start : end + 1]))
+    return ErrorFile(lines[end], "\n".join(lines[start : end + 1]))
 
 
 def without_rank(text: str) -> str:

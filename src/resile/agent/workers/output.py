@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from resile.agent.workers.failures import tail_of
 from resile.api.ids import Bytes, MiB, Seconds
-from resile.api.reports import MAX_LOG_TAIL
+from resile.protocol.reports import MAX_LOG_TAIL
 
 CHUNK = Bytes(64 * 1024)
 BACKLOG = Bytes(MiB)
@@ -249,7 +249,7 @@ class Output:
             _write_all(self._words_to, data)
 
 
-class Words(logging.Handler):
+class OutputLines(logging.Handler):
     """Log records as words of the agent: writing them never holds up the event loop."""
 
     def __init__(self, output: Output) -> None:

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from resile.agent.standby.pool import Standbys
-from resile.agent.standby.standby import Interpreter, die_with_agent
+from resile.agent.standby.pool import StandbyPool
+from resile.agent.standby.standby import Standby, die_with_agent
 from resile.agent.workers.output import Outlet, Output, Stream, Tail
 
 log = logging.getLogger("resile.agent")
@@ -86,7 +86,7 @@ class _Worker(NamedTuple):
 class WorkerGroup:
     """All training processes of this node in one round."""
 
-    def __init__(self, output: Output, on_end: Callable[[Ended], None], standbys: Standbys | None = None) -> None:
+    def __init__(self, output: Output, on_end: Callable[[Ended], None], standbys: StandbyPool | None = None) -> None:
         self._output = output
         self._on_end = on_end
         self._standbys = standbys
@@ -159,7 +159,7 @@ class WorkerGroup:
                     return
         self._start_from(standby, local_rank, spawn)
 
-    def _start_late(self, local_rank: int, spawn: Spawn, standby: Interpreter | None) -> None:
+    def _start_late(self, local_rank: int, spawn: Spawn, standby: Standby | None) -> None:
         """Start a process that was waited with, from a standby or from scratch; its failure is told as its end."""
         self._awaited.pop(local_rank, None)
         try:
@@ -168,7 +168,7 @@ class WorkerGroup:
             log.error("%s", _cannot_start(spawn, error))
             self._tell_end(Ended(local_rank, 0, CANNOT_RUN, time.time(), b""))
 
-    def _start_from(self, standby: Interpreter | None, local_rank: int, spawn: Spawn) -> None:
+    def _start_from(self, standby: Standby | None, local_rank: int, spawn: Spawn) -> None:
         tail = Tail(*(o.file for o in spawn.outlets if o.file is not None and o.console is None))
         descriptors: list[int] = []
         streams: list[Stream] = []
@@ -206,7 +206,7 @@ class WorkerGroup:
     def _watch(self, local_rank: int) -> None:
         self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
 
-    def _begin(self, local_rank: int, spawn: Spawn, standby: Interpreter, streams: Sequence[int]) -> None:
+    def _begin(self, local_rank: int, spawn: Spawn, standby: Standby, streams: Sequence[int]) -> None:
         """Have a standby become this process; should it not, start one from scratch, unless none is wanted any more."""
 
         def begun() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.api.manifests.errors import Mistakes, listed, shown, under
+from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, derive
 
 FOREVER = Seconds(10 * 365 * 86400.0)
@@ -58,7 +58,7 @@ def duration(text: str) -> Seconds | None:
     return Seconds(sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text)))
 
 
-def read_options(annotations: Mapping[str, str], path: str, mistakes: Mistakes) -> MasterOptions:
+def read_options(annotations: Mapping[str, str], path: str, mistakes: ManifestErrors) -> MasterOptions:
     """Read the options among `annotations`; a wrong one is told and keeps its default."""
     reader = _Reader(annotations, path, mistakes)
     pending = reader.whole("pending_timeout", "must be a whole number of seconds, 0 for no limit")
@@ -80,7 +80,7 @@ def read_options(annotations: Mapping[str, str], path: str, mistakes: Mistakes) 
 
 
 class _Reader:
-    def __init__(self, annotations: Mapping[str, str], path: str, mistakes: Mistakes) -> None:
+    def __init__(self, annotations: Mapping[str, str], path: str, mistakes: ManifestErrors) -> None:
         self._annotations = annotations
         self._path = path
         self._mistakes = mistakes

@@ -16,7 +16,7 @@ import msgspec
 from resile.api.job import CHIEF, EVALUATOR, PS, ROLES, WORKER, Strategy
 from resile.api.kinds.annotations import read_options
 from resile.api.manifests.checks import matching, rule
-from resile.api.manifests.errors import Mistakes, shown, under
+from resile.api.manifests.errors import ManifestErrors, shown, under
 from resile.api.manifests.metadata import API_VERSION, Metadata
 from resile.api.manifests.names import JOB_NAMES, MASTER_ROLE, MAX_JOB_NAME, check_env_name, check_job_name
 from resile.api.manifests.pod_template import (
@@ -94,17 +94,17 @@ JOURNAL_GONE = "JournalGone"
 """The reason in the status of a job whose journal somebody deleted; its master asks the operator for a new one."""
 
 
-def _check_priority(value: str, path: str, mistakes: Mistakes) -> None:
+def _check_priority(value: str, path: str, mistakes: ManifestErrors) -> None:
     if not _PRIORITY.fullmatch(value):
         mistakes.add(path, f"must be high, low or a fraction from 0 to 1 such as '0.5', not {shown(value)}")
 
 
-def _check_critical(value: str, path: str, mistakes: Mistakes) -> None:
+def _check_critical(value: str, path: str, mistakes: ManifestErrors) -> None:
     if not _CRITICAL.fullmatch(value):
         mistakes.add(path, f"must be all, none or pairs of index:count such as '0:3,1:3', not {shown(value)}")
 
 
-def _check_env(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_env(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     for key, entry in value.items():
         check_env_name(key, under(path, key), mistakes)
         if isinstance(entry, dict):
@@ -120,14 +120,14 @@ _ROLES_SCHEMA = {
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_JOB_NAME, "pattern": matching(JOB_NAMES)}
 
 
-def _check_roles(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_roles(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     if not any(role in value for role in ROLES):
         mistakes.add(path, "must have at least one of worker, chief, ps and evaluator")
     if MASTER_ROLE in value and LEGACY_MASTER_ROLE in value:
         mistakes.add(under(path, LEGACY_MASTER_ROLE), f"is the old name of {MASTER_ROLE}, which is given as well")
 
 
-def _check_metadata(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_metadata(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     if isinstance(value.get("name"), str):
         check_job_name(value["name"], under(path, "name"), mistakes)
     if isinstance(value.get("annotations"), dict):

@@ -16,7 +16,7 @@ from resile.api.job import ROLES, Resources
 from resile.api.kinds.elasticjob import Count, Quantity
 from resile.api.kinds.labels import JOB_LABELS, SCALE_TYPE
 from resile.api.manifests.checks import matching, rule
-from resile.api.manifests.errors import Mistakes, listed, shown, under
+from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.manifests.metadata import API_VERSION, Metadata
 from resile.api.manifests.names import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name, node_of_pod
 from resile.api.manifests.pod_template import check_resources, read_resources
@@ -69,7 +69,7 @@ class ReplicaResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         return read_resources(dict(self.resource))
 
 
-def _check_pod(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_pod(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     if "name" not in value and not ("type" in value and "id" in value):
         mistakes.add(path, "must name a pod by its name, or by its type and id")
 
@@ -141,7 +141,7 @@ class ScalePlanStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """When it was done, or given up."""
 
 
-def _check_metadata(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_metadata(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     if isinstance(value.get("name"), str):
         check_object_name(value["name"], under(path, "name"), mistakes)
     scale_type = value.get("labels", {}).get(SCALE_TYPE)
@@ -153,7 +153,7 @@ def _check_metadata(value: dict[str, Any], path: str, mistakes: Mistakes) -> Non
 _CHANGES = ("replicaResourceSpecs", "createPods", "removePods", "migratePods", "psHosts")
 
 
-def _check_spec(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_spec(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     if not any(value.get(change) for change in _CHANGES):
         mistakes.add(path, f"must ask for a change with {listed(_CHANGES)}")
     for role in value.get("replicaResourceSpecs", {}):
@@ -187,7 +187,7 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         labels = self.metadata.labels
         return {label: labels[label] for label in JOB_LABELS if label in labels}
 
-    def check(self, mistakes: Mistakes) -> None:
+    def check(self, mistakes: ManifestErrors) -> None:
         """Tell the mistakes that only the whole plan shows: which job it is for, and whose pods it names."""
         if not self.job:
             mistakes.add("spec.ownerJob", "must be given")

@@ -20,7 +20,7 @@ from resile.api.job import (
 )
 from resile.api.kinds.annotations import read_options
 from resile.api.kinds.elasticjob import ElasticJob, EnvVar, MasterSpec, OptimizeMode, ReplicaSpec
-from resile.api.manifests.errors import Mistakes
+from resile.api.manifests.errors import ManifestErrors
 from resile.api.manifests.pod_template import command_of, literal_env, main_container, read_resources, resources_of
 
 STARTING_REPLICAS = 1
@@ -35,7 +35,7 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
     Raises:
         BadManifest: when a master option is wrong, or no role has a replica.
     """
-    mistakes = Mistakes()
+    mistakes = ManifestErrors()
     options = read_options(job.metadata.annotations, "metadata.annotations", mistakes)
     roles = _roles(job)
     if not any(role.replicas for role in roles.values()):

@@ -20,11 +20,11 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
-from resile.api.manifests.errors import Mistakes, listed, shown, text_problem, under, unknown_field
+from resile.api.manifests.errors import ManifestErrors, listed, shown, text_problem, under, unknown_field
 
 T = TypeVar("T")
 
-Check = Callable[[Any, str, Mistakes], None]
+Check = Callable[[Any, str, ManifestErrors], None]
 _RULE = "check"
 
 
@@ -41,7 +41,7 @@ def matching(regex: re.Pattern[str]) -> str:
     return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
-def read(kind: type[T], document: Any, mistakes: Mistakes, path: str = "") -> T | None:
+def read(kind: type[T], document: Any, mistakes: ManifestErrors, path: str = "") -> T | None:
     """Make a `kind` of plain data, or None if there was a mistake in it; `mistakes` tells all of them.
 
     Nothing (`null`) counts as absent, as it does for Kubernetes. The given data is not changed and not shared.
@@ -56,7 +56,7 @@ def _shape(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _walk(kind: inspect.Type, value: Any, path: str, mistakes: Mistakes) -> Any:
+def _walk(kind: inspect.Type, value: Any, path: str, mistakes: ManifestErrors) -> Any:
     match kind:
         case inspect.Metadata(type=inner, extra=extra):
             before = mistakes.count
@@ -84,7 +84,7 @@ def _walk(kind: inspect.Type, value: Any, path: str, mistakes: Mistakes) -> Any:
     return value
 
 
-def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, mistakes: Mistakes) -> Any:
+def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, mistakes: ManifestErrors) -> Any:
     kinds = [one for one in types if not isinstance(one, inspect.NoneType)]
     if len(kinds) == 1:
         return _walk(kinds[0], value, path, mistakes)
@@ -93,7 +93,7 @@ def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, mistakes
     return value
 
 
-def _walk_struct(kind: inspect.StructType, value: Any, path: str, mistakes: Mistakes) -> dict[str, Any]:
+def _walk_struct(kind: inspect.StructType, value: Any, path: str, mistakes: ManifestErrors) -> dict[str, Any]:
     if not isinstance(value, dict):
         mistakes.add(path, f"must be a mapping, not {shown(value)}")
         return {}
@@ -112,7 +112,7 @@ def _walk_struct(kind: inspect.StructType, value: Any, path: str, mistakes: Mist
     return cleaned
 
 
-def _walk_mapping(inner: inspect.Type, value: Any, path: str, mistakes: Mistakes) -> dict[str, Any]:
+def _walk_mapping(inner: inspect.Type, value: Any, path: str, mistakes: ManifestErrors) -> dict[str, Any]:
     if not isinstance(value, dict):
         mistakes.add(path, f"must be a mapping, not {shown(value)}")
         return {}
@@ -125,7 +125,7 @@ def _walk_mapping(inner: inspect.Type, value: Any, path: str, mistakes: Mistakes
     return cleaned
 
 
-def _walk_anything(value: Any, path: str, mistakes: Mistakes) -> Any:
+def _walk_anything(value: Any, path: str, mistakes: ManifestErrors) -> Any:
     """Data whose shape somebody else checks: copied, and plain enough to be JSON."""
     if isinstance(value, dict):
         return _walk_mapping(inspect.AnyType(), value, path, mistakes)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from resile.api.manifests.errors import BadManifest, Mistake, shown
+from resile.api.manifests.errors import BadManifest, ManifestError, shown
 
 MAX_TEXT = 512 * 1024
 """In bytes. A cluster keeps no object above 1.5 MiB; real manifests have 2 to 20 KiB."""
@@ -119,7 +119,7 @@ def _told(error: yaml.YAMLError) -> str:
 
 
 def _bad(problem: str) -> BadManifest:
-    return BadManifest([Mistake("", problem)])
+    return BadManifest([ManifestError("", problem)])
 
 
 _PLAIN = ("null", "str", "seq", "map")

@@ -1,7 +1,7 @@
 """How mistakes in a manifest are told: all of them, each in one sentence that names the field and what is allowed.
 
-A reader of manifests never stops at the first mistake; it hands a `Mistakes` along and goes on, so that a user mends
-a file once. The price is that a mistake can have echoes (a misspelt required field is both unknown and missing).
+A reader of manifests never stops at the first mistake: it collects them in a `ManifestErrors`, so that a user mends a
+file once. The price is that a mistake can have echoes (a misspelt required field is both unknown and missing).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SHOWN = 60
 """In characters of a wrong value."""
 
 
-class Mistake(msgspec.Struct, frozen=True):
+class ManifestError(msgspec.Struct, frozen=True):
     """One thing wrong with a manifest."""
 
     path: str
@@ -36,17 +36,17 @@ class Mistake(msgspec.Struct, frozen=True):
 class BadManifest(ValueError):
     """A manifest that cannot be used. `mistakes` holds at least one; the message has one line for each."""
 
-    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+    def __init__(self, mistakes: Iterable[ManifestError]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
 
 
-class Mistakes:
+class ManifestErrors:
     """Collects what is wrong while reading goes on."""
 
     def __init__(self, document: str = "") -> None:
         self._document = document
-        self._found: list[Mistake] = []
+        self._found: list[ManifestError] = []
         self._paths: set[str] = set()
         self._left_out = 0
 
@@ -58,7 +58,7 @@ class Mistakes:
         if len(self._found) >= MAX_MISTAKES:
             self._left_out += 1
             return
-        self._found.append(Mistake(path, problem, self._document))
+        self._found.append(ManifestError(path, problem, self._document))
 
     @property
     def count(self) -> int:
@@ -68,11 +68,11 @@ class Mistakes:
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def found(self) -> tuple[Mistake, ...]:
+    def found(self) -> tuple[ManifestError, ...]:
         """All of them, in the order in which the fields were read."""
         if not self._left_out:
             return tuple(self._found)
-        return (*self._found, Mistake("", f"and {self._left_out} more mistakes", self._document))
+        return (*self._found, ManifestError("", f"and {self._left_out} more mistakes", self._document))
 
     def raise_if_any(self) -> None:
         """Raise `BadManifest` with everything found, if anything was."""

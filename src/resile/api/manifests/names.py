@@ -7,7 +7,7 @@ from typing import Any
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import ROLES
-from resile.api.manifests.errors import Mistakes, shown, under
+from resile.api.manifests.errors import ManifestErrors, shown, under
 
 MAX_LABEL = 63
 """Of a DNS label and of a label's value (RFC 1123)."""
@@ -56,7 +56,7 @@ def node_of_pod(name: str, job: str) -> NodeKey | None:
     return NodeKey(match["role"], NodeId(int(match["id"])))
 
 
-def check_job_name(value: str, path: str, mistakes: Mistakes) -> None:
+def check_job_name(value: str, path: str, mistakes: ManifestErrors) -> None:
     """A job's name starts the names of Services, which must start with a letter and fit a DNS label."""
     if not JOB_NAMES.fullmatch(value):
         mistakes.add(
@@ -72,7 +72,7 @@ def check_job_name(value: str, path: str, mistakes: Mistakes) -> None:
         )
 
 
-def check_dns_label(value: str, path: str, mistakes: Mistakes) -> None:
+def check_dns_label(value: str, path: str, mistakes: ManifestErrors) -> None:
     """Names of namespaces and containers."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > MAX_LABEL:
         mistakes.add(
@@ -82,7 +82,7 @@ def check_dns_label(value: str, path: str, mistakes: Mistakes) -> None:
         )
 
 
-def check_object_name(value: str, path: str, mistakes: Mistakes) -> None:
+def check_object_name(value: str, path: str, mistakes: ManifestErrors) -> None:
     """Names of objects from which no other name is made."""
     if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
         mistakes.add(
@@ -92,7 +92,7 @@ def check_object_name(value: str, path: str, mistakes: Mistakes) -> None:
         )
 
 
-def check_labels(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def check_labels(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     """Keys and values that Kubernetes takes as labels."""
     for key, item in value.items():
         if not _LABEL_KEY.fullmatch(key) or len(key.rpartition("/")[2]) > MAX_LABEL:
@@ -107,7 +107,7 @@ def check_labels(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
             )
 
 
-def check_env_name(value: str, path: str, mistakes: Mistakes) -> None:
+def check_env_name(value: str, path: str, mistakes: ManifestErrors) -> None:
     """Names of environment variables that Kubernetes takes."""
     if not _ENV_NAME.fullmatch(value):
         mistakes.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from resile.api import quantity
 from resile.api.job import Resources
-from resile.api.manifests.errors import Mistakes, shown, text_problem, under
+from resile.api.manifests.errors import ManifestErrors, shown, text_problem, under
 from resile.api.manifests.names import check_dns_label, check_env_name
 
 MAIN = "main"
@@ -90,21 +90,21 @@ def is_gpu(name: str) -> bool:
     return name.rpartition("/")[2] == "gpu"
 
 
-def check_template(value: Template, path: str, mistakes: Mistakes) -> None:
+def check_template(value: Template, path: str, mistakes: ManifestErrors) -> None:
     """The template of a node: a list with at least one container, each with a name."""
     spec = _mapping(value, "spec", path, mistakes, required=True)
     if spec is not None:
         _check_pod_spec(spec, under(path, "spec"), mistakes, required=True)
 
 
-def check_partial_template(value: Template, path: str, mistakes: Mistakes) -> None:
+def check_partial_template(value: Template, path: str, mistakes: ManifestErrors) -> None:
     """The template of a master, which is laid over a complete one and may leave everything out."""
     spec = _mapping(value, "spec", path, mistakes)
     if spec is not None:
         _check_pod_spec(spec, under(path, "spec"), mistakes, required=False)
 
 
-def check_resources(value: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def check_resources(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     """A mapping of resource names to quantities."""
     for name, given in value.items():
         if given is None:
@@ -120,7 +120,7 @@ def check_resources(value: dict[str, Any], path: str, mistakes: Mistakes) -> Non
             mistakes.add(under(path, name), str(bad))
 
 
-def check_env_entry(entry: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def check_env_entry(entry: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     """One variable: a value, or a place to take it from."""
     _check(entry, "value", str, text_problem, path, mistakes)
     source = _mapping(entry, "valueFrom", path, mistakes)
@@ -128,7 +128,7 @@ def check_env_entry(entry: dict[str, Any], path: str, mistakes: Mistakes) -> Non
         mistakes.add(path, "must have either value or valueFrom, not both")
 
 
-def _check_pod_spec(spec: dict[str, Any], path: str, mistakes: Mistakes, *, required: bool) -> None:
+def _check_pod_spec(spec: dict[str, Any], path: str, mistakes: ManifestErrors, *, required: bool) -> None:
     if required and not spec.get("containers"):
         got = "nothing" if spec.get("containers") is None else "an empty one"
         mistakes.add(under(path, "containers"), f"must be a list with at least one container, not {got}")
@@ -158,7 +158,7 @@ _CONTAINER_FIELDS = (
 """The fields people write; Kubernetes may know others, so only what looks like a slip of these is a mistake."""
 
 
-def _check_container(container: Container, path: str, mistakes: Mistakes) -> None:
+def _check_container(container: Container, path: str, mistakes: ManifestErrors) -> None:
     for field in container:
         near = get_close_matches(field, _CONTAINER_FIELDS, n=1, cutoff=0.8)
         if near and near[0] != field:
@@ -183,7 +183,7 @@ def _check_container(container: Container, path: str, mistakes: Mistakes) -> Non
         _check_requests_and_limits(resources, under(path, "resources"), mistakes)
 
 
-def _check_requests_and_limits(resources: dict[str, Any], path: str, mistakes: Mistakes) -> None:
+def _check_requests_and_limits(resources: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
     before = mistakes.count
     requests = _mapping(resources, "requests", path, mistakes) or {}
     limits = _mapping(resources, "limits", path, mistakes) or {}
@@ -205,7 +205,7 @@ def _check(
     kind: type | tuple[type, ...],
     problem: Callable[[Any], str],
     path: str,
-    mistakes: Mistakes,
+    mistakes: ManifestErrors,
 ) -> bool:
     """Whether the field is absent or of the right kind; if not, that is told."""
     value = owner.get(field)
@@ -216,7 +216,7 @@ def _check(
 
 
 def _mapping(
-    owner: dict[str, Any], field: str, path: str, mistakes: Mistakes, *, required: bool = False
+    owner: dict[str, Any], field: str, path: str, mistakes: ManifestErrors, *, required: bool = False
 ) -> dict[str, Any] | None:
     if required and owner.get(field) is None:
         mistakes.add(under(path, field), "must be given")
@@ -226,13 +226,15 @@ def _mapping(
     return None
 
 
-def _items(owner: dict[str, Any], field: str, path: str, mistakes: Mistakes) -> Iterator[tuple[Any, str]]:
+def _items(owner: dict[str, Any], field: str, path: str, mistakes: ManifestErrors) -> Iterator[tuple[Any, str]]:
     if _check(owner, field, list, lambda value: f"must be a list, not {shown(value)}", path, mistakes):
         for at, item in enumerate(owner.get(field) or ()):
             yield item, under(under(path, field), at)
 
 
-def _mappings(owner: dict[str, Any], field: str, path: str, mistakes: Mistakes) -> Iterator[tuple[dict[str, Any], str]]:
+def _mappings(
+    owner: dict[str, Any], field: str, path: str, mistakes: ManifestErrors
+) -> Iterator[tuple[dict[str, Any], str]]:
     for item, at in _items(owner, field, path, mistakes):
         if isinstance(item, dict):
             yield item, at

@@ -10,7 +10,7 @@ from resile.api.kinds.scaleplan import KIND as SCALE_PLAN
 from resile.api.kinds.scaleplan import ScalePlan
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.checks import read
-from resile.api.manifests.errors import BadManifest, Mistake, Mistakes, listed, shown
+from resile.api.manifests.errors import BadManifest, ManifestError, ManifestErrors, listed, shown
 from resile.api.manifests.metadata import API_VERSION
 
 Resource = ElasticJob | ScalePlan
@@ -28,11 +28,11 @@ def load_manifests(text: str | bytes) -> list[Resource]:
 
     documents = load_documents(text)
     if not documents:
-        raise BadManifest([Mistake("", f"the manifest is empty; it must hold an {listed(KINDS)}")])
+        raise BadManifest([ManifestError("", f"the manifest is empty; it must hold an {listed(KINDS)}")])
     resources: list[Resource] = []
-    found: list[Mistake] = []
+    found: list[ManifestError] = []
     for number, document in enumerate(documents, start=1):
-        mistakes = Mistakes(f"document {number}" if len(documents) > 1 else "")
+        mistakes = ManifestErrors(f"document {number}" if len(documents) > 1 else "")
         resource = _read(document, mistakes)
         found.extend(mistakes.found())
         if resource is not None:
@@ -48,14 +48,14 @@ def read_manifest(document: Any) -> Resource:
     Raises:
         BadManifest: with all its mistakes.
     """
-    mistakes = Mistakes()
+    mistakes = ManifestErrors()
     resource = _read(document, mistakes)
     if resource is None:
         raise BadManifest(mistakes.found())
     return resource
 
 
-def _read(document: Any, mistakes: Mistakes) -> Resource | None:
+def _read(document: Any, mistakes: ManifestErrors) -> Resource | None:
     if not isinstance(document, dict):
         mistakes.add(
             "", f"a manifest must be a mapping with apiVersion, kind, metadata and spec, not {shown(document)}"
@@ -73,7 +73,7 @@ def _read(document: Any, mistakes: Mistakes) -> Resource | None:
     return _read_plan(rest, mistakes)
 
 
-def _read_job(document: dict[Any, Any], mistakes: Mistakes) -> ElasticJob | None:
+def _read_job(document: dict[Any, Any], mistakes: ManifestErrors) -> ElasticJob | None:
     job = read(ElasticJob, document, mistakes)
     if job is None:
         return None
@@ -85,7 +85,7 @@ def _read_job(document: dict[Any, Any], mistakes: Mistakes) -> ElasticJob | None
     return None if mistakes else job
 
 
-def _read_plan(document: dict[Any, Any], mistakes: Mistakes) -> ScalePlan | None:
+def _read_plan(document: dict[Any, Any], mistakes: ManifestErrors) -> ScalePlan | None:
     plan = read(ScalePlan, document, mistakes)
     if plan is not None:
         plan.check(mistakes)

@@ -16,20 +16,20 @@ from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
 from resile.client.local.jobs import meant, pod_name
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.platform.kubernetes import client as kube
 
 REPLACED_SECONDS = 60.0
 """For a replacement to run: a pod starts within seconds where there is room."""
 
 
-def kill_there(place: Place, job: str, node: str, output: str, *, wait: bool) -> None:
+def kill_there(target: Target, job: str, node: str, output: str, *, wait: bool) -> None:
     """Kill the pod of a node such as worker-1, or the master's if `node` is empty.
 
     Raises:
         CommandError: there is no such pod, or the cluster refuses.
     """
-    on(place, lambda cluster: _kill(cluster, job, node, output, wait=wait and output != "json"))
+    on(target, lambda cluster: _kill(cluster, job, node, output, wait=wait and output != "json"))
 
 
 async def _kill(cluster: Cluster, job: str, node: str, output: str, *, wait: bool) -> None:

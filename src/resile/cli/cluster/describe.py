@@ -22,7 +22,7 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.core.state import JobState
 from resile.master.journal.configmap import peek
 from resile.master.view import JobView
@@ -30,13 +30,13 @@ from resile.master.view import view as whole_view
 from resile.platform.kubernetes import client as kube
 
 
-def describe_there(place: Place, name: str, output: str) -> None:
+def describe_there(target: Target, name: str, output: str) -> None:
     """Print everything that the cluster tells of a job.
 
     Raises:
         CommandError: there is no such job, or the cluster refuses.
     """
-    on(place, lambda cluster: _describe(cluster, name, output))
+    on(target, lambda cluster: _describe(cluster, name, output))
 
 
 async def _describe(cluster: Cluster, name: str, output: str) -> None:

@@ -13,7 +13,7 @@ from resile.cli.output.tables import age
 from resile.client.cluster import view
 from resile.client.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch, on
 from resile.client.cluster.find import find
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.platform.kubernetes import client as kube
 
 REST_SECONDS = 30.0
@@ -22,13 +22,13 @@ LAST_SECONDS = 10.0
 """For the last words about jobs that are over, and the ends of their pods."""
 
 
-def get_there(place: Place, listing: Listing, name: str | None, *, everywhere: bool, watch: bool) -> None:
+def get_there(target: Target, listing: Listing, name: str | None, *, everywhere: bool, watch: bool) -> None:
     """Print the listing; with `watch`, go on until the jobs are over.
 
     Raises:
         CommandError: there is no such job, or the cluster refuses.
     """
-    on(place, lambda cluster: _get(cluster, listing, name, everywhere=everywhere, watch=watch))
+    on(target, lambda cluster: _get(cluster, listing, name, everywhere=everywhere, watch=watch))
 
 
 async def _get(cluster: Cluster, listing: Listing, name: str | None, *, everywhere: bool, watch: bool) -> None:

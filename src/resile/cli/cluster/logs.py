@@ -14,7 +14,7 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import PATIENCE, Cluster, Manifest, Wanted, Watch, on
 from resile.client.cluster.find import find_pod
 from resile.client.errors import CommandError
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 from resile.platform.kubernetes import client as kube
 
@@ -29,7 +29,7 @@ AT_ONCE = 20
 """Pods whose logs are asked for at the same time."""
 
 
-def logs_there(place: Place, name: str, *, follow: bool, tail: int | None, master: bool, as_json: bool) -> None:
+def logs_there(target: Target, name: str, *, follow: bool, tail: int | None, master: bool, as_json: bool) -> None:
     """Print the logs; with `follow`, go on until the job (or the pod) has ended.
 
     Raises:
@@ -43,7 +43,7 @@ def logs_there(place: Place, name: str, *, follow: bool, tail: int | None, maste
         reader = _Reader(cluster, tail, as_json=as_json)
         await (_follow(cluster, reader, job, pod) if follow else _once(cluster, reader, job, pod))
 
-    on(place, read)
+    on(target, read)
 
 
 class _Reader:

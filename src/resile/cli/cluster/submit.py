@@ -19,8 +19,8 @@ from resile.cli.output.follow import Dismissed, Screen, closing_words, screen_fo
 from resile.client.cluster import view
 from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch, on
 from resile.client.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
-from resile.client.target import Place
-from resile.master.journal.sqlite import Told
+from resile.client.target import Target
+from resile.master.journal.sqlite import JobEvent
 from resile.platform.kubernetes import client as kube
 
 TAKE_UP_SECONDS = 10.0
@@ -32,24 +32,24 @@ LAST_WORDS_SECONDS = 5.0
 LAST_REASONS = (Phase.SUCCEEDED.reason, Phase.FAILED.reason)
 
 
-def submit_there(place: Place, documents: Sequence[tuple[Manifest, Resource]], *, detach: bool, output: str) -> int:
+def submit_there(target: Target, documents: Sequence[tuple[Manifest, Resource]], *, detach: bool, output: str) -> int:
     """Apply everything and, unless `detach`, follow the one job; the command's exit code.
 
     Raises:
         CommandError: the cluster refuses, or a job of the name is over.
     """
     try:
-        return on(place, lambda cluster: _submit(cluster, place, documents, detach=detach, output=output))
+        return on(target, lambda cluster: _submit(cluster, target, documents, detach=detach, output=output))
     except Dismissed as dismissed:
         return SIGNALLED + dismissed.number
 
 
 async def _submit(
-    cluster: Cluster, place: Place, documents: Sequence[tuple[Manifest, Resource]], *, detach: bool, output: str
+    cluster: Cluster, target: Target, documents: Sequence[tuple[Manifest, Resource]], *, detach: bool, output: str
 ) -> int:
     jobs = []
     for document, resource in documents:
-        item = _in_namespace(document, place, cluster)
+        item = _in_namespace(document, target, cluster)
         applied, how = await _apply(cluster, item, kube.JOBS if isinstance(resource, ElasticJob) else kube.PLANS)
         if isinstance(resource, ElasticJob):
             jobs.append(applied)
@@ -59,11 +59,11 @@ async def _submit(
     return await _stay(cluster, jobs[0], quiet=output == "json")
 
 
-def _in_namespace(document: Manifest, place: Place, cluster: Cluster) -> Manifest:
+def _in_namespace(document: Manifest, target: Target, cluster: Cluster) -> Manifest:
     metadata = document["metadata"]
     own = metadata.get("namespace")
-    if own and place.namespace and own != place.namespace:
-        raise NotUsableError(f"the manifest says namespace {own}, and -n says {place.namespace}")
+    if own and target.namespace and own != target.namespace:
+        raise NotUsableError(f"the manifest says namespace {own}, and -n says {target.namespace}")
     kept = {key: metadata[key] for key in ("name", "labels", "annotations", "finalizers") if metadata.get(key)}
     rest = {key: value for key, value in document.items() if key != "status"}
     return {**rest, "metadata": {**kept, "namespace": own or cluster.namespace}}
@@ -140,7 +140,7 @@ class _Follower:
     """Shows a job as news of it come."""
 
     def __init__(self, watching: Watch, uid: str, screen: Screen | None, dismissed: list[int]) -> None:
-        self.story: list[Told] = []
+        self.story: list[JobEvent] = []
         self._watching = watching
         self._uid = uid
         self._screen = screen

@@ -18,7 +18,7 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.platform.kubernetes import client as kube
 
 DELETE_SECONDS = 60.0
@@ -34,7 +34,7 @@ class Scale(GenericNamespacedStatus):
     _api_info = ApiInfo(resource=_JOB, parent=_JOB, plural=elasticjob.PLURAL, verbs=["get", "patch"], action="scale")
 
 
-def scale_there(place: Place, name: str, sizes: dict[str, int], output: str) -> None:
+def scale_there(target: Target, name: str, sizes: dict[str, int], output: str) -> None:
     """Change how many nodes the roles of a job have.
 
     Raises:
@@ -54,12 +54,12 @@ def scale_there(place: Place, name: str, sizes: dict[str, int], output: str) -> 
         if others:
             await cluster.patch(kube.JOBS, name, {"spec": {"replicaSpecs": others}})
 
-    on(place, scale)
+    on(target, scale)
     words = " ".join(f"{role}={replicas}" for role, replicas in sizes.items())
     tell(output, f"elasticjob/{name} scaled: {words}", name=name, replicas=sizes)
 
 
-def suspend_there(place: Place, name: str, output: str, *, on_hold: bool) -> None:
+def suspend_there(target: Target, name: str, output: str, *, on_hold: bool) -> None:
     """Let go of a job's nodes, or take them back.
 
     Raises:
@@ -73,12 +73,12 @@ def suspend_there(place: Place, name: str, output: str, *, on_hold: bool) -> Non
         await cluster.patch(kube.JOBS, name, {"spec": {"suspend": on_hold}})
         return True
 
-    changed = on(place, suspend)
+    changed = on(target, suspend)
     how = {True: ("is suspended already", "suspended"), False: ("was not suspended", "resumed")}[on_hold][changed]
     tell(output, f"elasticjob/{name} {how}", name=name, suspended=on_hold)
 
 
-def delete_there(place: Place, names: list[str], output: str, *, now: bool, wait: bool) -> None:
+def delete_there(target: Target, names: list[str], output: str, *, now: bool, wait: bool) -> None:
     """Delete jobs, with everything that belongs to them; with `wait`, return when they and their pods are gone.
 
     Raises:
@@ -98,7 +98,7 @@ def delete_there(place: Place, names: list[str], output: str, *, now: bool, wait
             how = "deleted" if wait else "is being deleted"
             tell(output, f"elasticjob/{name} {how}", name=name, deleted=True)
 
-    on(place, delete)
+    on(target, delete)
 
 
 async def _running(cluster: Cluster, name: str) -> Manifest:

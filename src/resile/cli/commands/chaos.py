@@ -8,15 +8,15 @@ from collections.abc import Callable
 import click
 
 from resile.chaos import local
-from resile.cli.common_options import F, namespace_option, output_option, place_options, print_json
+from resile.cli.common_options import F, namespace_option, output_option, print_json, target_options
 from resile.cli.output.follow import POLL_SECONDS, clock
 from resile.cli.output.rows import MASTER_CAME_BACK
 from resile.cli.output.tables import took
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import find
 from resile.client.local.master_client import wait_until
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.wire.job_directory import JobDirectory
 
 BEYOND_BUDGET = 20.0
@@ -51,15 +51,15 @@ def kill_process(job: str, node: str | None, rank: int | None, namespace: str | 
 @chaos.command("kill-node", short_help="SIGKILL every process of NODE.")
 @click.argument("job")
 @click.argument("node")
-@place_options
+@target_options
 @wait_option
 @output_option("table", "json")
-def kill_node(job: str, node: str, place: Place, wait: bool, output: str) -> None:
+def kill_node(job: str, node: str, target: Target, wait: bool, output: str) -> None:
     """SIGKILL every process of NODE, as in worker-1; on a cluster, delete its pod without grace."""
-    if not place.here(job):
-        _kill_there(place, job, node, output, wait=wait)
+    if not target.here(job):
+        _kill_there(target, job, node, output, wait=wait)
         return
-    _strike(job, place.namespace, output, lambda directory: local.kill_node(directory, node), wait)
+    _strike(job, target.namespace, output, lambda directory: local.kill_node(directory, node), wait)
 
 
 @chaos.command("freeze-node", short_help="SIGSTOP every process of NODE.")
@@ -88,35 +88,35 @@ def thaw_node(job: str, node: str, namespace: str | None, output: str) -> None:
 
 @chaos.command("kill-master", short_help="SIGKILL the master of JOB.")
 @click.argument("job")
-@place_options
+@target_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="wait until the master is back")
 @output_option("table", "json")
-def kill_master(job: str, place: Place, wait: bool, output: str) -> None:
+def kill_master(job: str, target: Target, wait: bool, output: str) -> None:
     """SIGKILL the master of JOB, or delete its pod without grace; its supervisor or the operator starts another."""
-    if not place.here(job):
-        _kill_there(place, job, "", output, wait=wait)
+    if not target.here(job):
+        _kill_there(target, job, "", output, wait=wait)
         return
-    struck = _strike(job, place.namespace, output, local.kill_master)
+    struck = _strike(job, target.namespace, output, local.kill_master)
     if wait and output != "json":
-        with Look(find(job, place.namespace)) as look:
+        with JobReader(find(job, target.namespace)) as look:
             click.echo(_return(look, struck))
 
 
-def _kill_there(place: Place, job: str, node: str, output: str, *, wait: bool) -> None:
+def _kill_there(target: Target, job: str, node: str, output: str, *, wait: bool) -> None:
     from resile.cli.cluster.chaos import kill_there
 
-    kill_there(place, job, node, output, wait=wait)
+    kill_there(target, job, node, output, wait=wait)
 
 
 def _strike(
-    job: str, namespace: str | None, output: str, strike: Callable[[JobDirectory], local.Strike], wait: bool = False
-) -> local.Strike:
+    job: str, namespace: str | None, output: str, strike: Callable[[JobDirectory], local.Injected], wait: bool = False
+) -> local.Injected:
     found = find(job, namespace)
-    with Look(found) as look:
+    with JobReader(found) as look:
         trained = wait and output != "json" and look.status().step >= 0
         try:
             struck = strike(found.directory)
-        except local.NothingStruckError as error:
+        except local.NothingToInjectError as error:
             raise CommandError(str(error)) from error
         if output == "json":
             print_json(struck)
@@ -128,7 +128,7 @@ def _strike(
     return struck
 
 
-def _recovery(look: Look, struck: local.Strike) -> str:
+def _recovery(look: JobReader, struck: local.Injected) -> str:
     """What the strike led to, as soon as training goes on again; how to watch if that takes long."""
     patience = look.directory.spec().timeouts.recovery_budget + BEYOND_BUDGET
     until = time.monotonic() + patience
@@ -147,7 +147,7 @@ def _recovery(look: Look, struck: local.Strike) -> str:
     return f"{noticed or 'not noticed'}, no step within {patience:g} s; {watch}"
 
 
-def _return(look: Look, struck: local.Strike) -> str:
+def _return(look: JobReader, struck: local.Injected) -> str:
     """When the master was back."""
     back: list[float] = []
 

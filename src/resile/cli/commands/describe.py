@@ -9,19 +9,19 @@ import click
 import msgspec
 
 from resile.api.ids import MiB
-from resile.api.reports import WorkerFailure
 from resile.cli.commands.logs import Log
-from resile.cli.common_options import output_option, place_options, print_json
+from resile.cli.common_options import output_option, print_json, target_options
 from resile.cli.output import rows
 from resile.cli.output.follow import clock, outage_table
 from resile.cli.output.tables import age, table, took
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import find
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.core import completion
 from resile.core.state import JobState
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView
+from resile.protocol.reports import WorkerFailure
 
 LAST_EVENTS = 20
 LAST_ROUNDS = 10
@@ -40,20 +40,20 @@ class Failure(msgspec.Struct):
 
 @click.command()
 @click.argument("job")
-@place_options
+@target_options
 @output_option("table", "json")
-def describe(job: str, place: Place, output: str) -> None:
+def describe(job: str, target: Target, output: str) -> None:
     """Tell everything about JOB: phase, progress, nodes, rounds, interruptions, last failure, last events.
 
     A JOB of this machine comes before one of the cluster; --local and --cluster choose. Of a cluster's job the
     conditions and the places of its pods are told, too, and its Events, which a cluster keeps for an hour.
     """
-    if not place.here(job):
+    if not target.here(job):
         from resile.cli.cluster.describe import describe_there
 
-        describe_there(place, job, output)
+        describe_there(target, job, output)
         return
-    with Look(find(job, place.namespace)) as look:
+    with JobReader(find(job, target.namespace)) as look:
         view = look.status()
         story = look.events()
         lives = look.master_lives
@@ -82,10 +82,10 @@ def describe(job: str, place: Place, output: str) -> None:
 def first_failure(state: JobState) -> Failure | None:
     """What came first in the newest broken round; what followed is collateral."""
     first = completion.first_failure(state)
-    return Failure(str(first[0]), first[1], state.blame.round) if first is not None else None
+    return Failure(str(first[0]), first[1], state.round_failures.round) if first is not None else None
 
 
-def failed_node_text(look: Look, job: JobView) -> str:
+def failed_node_text(look: JobReader, job: JobView) -> str:
     """What the node said that failed last, for a job in which no round broke; empty if no node failed."""
     failed = [node for node in job.nodes if node.ended_at is not None and node.status not in ("Completed", "Deleted")]
     if not failed:
@@ -97,7 +97,7 @@ def failed_node_text(look: Look, job: JobView) -> str:
     return "\n".join([f"{node.name} ({node.status}): {node.message or 'it gave no reason'}", *said])
 
 
-def _last_failure(first: Failure | None, look: Look, job: JobView) -> str:
+def _last_failure(first: Failure | None, look: JobReader, job: JobView) -> str:
     if first is not None:
         return section(f"Last failure (first of round {first.round})", failure_text(first))
     return section("Last failure", failed_node_text(look, job) if job.phase == "Failed" else "")
@@ -142,7 +142,7 @@ def _facts(job: JobView, state: JobState, directory: str) -> str:
     return facts(job, more)
 
 
-def _rounds(story: Sequence[Told]) -> str:
+def _rounds(story: Sequence[JobEvent]) -> str:
     told = [line for line in story if line.reason in ROUND_REASONS]
     return "\n".join(f"{clock(line.at)}  {line.message}" for line in told[-LAST_ROUNDS:])
 
@@ -154,7 +154,7 @@ def failure_text(first: Failure) -> str:
     return "\n".join(parts)
 
 
-def _events(story: Sequence[Told], state: JobState) -> str:
+def _events(story: Sequence[JobEvent], state: JobState) -> str:
     return table(rows.EVENT_HEADER, [rows.event_row(told, state.spec) for told in story]) if story else ""
 
 

@@ -14,27 +14,27 @@ from resile.api.timeouts import (
     Timeouts,
     derive,
 )
-from resile.cli.common_options import output_option, place_options, print_json
+from resile.cli.common_options import output_option, print_json, target_options
 from resile.cli.output.tables import table
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.local.jobs import find
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.wire.job_directory import DirectoryError
 
 PURPOSES = {
     "recovery_budget": "the longest a job may stand still after losing a node while others can go on",
     "heartbeat": "how often an agent speaks when it has nothing to say",
-    "silence": "an open connection that is silent for so long has lost its node",
-    "blink": "a closed connection that stays away for so long has lost its node",
-    "homecoming": "how long a restarted master waits for the agents its journal knows",
-    "settle": "how long a round that could close waits for nodes that are starting",
+    "heartbeat_timeout": "an open connection that is silent for so long has lost its node",
+    "reconnect": "a closed connection that stays away for so long has lost its node",
+    "master_recovery": "how long a restarted master waits for the agents its journal knows",
+    "straggler_wait": "how long a round that could close waits for nodes that are starting",
     "last_call": "the same for the first round on bare machines, where nobody knows who may come",
     "regroup_grace": "from SIGTERM to SIGKILL for processes whose round is over",
     "exit_grace": "from SIGTERM to SIGKILL for a node that is asked to leave: time to save",
     "join": "how long too few nodes wait for the rest before the job fails",
     "pend": "how long a node the job needs may be unschedulable before the job fails",
     "connect": "how long a new agent tries to reach its master",
-    "forgive": "a failure so much training time ago no longer counts against a budget",
+    "budget_window": "a failure so much training time ago no longer counts against a budget",
 }
 """What each rung of the ladder is for, in the order in which they are printed."""
 
@@ -46,12 +46,12 @@ def explain() -> None:
 
 @explain.command("timeouts", short_help="Print every interval and time-out.")
 @click.argument("job", required=False)
-@place_options
+@target_options
 @click.option("--recovery-budget", type=float, metavar="SECONDS", help="those that follow from this budget")
 @output_option("table", "json")
-def timeouts(job: str | None, place: Place, recovery_budget: float | None, output: str) -> None:
+def timeouts(job: str | None, target: Target, recovery_budget: float | None, output: str) -> None:
     """Print every interval and time-out: the defaults, those of a budget, or those of JOB."""
-    ladder = _ladder(job, place, recovery_budget)
+    ladder = _ladder(job, target, recovery_budget)
     if output == "json":
         print_json({name: _row(ladder, name) for name in PURPOSES})
         return
@@ -59,16 +59,16 @@ def timeouts(job: str | None, place: Place, recovery_budget: float | None, outpu
     click.echo(table(("NAME", "SECONDS", "OF BUDGET", "WHAT IT IS FOR"), rows))
 
 
-def _ladder(job: str | None, place: Place, budget: float | None) -> Timeouts:
+def _ladder(job: str | None, target: Target, budget: float | None) -> Timeouts:
     if job is not None and budget is not None:
         raise NotUsableError("give either a job or --recovery-budget, not both")
-    if job is not None and not place.here(job):
+    if job is not None and not target.here(job):
         from resile.client.cluster.find import spec_there
 
-        return spec_there(place, job).timeouts
+        return spec_there(target, job).timeouts
     if job is not None:
         try:
-            return find(job, place.namespace).directory.spec().timeouts
+            return find(job, target.namespace).directory.spec().timeouts
         except DirectoryError as error:
             raise CommandError(str(error)) from error
     if budget is not None and not SMALLEST_RECOVERY_BUDGET <= budget <= LARGEST_RECOVERY_BUDGET:

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 
 import click
 
-from resile.cli.common_options import output_option, place_options
+from resile.cli.common_options import output_option, target_options
 from resile.cli.output import rows
 from resile.cli.output.listing import FORMATS, Entry, Listing, kind_of
 from resile.client.errors import FAILED, CommandError, NotUsableError
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find
-from resile.client.target import Place, configured
+from resile.client.target import Target, configured
 
 WATCH_SECONDS = 0.25
 """Between two looks of `-w`."""
@@ -28,13 +28,13 @@ WATCH_SECONDS = 0.25
 @click.command()
 @click.argument("kind", metavar="KIND", required=False, default="")
 @click.argument("name", required=False)
-@place_options
+@target_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="jobs of every namespace")
 @output_option(*FORMATS)
 @click.option("-w", "--watch", is_flag=True, help="go on and print what changes, until the jobs are over")
 @click.option("--deleted", is_flag=True, help="list nodes that were deleted, too (on this machine)")
 def get(
-    kind: str, name: str | None, place: Place, all_namespaces: bool, output: str, watch: bool, deleted: bool
+    kind: str, name: str | None, target: Target, all_namespaces: bool, output: str, watch: bool, deleted: bool
 ) -> None:
     """List jobs, or the nodes, events or scale plans of a job (KIND: jobs, nodes, events, plans).
 
@@ -51,28 +51,28 @@ def get(
     if not kind:
         raise click.UsageError("name what to list: jobs, nodes, events or plans", click.get_current_context())
     listing = Listing(kind_of(kind), output, spaces=all_namespaces)
-    if not place.here(name or "", everywhere=all_namespaces):
+    if not target.here(name or "", everywhere=all_namespaces):
         from resile.cli.cluster.get import get_there
 
-        get_there(place, listing, name, everywhere=all_namespaces, watch=watch)
+        get_there(target, listing, name, everywhere=all_namespaces, watch=watch)
         return
     if listing.kind == "plans":
         raise NotUsableError("scale plans are kept on a cluster only; `resile get events JOB` tells of changes here")
-    _get_here(place, listing, name, everywhere=all_namespaces, watch=watch, deleted=deleted)
+    _get_here(target, listing, name, everywhere=all_namespaces, watch=watch, deleted=deleted)
 
 
 def _get_here(
-    place: Place, listing: Listing, name: str | None, *, everywhere: bool, watch: bool, deleted: bool
+    target: Target, listing: Listing, name: str | None, *, everywhere: bool, watch: bool, deleted: bool
 ) -> None:
-    space = None if everywhere else place.namespace or DEFAULT_NAMESPACE
-    jobs = [find(name, place.namespace)] if name else all_jobs(space)
+    space = None if everywhere else target.namespace or DEFAULT_NAMESPACE
+    jobs = [find(name, target.namespace)] if name else all_jobs(space)
     if not jobs and listing.for_people:
         click.echo(_nothing(space), err=True)
         return
-    if not name and not place.local and listing.for_people and configured():
+    if not name and not target.local and listing.for_people and configured():
         click.echo("(on this machine; --cluster lists those of the cluster)", err=True)
     with ExitStack() as stack:
-        looking = Looking(listing, [stack.enter_context(Look(job)) for job in jobs], deleted=deleted)
+        looking = Looking(listing, [stack.enter_context(JobReader(job)) for job in jobs], deleted=deleted)
         listing.show(looking.entries(), one=bool(name) and listing.kind == "jobs")
         while watch and not looking.over:
             time.sleep(WATCH_SECONDS)
@@ -84,7 +84,7 @@ def _get_here(
 class Looking:
     """Makes the rows of one kind for some jobs of this machine, again and again."""
 
-    def __init__(self, listing: Listing, looks: Sequence[Look], *, deleted: bool) -> None:
+    def __init__(self, listing: Listing, looks: Sequence[JobReader], *, deleted: bool) -> None:
         self.failed = False
         self._kind = listing.kind
         self._wide = listing.wide
@@ -112,7 +112,7 @@ class Looking:
                 click.echo(f"resile: {look.job}: {error.format_message()}", err=True)
         return found
 
-    def _of(self, look: Look) -> list[Entry]:
+    def _of(self, look: JobReader) -> list[Entry]:
         space = look.job.namespace
         job = look.status()  # before the story, so that the last line of one that is over is not missed
         self._over[look.job] = job.ended_at is not None

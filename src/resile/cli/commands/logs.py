@@ -12,11 +12,11 @@ import click
 import msgspec
 
 from resile.api.manifests.names import master_name
-from resile.cli.common_options import output_option, place_options
+from resile.cli.common_options import output_option, target_options
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob, find_pod, is_master, pod_name
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.platform.local import files
 
 POLL_SECONDS = 0.15
@@ -28,12 +28,14 @@ CHUNK = 1 << 20
 @click.command()
 @click.argument("name", metavar="JOB|POD")
 @click.argument("node", required=False)
-@place_options
+@target_options
 @click.option("-f", "--follow", is_flag=True, help="go on until the job (or the pod) has ended")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="begin with the last N lines of each log")
 @click.option("--master", is_flag=True, help="the master's log instead of the nodes'")
 @output_option("text", "json")
-def logs(name: str, node: str | None, place: Place, follow: bool, tail: int | None, master: bool, output: str) -> None:
+def logs(
+    name: str, node: str | None, target: Target, follow: bool, tail: int | None, master: bool, output: str
+) -> None:
     """Print the log of a pod, or of a NODE of a job such as worker-1, or the logs of all nodes of a job.
 
     With several nodes each line begins with its pod's name. With `-o json` each line is an object of its own. On a
@@ -46,12 +48,12 @@ def logs(name: str, node: str | None, place: Place, follow: bool, tail: int | No
     """  # noqa: D301
     if node:
         name = pod_name(name, node) or node
-    if not place.here(name):
+    if not target.here(name):
         from resile.cli.cluster.logs import logs_there
 
-        logs_there(place, name, follow=follow, tail=tail, master=master, as_json=output == "json")
+        logs_there(target, name, follow=follow, tail=tail, master=master, as_json=output == "json")
         return
-    job, pod = find_pod(name, place.namespace)
+    job, pod = find_pod(name, target.namespace)
     if master:
         pod = master_name(job.name)
     reader = Logs(job, pod, tail, as_json=output == "json")
@@ -141,7 +143,7 @@ class Logs:
 
 
 def _follow(reader: Logs) -> None:
-    with Look(reader.job) as look:
+    with JobReader(reader.job) as look:
         over = _pod_over(reader) if reader.pod and not is_master(reader.pod) else _job_over(look)
         asked = 0.0
         while True:
@@ -154,7 +156,7 @@ def _follow(reader: Logs) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _job_over(look: Look) -> Callable[[], bool]:
+def _job_over(look: JobReader) -> Callable[[], bool]:
     def over() -> bool:
         if look.status().ended_at is None:
             return False
@@ -183,11 +185,11 @@ def _tail_offset(path: Path, lines: int) -> int:
                 start = max(0, at - CHUNK)
                 file.seek(start)
                 chunk = file.read(at - start)
-                place = before - start if before < at else len(chunk)
-                while (place := chunk.rfind(b"\n", 0, place)) >= 0:
+                target = before - start if before < at else len(chunk)
+                while (target := chunk.rfind(b"\n", 0, target)) >= 0:
                     lines -= 1
                     if lines == 0:
-                        return start + place + 1
+                        return start + target + 1
                 at = start
     except OSError:
         return 0

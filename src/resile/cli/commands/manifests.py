@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from resile.api.manifests.errors import Mistakes
+from resile.api.manifests.errors import ManifestErrors
 from resile.api.manifests.names import check_dns_label
 from resile.client.errors import CommandError, NotUsableError
 from resile.deploy import installation, kustomize
@@ -50,7 +50,7 @@ def manifests(image: str, namespace: str, crd_only: bool, cel: bool, folder: Pat
 def _check(image: str, namespace: str) -> None:
     if not _IMAGE.fullmatch(image):
         raise NotUsableError(f"--image: must be the name of an image such as {installation.IMAGE}, not {image[:60]!r}")
-    mistakes = Mistakes()
+    mistakes = ManifestErrors()
     check_dns_label(namespace, "--namespace", mistakes)
     for mistake in mistakes.found():
         raise NotUsableError(str(mistake))

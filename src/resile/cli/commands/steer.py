@@ -13,14 +13,14 @@ import click
 
 from resile.api.ids import Seconds
 from resile.api.job import MAX_REPLICAS, WORKER
-from resile.cli.common_options import output_option, place_options, tell
+from resile.cli.common_options import output_option, target_options, tell
 from resile.cli.output.follow import FAREWELL_SECONDS
 from resile.client.errors import CommandError, NotUsableError
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob, find
-from resile.client.local.master_client import Client, MasterAway, wait_until
+from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
 from resile.client.local.supervision import end_by_force, restart_master, served
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.core.state import Phase
 from resile.platform.local import files
 from resile.wire.job_directory import DirectoryError
@@ -33,9 +33,9 @@ DEFAULT_GRACE = Seconds(30.0)
 @click.command()
 @click.argument("job")
 @click.argument("sizes", nargs=-1, required=True, metavar="N|ROLE=N...")
-@place_options
+@target_options
 @output_option("table", "json")
-def scale(job: str, sizes: tuple[str, ...], place: Place, output: str) -> None:
+def scale(job: str, sizes: tuple[str, ...], target: Target, output: str) -> None:
     """Change how many nodes JOB has, as in `resile scale demo worker=3`; a number alone is one of workers.
 
     On a cluster this is what `kubectl scale elasticjob/JOB --replicas=N` does.
@@ -48,12 +48,12 @@ def scale(job: str, sizes: tuple[str, ...], place: Place, output: str) -> None:
         if len(number.lstrip("0")) > len(str(MAX_REPLICAS)) or int(number) > MAX_REPLICAS:
             raise NotUsableError(f"{size!r} is too many: a role has at most {MAX_REPLICAS} nodes")
         wanted[role] = int(number)
-    if not place.here(job):
+    if not target.here(job):
         from resile.cli.cluster.wishes import scale_there
 
-        scale_there(place, job, wanted, output)
+        scale_there(target, job, wanted, output)
         return
-    found = find(job, place.namespace)
+    found = find(job, target.namespace)
     for role, replicas in wanted.items():
         _wish(found, "scale", {"role": role, "replicas": replicas})
     words = " ".join(f"{role}={replicas}" for role, replicas in wanted.items())
@@ -62,14 +62,14 @@ def scale(job: str, sizes: tuple[str, ...], place: Place, output: str) -> None:
 
 @click.command()
 @click.argument("job")
-@place_options
+@target_options
 @output_option("table", "json")
-def suspend(job: str, place: Place, output: str) -> None:
+def suspend(job: str, target: Target, output: str) -> None:
     """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
-    if not place.here(job):
-        _suspend_there(place, job, output, on_hold=True)
+    if not target.here(job):
+        _suspend_there(target, job, output, on_hold=True)
         return
-    found = find(job, place.namespace)
+    found = find(job, target.namespace)
     before = _phase(found)
     _wish(found, "suspend", {"on": True})
     how = "is suspended already" if before == SUSPENDED else "suspended"
@@ -78,17 +78,17 @@ def suspend(job: str, place: Place, output: str) -> None:
 
 @click.command()
 @click.argument("job")
-@place_options
+@target_options
 @output_option("table", "json")
-def resume(job: str, place: Place, output: str) -> None:
+def resume(job: str, target: Target, output: str) -> None:
     """Take the nodes of a suspended JOB back.
 
     A JOB of this machine that lost its master (a restart of the machine) gets one again.
     """
-    if not place.here(job):
-        _suspend_there(place, job, output, on_hold=False)
+    if not target.here(job):
+        _suspend_there(target, job, output, on_hold=False)
         return
-    found = find(job, place.namespace)
+    found = find(job, target.namespace)
     interrupted = _interrupted(found)
     if interrupted:
         restart_master(found.directory)
@@ -101,33 +101,33 @@ def resume(job: str, place: Place, output: str) -> None:
 
 @click.command()
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
-@place_options
+@target_options
 @click.option("--keep", is_flag=True, help="keep the logs (on this machine)")
 @click.option("--now", is_flag=True, help="kill everything at once instead of asking")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="return when it is gone (on a cluster)")
 @output_option("table", "json")
-def delete(jobs: tuple[str, ...], place: Place, keep: bool, now: bool, wait: bool, output: str) -> None:
+def delete(jobs: tuple[str, ...], target: Target, keep: bool, now: bool, wait: bool, output: str) -> None:
     """End every JOB and remove it, its logs included.
 
     Jobs of this machine are removed from it, all others from the cluster, with everything that belongs to them.
     """
-    here = [job for job in dict.fromkeys(jobs) if place.here(job)]
+    here = [job for job in dict.fromkeys(jobs) if target.here(job)]
     there = [job for job in dict.fromkeys(jobs) if job not in here]
     if there and keep:
         raise NotUsableError(f"--keep is for jobs of this machine; {there[0]} is none, and nothing was deleted")
-    found = [find(job, place.namespace) for job in here]  # all names are good before the first one goes
+    found = [find(job, target.namespace) for job in here]  # all names are good before the first one goes
     if there:
         from resile.cli.cluster.wishes import delete_there
 
-        delete_there(place, there, output, now=now, wait=wait)
+        delete_there(target, there, output, now=now, wait=wait)
     for job in found:
         _delete(job, keep=keep, now=now, output=output)
 
 
-def _suspend_there(place: Place, job: str, output: str, *, on_hold: bool) -> None:
+def _suspend_there(target: Target, job: str, output: str, *, on_hold: bool) -> None:
     from resile.cli.cluster.wishes import suspend_there
 
-    suspend_there(place, job, output, on_hold=on_hold)
+    suspend_there(target, job, output, on_hold=on_hold)
 
 
 def _delete(found: LocalJob, *, keep: bool, now: bool, output: str) -> None:
@@ -156,21 +156,21 @@ def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
         CommandError: the master says no, or there is none.
     """
     directory = job.directory
-    with Client(directory) as client:
+    with MasterClient(directory) as client:
         try:
             if served(directory):
                 client.insist(what, arguments)
                 return
-        except MasterAway as error:
+        except MasterUnreachable as error:
             raise CommandError(f"the master of {job} does not answer: {error}") from error
-    with Look(job) as look:
+    with JobReader(job) as look:
         phase = look.status().phase
     ending = "is over" if phase in ("Succeeded", "Failed") else "has lost its master"
     raise CommandError(f"job {job} {ending} ({phase}); nothing was changed")
 
 
 def _phase(job: LocalJob) -> str:
-    with Look(job) as look:
+    with JobReader(job) as look:
         return look.status().phase
 
 
@@ -178,7 +178,7 @@ def _interrupted(job: LocalJob) -> bool:
     """Whether a job is not over and has nobody who serves it."""
     if served(job.directory):
         return False
-    with Look(job) as look:
+    with JobReader(job) as look:
         return look.status().ended_at is None
 
 
@@ -186,10 +186,10 @@ def _stop(job: LocalJob) -> bool:
     """Ask the master to stop the job; False if there is no master to ask."""
     if not served(job.directory):
         return False
-    with Client(job.directory) as client:
+    with MasterClient(job.directory) as client:
         try:
             client.insist("stop", {"because": "a person deleted it"})
-        except MasterAway:
+        except MasterUnreachable:
             return False
     click.echo(f"stopping {job} ...", err=True)
     return True

@@ -25,14 +25,14 @@ from resile.api.manifests.documents import load_documents
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import Resource, load_manifests
 from resile.cli.commands.describe import failed_node_text, failure_text, first_failure
-from resile.cli.common_options import output_option, place_options, print_json
+from resile.cli.common_options import output_option, print_json, target_options
 from resile.cli.output.follow import STOPPED, Dismissed, Follower, PlainScreen, Screen, closing_words, screen_for
 from resile.client.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
-from resile.client.local.job_reader import Look
+from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
-from resile.client.local.master_client import Client, MasterAway, wait_until
+from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
 from resile.client.local.supervision import end_by_force, end_nodes, served, start_master
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.master.view import JobView
 from resile.wire.job_directory import DirectoryError
 
@@ -42,14 +42,14 @@ ENDING_SECONDS = 10.0
 
 @click.command()
 @click.argument("manifest", metavar="FILE")
-@place_options
+@target_options
 @click.option("--detach", is_flag=True, help="return as soon as the job runs, and leave it running")
 @click.option("--enforce-memory", is_flag=True, help="hold every node to its memory limit (needs a memory cgroup)")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="serve Prometheus metrics here")
 @output_option("table", "json")
 def submit(
     manifest: str,
-    place: Place,
+    target: Target,
     detach: bool,
     enforce_memory: bool,
     metrics_port: int | None,
@@ -74,13 +74,13 @@ def submit(
     jobs = [resource for resource in resources if isinstance(resource, ElasticJob)]
     if len(jobs) > 1 and not detach:
         raise NotUsableError(f"{manifest} holds {len(jobs)} jobs: only one can be followed, so add --detach")
-    if not place.local:
+    if not target.local:
         if enforce_memory or metrics_port:
             raise NotUsableError("--enforce-memory and --metrics-port are for this machine; add --local")
         from resile.cli.cluster.submit import submit_there
 
-        sys.exit(submit_there(place, documents, detach=detach, output=output))
-    namespace = place.namespace
+        sys.exit(submit_there(target, documents, detach=detach, output=output))
+    namespace = target.namespace
     options = ["--enforce-memory"] if enforce_memory else []
     options += ["--metrics-port", str(metrics_port)] if metrics_port else []
     started: list[LocalJob] = []
@@ -167,18 +167,18 @@ def apply_plan(plan: ScalePlan, namespace: str | None) -> None:
         )
     space = namespace or (plan.metadata.namespace if plan.metadata.namespace != DEFAULT_NAMESPACE else None)
     job = find(plan.job, space)
-    with Client(job.directory) as client:
+    with MasterClient(job.directory) as client:
         for role, replicas in sizes.items():
             try:
                 client.insist("scale", {"role": role, "replicas": replicas})
-            except MasterAway as error:
+            except MasterUnreachable as error:
                 raise CommandError(f"{job} was not scaled: {error}") from error
             click.echo(f"{job} scaled: {role}={replicas}")
 
 
 def follow(job: LocalJob, *, quiet: bool) -> int:
     """Stay with a job until it is over; the command's exit code."""
-    with Look(job) as look:
+    with JobReader(job) as look:
         screen: Screen = _Silent() if quiet else screen_for(sys.stdout.isatty())
         follower = Follower(look, screen)
         try:
@@ -204,7 +204,7 @@ def follow(job: LocalJob, *, quiet: bool) -> int:
         return INTERRUPTED if follower.stopping else FAILED
 
 
-def last_words(look: Look, view: JobView) -> str:
+def last_words(look: JobReader, view: JobView) -> str:
     """What the process said that failed first, or else the node that failed last; empty if nobody said anything."""
     first = first_failure(look.state())
     if first is not None:
@@ -264,7 +264,7 @@ class _Silent(PlainScreen):
 
 def _make_room(job: LocalJob) -> None:
     directory = job.directory
-    with Look(job) as look:
+    with JobReader(job) as look:
         over = look.status().ended_at is not None
     if not over and served(directory):
         raise CommandError(f"job {job} is running already; `resile delete {job.name}` ends it")

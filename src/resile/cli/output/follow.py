@@ -11,11 +11,11 @@ import click
 
 from resile.cli.output.tables import table, took
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import Look
-from resile.client.local.master_client import MasterAway, wait_until
+from resile.client.local.job_reader import JobReader
+from resile.client.local.master_client import MasterUnreachable, wait_until
 from resile.client.local.supervision import served
 from resile.core.completion import Reason
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView
 
 POLL_SECONDS = 0.1
@@ -29,7 +29,7 @@ FAREWELL_SECONDS = 45.0
 class Screen(Protocol):
     """Where a job's life is shown."""
 
-    def show(self, job: JobView, news: Sequence[Told]) -> None:
+    def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Show the job as it is, and the lines of its story that are new."""
 
     def say(self, words: str) -> None:
@@ -42,7 +42,7 @@ class Screen(Protocol):
 class PlainScreen:
     """One line per line of the story, with the time: for pipes, files and CI."""
 
-    def show(self, job: JobView, news: Sequence[Told]) -> None:
+    def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Print what is new."""
         for told in news:
             click.echo(story_line(told))
@@ -55,7 +55,7 @@ class PlainScreen:
         """Nothing to leave."""
 
 
-def story_line(told: Told) -> str:
+def story_line(told: JobEvent) -> str:
     """`12:03:04.123  RoundFormed      round 1 runs with 3 nodes`."""
     mark = "!" if told.warning else " "
     return f"{clock(told.at)} {mark}{told.reason:<16} {told.message}"
@@ -86,10 +86,10 @@ class Dismissed(Exception):
 class Follower:
     """Looks at a job and shows it; `poll` once per turn of the caller's loop."""
 
-    def __init__(self, look: Look, screen: Screen) -> None:
+    def __init__(self, look: JobReader, screen: Screen) -> None:
         self.look = look
         self.screen = screen
-        self.story: list[Told] = []
+        self.story: list[JobEvent] = []
         self.stopping = False
         """The user pressed Ctrl-C."""
         self.asked = False
@@ -158,12 +158,12 @@ class Follower:
     def _ask_to_stop(self) -> bool:
         try:
             self.look.client.ask("stop", {"because": "its user pressed Ctrl-C"})
-        except MasterAway:
+        except MasterUnreachable:
             return False
         return True
 
 
-def closing_words(job: JobView, story: Sequence[Told]) -> str:
+def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
     """What remains to be said when a job is over: its end, every time that training stood still, and goodput."""
     ending = "was stopped" if job.reason == STOPPED else job.phase.lower()
     words = [f"job {job.name} {ending}: {job.message or job.reason}"]

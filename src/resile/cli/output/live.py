@@ -15,7 +15,7 @@ from rich.text import Text
 from resile.cli.output.follow import clock
 from resile.cli.output.rows import count, speeds, steps
 from resile.cli.output.tables import age
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView, NodeView
 
 COLOURS = {
@@ -47,10 +47,10 @@ class LiveScreen:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._story: list[Told] = []
+        self._story: list[JobEvent] = []
         self._live.start()
 
-    def show(self, job: JobView, news: Sequence[Told]) -> None:
+    def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Draw the job."""
         self._story.extend(news)
         outer = self._console.width - ECHO
@@ -122,7 +122,7 @@ def _nodes(nodes: Sequence[NodeView], now: float, hidden: int, *, narrow: bool) 
     return drawn
 
 
-def _lines(story: Sequence[Told] | deque[Told], *, whole: bool) -> Table:
+def _lines(story: Sequence[JobEvent] | deque[JobEvent], *, whole: bool) -> Table:
     """The story; a line that is too long goes on in the next row if it is to be `whole`, and is cut otherwise."""
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(no_wrap=True)

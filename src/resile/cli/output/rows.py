@@ -10,7 +10,7 @@ import msgspec
 from resile.api.job import FrontDoor, JobSpec, node_name
 from resile.api.manifests.names import master_name
 from resile.cli.output.tables import age
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView, NodeView
 
 JOB_HEADER = ("NAME", "PHASE", "AGE")
@@ -77,7 +77,7 @@ def master_node(job: JobView, lives: bool, restarts: int) -> NodeView:
     )
 
 
-def restarts_of_master(story: Sequence[Told]) -> int:
+def restarts_of_master(story: Sequence[JobEvent]) -> int:
     """How often the master came back."""
     return sum(told.reason == MASTER_CAME_BACK for told in story)
 
@@ -97,7 +97,7 @@ def node_row(node: NodeView, wide: bool) -> list[str]:
     return [*row, rank, node.address or NONE, node.host or NONE, node.message or NONE]
 
 
-def event_row(told: Told, spec: JobSpec) -> list[str]:
+def event_row(told: JobEvent, spec: JobSpec) -> list[str]:
     """One line of `get events`."""
     return [
         age(time.time() - told.at),
@@ -108,7 +108,7 @@ def event_row(told: Told, spec: JobSpec) -> list[str]:
     ]
 
 
-def event_object(told: Told, spec: JobSpec) -> str:
+def event_object(told: JobEvent, spec: JobSpec) -> str:
     """What a line of the story is about: `pod/…`, or the job."""
     if not told.node:
         return f"elasticjob/{spec.name}" if spec.front_door is FrontDoor.ELASTICJOB else f"job/{spec.name}"
@@ -116,6 +116,6 @@ def event_object(told: Told, spec: JobSpec) -> str:
     return f"pod/{node_name(spec, role, int(number))}"
 
 
-def event_data(told: Told, spec: JobSpec) -> dict[str, object]:
+def event_data(told: JobEvent, spec: JobSpec) -> dict[str, object]:
     """A line of the story as data."""
     return {**msgspec.to_builtins(told), "object": event_object(told, spec), "job": spec.name}

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from resile.agent.options import DLROVER_ROLE, Endpoint, RunOptions, Security, Std
 from resile.api.ids import Seconds
-from resile.api.reports import Meeting
 from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, derive
 from resile.cli.run.devices import DEVICE_KINDS, DEVICE_OF_ACCELERATOR, count_devices, usable_cpus
 from resile.cli.run.flags import ACCEPTED, FLAGS, FlagError, Given
 from resile.cli.run.rdzv_conf import RdzvConf, read_rdzv_conf
 from resile.cli.run.script import mistake_in_module, mistake_in_script
+from resile.protocol.reports import RendezvousConfig
 
 STATIC_PORT = 29500
 C10D_PORT = 29400
@@ -48,15 +48,15 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
     min_nodes, max_nodes = _nnodes(given, environ)
     conf = read_rdzv_conf(given.named("rdzv_conf"), values["rdzv_conf"])
     meeting = _meeting(given, min_nodes, max_nodes, conf)
-    place = _meeting_place(given, environ, meeting, conf)
-    alone = place.endpoint is None
+    target = _meeting_place(given, environ, meeting, conf)
+    alone = target.endpoint is None
     job = environ.get("ELASTIC_JOB_NAME", "")
     run_id = str(uuid.uuid4()) if alone else values["rdzv_id"]
     if not alone and "rdzv_id" not in given.source and job:
         run_id = job
     job_name = values["job_name"] or job or (values["rdzv_id"] if "rdzv_id" in given.source else "")
     role = values["role"]
-    if "role" not in given.source and (prog == "dlrover-run" or place.managed):
+    if "role" not in given.source and (prog == "dlrover-run" or target.managed):
         role = DLROVER_ROLE
     return RunOptions(
         command=command,
@@ -65,10 +65,10 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         run_id=run_id,
         job_name=job_name or _name_of(values["training_script"]),
         role=role,
-        endpoint=place.endpoint,
-        managed=place.managed,
-        hosts=place.hosts,
-        node_rank=place.node_rank,
+        endpoint=target.endpoint,
+        managed=target.managed,
+        hosts=target.hosts,
+        node_rank=target.node_rank,
         local_addr=values["local_addr"],
         timeouts=_timeouts(given, environ, conf),
         signals=_signals(given),
@@ -83,7 +83,7 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         duplicate_stderr_filters=tuple(values["duplicate_stderr_filters"]),
         environment=_environment(given, environ, nproc),
         virtual_local_rank=values["virtual_local_rank"],
-        security=_security(given, environ, may_host=place.hosts is not False),
+        security=_security(given, environ, may_host=target.hosts is not False),
         state_dir=values["state_dir"],
         notices=_notices(given, conf),
     )
@@ -162,14 +162,14 @@ def _nproc(given: Given, environ: Mapping[str, str]) -> int:
 # meeting other machines -----------------------------------------------------------------------------------------------
 
 
-class _MeetingPlace(NamedTuple):
+class _Rendezvous(NamedTuple):
     endpoint: Endpoint | None = None
     managed: bool = False
     hosts: bool | None = None
     node_rank: int | None = None
 
 
-def _meeting(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> Meeting:
+def _meeting(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> RendezvousConfig:
     unit, restarts = given.values["node_unit"], given.values["max_restarts"]
     if unit < 1:
         raise FlagError(f"{given.named('node_unit')}: {unit} is not a number of nodes; the least is 1")
@@ -180,7 +180,7 @@ def _meeting(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> Me
         )
     if restarts < 0:
         raise FlagError(f"{given.named('max_restarts')}: {restarts} is negative; 0 means no restart")
-    return Meeting(
+    return RendezvousConfig(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         node_unit=unit,
@@ -191,11 +191,11 @@ def _meeting(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> Me
     )
 
 
-def _meeting_place(given: Given, environ: Mapping[str, str], meeting: Meeting, conf: RdzvConf) -> _MeetingPlace:
+def _meeting_place(given: Given, environ: Mapping[str, str], meeting: RendezvousConfig, conf: RdzvConf) -> _Rendezvous:
     values = given.values
     backend, text = values["rdzv_backend"].strip(), values["rdzv_endpoint"].strip()
     if environ.get(MASTER_ADDR):
-        return _MeetingPlace(endpoint_of(MASTER_ADDR, environ[MASTER_ADDR]), managed=True, hosts=False)
+        return _Rendezvous(endpoint_of(MASTER_ADDR, environ[MASTER_ADDR]), managed=True, hosts=False)
     if backend not in BACKENDS:
         raise FlagError(
             f"{given.named('rdzv_backend')}: {backend!r} is not one of {', '.join(BACKENDS)}; "
@@ -207,10 +207,10 @@ def _meeting_place(given: Given, environ: Mapping[str, str], meeting: Meeting, c
                 f"{given.named('standalone')}: means this machine alone, but {given.named('nnodes')} asks for "
                 f"{meeting.min_nodes} or more"
             )
-        return _MeetingPlace()
+        return _Rendezvous()
     if backend == "static":
         if not text and values["master_port"] is None and meeting.max_nodes == 1:
-            return _MeetingPlace()
+            return _Rendezvous()
         if text and "rdzv_backend" not in given.source and "node_rank" not in given.source:
             return _open_place(given, text, None, meeting, conf)  # no word of fixed places: they are given out
         rank = values["node_rank"]
@@ -224,19 +224,21 @@ def _meeting_place(given: Given, environ: Mapping[str, str], meeting: Meeting, c
             raise FlagError(
                 f"{given.named('rdzv_endpoint')}: {text!r}: port 0 is any free port; fixed places need a fixed one"
             )
-        return _MeetingPlace(endpoint, hosts=rank == 0 if conf.is_host is None else conf.is_host, node_rank=rank)
+        return _Rendezvous(endpoint, hosts=rank == 0 if conf.is_host is None else conf.is_host, node_rank=rank)
     return _open_place(given, text or "localhost", C10D_PORT, meeting, conf)
 
 
-def _open_place(given: Given, text: str, default_port: int | None, meeting: Meeting, conf: RdzvConf) -> _MeetingPlace:
+def _open_place(
+    given: Given, text: str, default_port: int | None, meeting: RendezvousConfig, conf: RdzvConf
+) -> _Rendezvous:
     """A meeting that gives out places as nodes come."""
     name = given.named("rdzv_endpoint")
     endpoint = endpoint_of(name, text, default_port)
     if endpoint.port:
-        return _MeetingPlace(endpoint, hosts=conf.is_host)
+        return _Rendezvous(endpoint, hosts=conf.is_host)
     if meeting.max_nodes > 1:
         raise FlagError(f"{name}: {text!r}: port 0 is any free port; several nodes need to know which")
-    return _MeetingPlace()
+    return _Rendezvous()
 
 
 def _master_endpoint(given: Given) -> Endpoint:

@@ -26,7 +26,7 @@ from lightkube.types import PatchType
 from resile.api.kinds import elasticjob
 from resile.client.errors import CommandError
 from resile.client.local.jobs import meant
-from resile.client.target import Place, config_files, in_a_pod
+from resile.client.target import Target, config_files, in_a_pod
 from resile.platform.kubernetes import client as kube
 
 Manifest = dict[str, Any]
@@ -43,7 +43,7 @@ UNAUTHORIZED = 401
 INSTALL = "`make deploy`, or `resile manifests | kubectl apply -f -`, installs resile there"
 
 
-def on(place: Place, work: Callable[[Cluster], Awaitable[T]]) -> T:
+def on(target: Target, work: Callable[[Cluster], Awaitable[T]]) -> T:
     """Do something on the cluster that is meant.
 
     Raises:
@@ -51,7 +51,7 @@ def on(place: Place, work: Callable[[Cluster], Awaitable[T]]) -> T:
     """
 
     async def whole() -> T:
-        cluster = connect(place)
+        cluster = connect(target)
         try:
             return await work(cluster)
         finally:
@@ -60,17 +60,17 @@ def on(place: Place, work: Callable[[Cluster], Awaitable[T]]) -> T:
     return asyncio.run(whole())
 
 
-def connect(place: Place) -> Cluster:
+def connect(target: Target) -> Cluster:
     """A connection to the cluster that is meant; nothing is asked yet.
 
     Raises:
         CommandError: nothing says where a cluster is, or what says so cannot be used.
     """
     try:
-        config = _config(place)
+        config = _config(target)
         client = AsyncClient(
             config=config,
-            namespace=place.namespace or config.namespace,
+            namespace=target.namespace or config.namespace,
             timeout=httpx2.Timeout(kube.CALL_SECONDS),
             field_manager=FIELD_MANAGER,
         )
@@ -82,10 +82,10 @@ def connect(place: Place) -> Cluster:
     return Cluster(client, config)
 
 
-def _config(place: Place) -> SingleConfig:
-    paths = config_files(place.kubeconfig)
+def _config(target: Target) -> SingleConfig:
+    paths = config_files(target.kubeconfig)
     there = [path for path in paths if path.is_file()]
-    if not there and not place.kubeconfig and in_a_pod():
+    if not there and not target.kubeconfig and in_a_pod():
         return cast(SingleConfig, KubeConfig.from_service_account().get())
     if not there:
         named = ", ".join(map(str, paths))
@@ -94,10 +94,10 @@ def _config(place: Place) -> SingleConfig:
             "or use --local for this machine"
         )
     whole = _merged(there)
-    if place.context and place.context not in whole.contexts:
-        hint = meant(place.context, sorted(whole.contexts))
-        raise CommandError(f"there is no context {place.context!r} in {there[0]}; {hint}")
-    return cast(SingleConfig, whole.get(place.context or None))
+    if target.context and target.context not in whole.contexts:
+        hint = meant(target.context, sorted(whole.contexts))
+        raise CommandError(f"there is no context {target.context!r} in {there[0]}; {hint}")
+    return cast(SingleConfig, whole.get(target.context or None))
 
 
 def _merged(paths: list[Path]) -> KubeConfig:

@@ -11,7 +11,7 @@ from resile.api.manifests.reader import read_manifest
 from resile.client.cluster.connection import Cluster, Manifest, Wanted, on
 from resile.client.errors import CommandError
 from resile.client.local.jobs import all_jobs, meant, pod_name
-from resile.client.target import Place
+from resile.client.target import Target
 from resile.platform.kubernetes import client as kube
 
 
@@ -27,14 +27,14 @@ async def find(cluster: Cluster, name: str) -> Manifest:
     return job
 
 
-def spec_there(place: Place, name: str) -> JobSpec:
+def spec_there(target: Target, name: str) -> JobSpec:
     """What a job of the cluster asks for, as the engine reads it.
 
     Raises:
         CommandError: there is no such job, it cannot be read, or the cluster refuses.
     """
     try:
-        read = read_manifest(on(place, lambda cluster: find(cluster, name)))
+        read = read_manifest(on(target, lambda cluster: find(cluster, name)))
     except BadManifest as bad:
         raise CommandError(f"job {name} cannot be read: {bad.mistakes[0]}") from bad
     if not isinstance(read, ElasticJob):

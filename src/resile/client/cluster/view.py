@@ -14,7 +14,7 @@ from resile.api.kinds.elasticjob import Phase
 from resile.api.kinds.labels import JOB_LABELS, PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_RELAUNCH_COUNT
 from resile.api.manifests.names import master_name, node_of_pod
 from resile.client.cluster.connection import Manifest
-from resile.master.journal.sqlite import Told
+from resile.master.journal.sqlite import JobEvent
 from resile.master.view import JobView, NodeView
 from resile.platform.kubernetes.pod_status import observation
 
@@ -213,10 +213,10 @@ def last_word(event: Manifest) -> bool:
     return event.get("reason") in (Phase.SUCCEEDED.reason, Phase.FAILED.reason)
 
 
-def story(events: Sequence[Manifest]) -> list[Told]:
+def story(events: Sequence[Manifest]) -> list[JobEvent]:
     """Events as lines of a job's story."""
     return [
-        Told(
+        JobEvent(
             number=number,
             at=event_time(event),
             reason=event.get("reason") or "",

@@ -14,10 +14,10 @@ import msgspec
 
 from resile.client.errors import CommandError
 from resile.client.local.jobs import LocalJob
-from resile.client.local.master_client import Client, MasterAway
+from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.core.engine import Engine
 from resile.core.state import JobState, new_state
-from resile.master.journal.sqlite import JournalError, SQLiteJournal, Told
+from resile.master.journal.sqlite import JobEvent, JournalError, SQLiteJournal
 from resile.master.view import JobView, view
 from resile.wire.job_directory import DirectoryError
 
@@ -27,13 +27,13 @@ JOURNAL_RETRY_SECONDS = 0.1
 PAGE = 1000
 
 
-class Look:
+class JobReader:
     """One job under observation. Keeps its connection to the master between two looks."""
 
     def __init__(self, job: LocalJob) -> None:
         self.job = job
         self.directory = job.directory
-        self.client = Client(self.directory)
+        self.client = MasterClient(self.directory)
         self.answered = False
         """Whether the newest look was the master's own word rather than the journal's."""
 
@@ -53,7 +53,7 @@ class Look:
         """
         try:
             answer = self.client.ask("status")
-        except MasterAway:
+        except MasterUnreachable:
             self.answered = False
             return view(self.state(), time.time())
         self.answered = True
@@ -62,13 +62,13 @@ class Look:
         except msgspec.ValidationError as error:
             raise CommandError(f"the master of {self.job} speaks another version: {error}") from error
 
-    def events(self, after: int = 0) -> list[Told]:
+    def events(self, after: int = 0) -> list[JobEvent]:
         """The job's story from the line behind `after` on, all of it.
 
         Raises:
             CommandError: as for `status`.
         """
-        story: list[Told] = []
+        story: list[JobEvent] = []
         while page := self._page(story[-1].number if story else after):
             story.extend(page)
             if len(page) < PAGE:
@@ -101,10 +101,10 @@ class Look:
         """Whether a master serves the job: it answered just now, or holds the lock."""
         return self.answered or self.directory.master_lives()
 
-    def _page(self, after: int) -> list[Told]:
+    def _page(self, after: int) -> list[JobEvent]:
         try:
-            return msgspec.convert(self.client.ask("events", {"after": after, "limit": PAGE}), list[Told])
-        except (MasterAway, msgspec.ValidationError):
+            return msgspec.convert(self.client.ask("events", {"after": after, "limit": PAGE}), list[JobEvent])
+        except (MasterUnreachable, msgspec.ValidationError):
             pass
         if not self.directory.journal.exists():
             return []
@@ -118,7 +118,7 @@ class Look:
 class _Reader:
     """The journal, open for reading; tried a few times, because a master may be making it just now."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: JobReader) -> None:
         self._path = look.directory.journal
         self._journal: SQLiteJournal | None = None
 

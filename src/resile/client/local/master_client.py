@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from resile.client.errors import CommandError
-from resile.wire.connection import BadFrame, CannotConnect, Connection, NotWelcome, connect
+from resile.protocol.messages import Answer, Ask, MasterMessage
+from resile.wire.connection import BadFrame, CannotConnect, Connection, HandshakeRefused, connect
 from resile.wire.job_directory import DirectoryError, JobDirectory
-from resile.wire.messages import Answer, Ask, MasterMessage
 
 ANSWER_SECONDS = 2.0
 """For one question to a master that is there; a healthy one takes a millisecond."""
@@ -22,11 +22,11 @@ STARTING = "the master is still starting"
 """How the answer of a master begins that has not read its journal yet."""
 
 
-class MasterAway(Exception):
+class MasterUnreachable(Exception):
     """Nobody answered in time; the text is one sentence. Asking again may help."""
 
 
-class Client:
+class MasterClient:
     """A way to one job's master. Connects when first asked, and again after the master came back."""
 
     def __init__(self, directory: JobDirectory) -> None:
@@ -54,7 +54,7 @@ class Client:
         """Ask once.
 
         Raises:
-            MasterAway: nobody answered within `seconds`.
+            MasterUnreachable: nobody answered within `seconds`.
             CommandError: the master does not take our token, or answered with a sentence instead of a result.
         """
         return self._runner.run(self._ask(what, arguments or {}, seconds))
@@ -63,14 +63,14 @@ class Client:
         """Ask until a master answers: one that was killed comes back within a second. The question may arrive twice.
 
         Raises:
-            MasterAway: nobody answered within `seconds`.
+            MasterUnreachable: nobody answered within `seconds`.
             CommandError: as for `ask`.
         """
         until = time.monotonic() + seconds
         while True:
             try:
                 return self.ask(what, arguments, min(ANSWER_SECONDS, seconds))
-            except MasterAway:
+            except MasterUnreachable:
                 if time.monotonic() > until:
                     raise
             time.sleep(RETRY_SECONDS)
@@ -85,11 +85,11 @@ class Client:
                 answer = await self._answer
         except TimeoutError:
             self._drop()
-            raise MasterAway(f"the master did not answer within {seconds:g} s") from None
+            raise MasterUnreachable(f"the master did not answer within {seconds:g} s") from None
         except BadFrame as error:
             raise CommandError(f"the question is too long: {error}") from error
         if answer.error.startswith(STARTING):
-            raise MasterAway(answer.error)
+            raise MasterUnreachable(answer.error)
         if answer.error:
             raise CommandError(answer.error)
         return answer.result
@@ -99,7 +99,7 @@ class Client:
             return self._connection
         address = self._directory.address()
         if address is None:
-            raise MasterAway("the job has no master yet")
+            raise MasterUnreachable("the job has no master yet")
         try:
             self._connection = await connect(
                 address.reachable_host,
@@ -111,8 +111,8 @@ class Client:
                 timeout=seconds,
             )
         except CannotConnect as error:
-            raise MasterAway(str(error)) from error
-        except NotWelcome as error:
+            raise MasterUnreachable(str(error)) from error
+        except HandshakeRefused as error:
             raise CommandError(f"the job's master refuses us: {error}") from error
         except (DirectoryError, ValueError) as error:  # no token, or an empty one
             raise CommandError(f"the job's token cannot be used: {error}") from error
@@ -127,7 +127,7 @@ class Client:
         if self._connection is connection:
             self._connection = None
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(MasterAway(because))
+            self._answer.set_exception(MasterUnreachable(because))
 
     def _drop(self) -> None:
         if self._connection is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.chaos.local import NothingStruckError, kill_master
+from resile.chaos.local import NothingToInjectError, kill_master
 from resile.client.errors import CommandError
 from resile.client.local.master_client import wait_until
 from resile.common.atomic_files import write_atomically
@@ -107,7 +107,7 @@ def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
     record = _record(directory)
     if record is not None:
         _kill(record.pid, record.start, record.boot)
-    with contextlib.suppress(NothingStruckError):
+    with contextlib.suppress(NothingToInjectError):
         kill_master(directory)
     wait_until(lambda: not served(directory), BEYOND_GRACE, every=0.02)
     return end_nodes(directory.path, grace)

@@ -10,340 +10,340 @@ from collections.abc import Mapping
 
 from resile.api.ids import Bytes, NodeId, NodeKey, Rank
 from resile.api.job import CHIEF, EVALUATOR, PS
-from resile.api.reports import NodeEnd, NodeResources, NodeStatus
 from resile.core import completion, ledger
 from resile.core.completion import Reason
-from resile.core.context import Turn
+from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Drop, LaunchNode, Reply
 from resile.core.events import NodeSeen, NodesListed, SuspendWanted
 from resile.core.nodes import relaunch, resource_limits, scale_operations, targets
 from resile.core.nodes.relaunch import Cause, GiveUp, Relaunch, Spent
 from resile.core.rendezvous import rounds
-from resile.core.state import TRAINERS, Forming, Node, Phase, Underway
+from resile.core.state import TRAINERS, Node, Phase, RoundForming, RoundRunning
+from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 
 FIRST = NodeId(0)
 
 
-def fill(turn: Turn, given: Mapping[tuple[str, Rank], NodeResources] | None = None) -> None:
+def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = None) -> None:
     """Launch a node for every place that should be filled and is not; `given` is what some places get."""
-    state = turn.state
+    state = ctx.state
     if state.suspended or state.phase.over:
         return
     done = {(key.role, n.rank) for key, n in state.nodes.items() if n.status is NodeStatus.SUCCEEDED}
     for role in state.targets:
         for rank in sorted(targets.wanted(state, role)):
             place = (role, rank)
-            if place not in turn.index.places and place not in state.given_up and place not in done:
-                launch(turn, role, rank, resources=(given or {}).get(place))
+            if place not in ctx.index.places and place not in state.given_up and place not in done:
+                launch(ctx, role, rank, resources=(given or {}).get(place))
 
 
-def new_key(turn: Turn, role: str) -> NodeKey:
+def new_key(ctx: Context, role: str) -> NodeKey:
     """The next node of a role: ids only grow."""
-    node_id = turn.state.next_id.get(role, FIRST)
-    turn.state.next_id[role] = NodeId(node_id + 1)
+    node_id = ctx.state.next_id.get(role, FIRST)
+    ctx.state.next_id[role] = NodeId(node_id + 1)
     return NodeKey(role, node_id)
 
 
 def launch(
-    turn: Turn,
+    ctx: Context,
     role: str,
     rank: Rank,
     relaunch_count: int = 0,
     resources: NodeResources | None = None,
     delay: float = 0.0,
-    relieves: NodeKey | None = None,
+    replaces: NodeKey | None = None,
 ) -> Node:
     """Fill a place with a new node, which may be held back for a while; nobody waits for it meanwhile.
 
     Args:
-        turn: the event being handled.
+        ctx: the event being handled.
         role: of the place.
         rank: of the place.
         relaunch_count: how many nodes were lost there before.
         resources: what it gets; what the role gets unless given.
         delay: in seconds.
-        relieves: who fills the place until the new node is ready.
+        replaces: who fills the place until the new node is ready.
     """
     node = Node(
-        key=new_key(turn, role),
+        key=new_key(ctx, role),
         rank=rank,
         status=NodeStatus.PENDING if delay else NodeStatus.LAUNCHING,
-        launched_at=turn.now,
+        launched_at=ctx.now,
         relaunch_count=relaunch_count,
-        resources=resource_limits.for_role(turn.state, role) if resources is None else resources,
-        held_until=turn.now + delay if delay else None,
-        relieves=relieves,
+        resources=resource_limits.for_role(ctx.state, role) if resources is None else resources,
+        held_until=ctx.now + delay if delay else None,
+        replaces=replaces,
     )
-    turn.state.nodes[node.key] = node
-    turn.touch(node)
+    ctx.state.nodes[node.key] = node
+    ctx.touch(node)
     if node.held_until is None:
-        _launch_again(turn, node)
+        _launch_again(ctx, node)
     else:
-        turn.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
+        ctx.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
     return node
 
 
-def launch_due(turn: Turn, node: Node) -> None:
+def launch_due(ctx: Context, node: Node) -> None:
     """The time of a node that was held back has come."""
     if node.held_until is None or not node.alive:
         return
     node.held_until = None
     node.status = NodeStatus.LAUNCHING
-    node.launched_at = turn.now
-    turn.touch(node)
-    _launch_again(turn, node)
+    node.launched_at = ctx.now
+    ctx.touch(node)
+    _launch_again(ctx, node)
 
 
-def _launch_again(turn: Turn, node: Node) -> None:
-    turn.decide(
+def _launch_again(ctx: Context, node: Node) -> None:
+    ctx.decide(
         LaunchNode(
             node=node.key,
             rank=node.rank,
-            replicas=turn.state.targets.get(node.key.role, 0),
+            replicas=ctx.state.targets.get(node.key.role, 0),
             relaunch_count=node.relaunch_count,
             resources=node.resources,
-            avoid=_avoided(turn),
+            avoid=_avoided(ctx),
         )
     )
 
 
-def _avoided(turn: Turn) -> tuple[str, ...]:
+def _avoided(ctx: Context) -> tuple[str, ...]:
     """Machines that get nothing new now.
 
     None of them, if they are several and half or more of those that the job uses: then it was rather the master's own
     network that failed, and a job that keeps off all its machines finds room nowhere.
     """
-    state = turn.state
-    silent = {name for name, until in state.suspects.items() if until > turn.now}
+    state = ctx.state
+    silent = {name for name, until in state.suspects.items() if until > ctx.now}
     if len(silent) > 1:
-        used = silent.union(state.nodes[key].machine for key in turn.index.places.values()) - {""}
+        used = silent.union(state.nodes[key].machine for key in ctx.index.places.values()) - {""}
         if 2 * len(silent) >= len(used):
             return ()
     return tuple(sorted(silent))
 
 
-def seen(turn: Turn, event: NodeSeen) -> None:
+def seen(ctx: Context, event: NodeSeen) -> None:
     """The platform's word on one node."""
-    node = turn.state.nodes.get(event.node)
+    node = ctx.state.nodes.get(event.node)
     if node is None:
         if not event.status.ended:  # nothing in the journal asked for it, so nothing here would ever end it
-            turn.decide(DeleteNode(node=event.node, grace=turn.timeouts.regroup_grace, because="no job knows it"))
+            ctx.decide(DeleteNode(node=event.node, grace=ctx.timeouts.regroup_grace, because="no job knows it"))
         return
     node.machine = event.host or node.machine
     if node.status.ended:
         if event.status is NodeStatus.FAILED:
-            _explain(turn, node, event.end)
+            _explain(ctx, node, event.end)
         elif not event.status.ended and node.agent is None:  # it was deleted before it was there
-            _remove(turn, node)
+            _remove(ctx, node)
         return
     if event.status.ended:
-        ended(turn, node, event.status, event.end)
+        ended(ctx, node, event.status, event.end)
         return
     if event.status is node.status or node.connected:  # what an agent says itself is newer than the platform's word
         return
     node.host = event.host or node.host
     node.status = event.status
     if event.status is NodeStatus.PENDING:
-        watch_pending(turn, node)
+        watch_pending(ctx, node)
         why = f": {event.end.message}" if event.end.message else ""
-        turn.note("NodePending", f"{node.key} cannot start now{why}", node.key, warning=True)
+        ctx.note("NodePending", f"{node.key} cannot start now{why}", node.key, warning=True)
     else:
-        turn.deadlines.clear(Alarm.PEND, node.key)
+        ctx.deadlines.clear(Alarm.PEND, node.key)
     if event.status is NodeStatus.RUNNING:
-        turn.note("NodeRunning", f"{node.key} runs", node.key)
-        expect_agent(turn, node)
-        if turn.state.phase in (Phase.CREATED, Phase.PENDING):
-            turn.state.phase = Phase.RUNNING
-        if node.key.role not in TRAINERS or turn.state.meeting is None:  # no round will show that it is ready
-            take_over(turn, node)
-            scale_operations.arrived(turn, (node.key,))
-    turn.touch(node)
-    rounds.form(turn)
+        ctx.note("NodeRunning", f"{node.key} runs", node.key)
+        expect_agent(ctx, node)
+        if ctx.state.phase in (Phase.CREATED, Phase.PENDING):
+            ctx.state.phase = Phase.RUNNING
+        if node.key.role not in TRAINERS or ctx.state.meeting is None:  # no round will show that it is ready
+            take_over(ctx, node)
+            scale_operations.arrived(ctx, (node.key,))
+    ctx.touch(node)
+    rounds.form(ctx)
 
 
-def take_over(turn: Turn, node: Node) -> None:
+def take_over(ctx: Context, node: Node) -> None:
     """A node that was in reserve is ready, or needed at once: it fills its place from now on. Others are left alone."""
-    if node.relieves is None or not node.alive:
+    if node.replaces is None or not node.alive:
         return
-    old = turn.state.nodes[node.relieves]
-    node.relieves = None
+    old = ctx.state.nodes[node.replaces]
+    node.replaces = None
     if old.alive:
-        send_off(turn, old, f"was relieved by {node.key}")
-    scale_operations.replaced(turn, old.key, node.key)
-    scale_operations.moved(turn, old.key)
-    turn.touch(node)
-    turn.note("NodeMigrated", f"{node.key} takes the place of {old.key}", node.key)
+        send_off(ctx, old, f"was relieved by {node.key}")
+    scale_operations.replaced(ctx, old.key, node.key)
+    scale_operations.moved(ctx, old.key)
+    ctx.touch(node)
+    ctx.note("NodeMigrated", f"{node.key} takes the place of {old.key}", node.key)
 
 
-def watch_pending(turn: Turn, node: Node) -> None:
+def watch_pending(ctx: Context, node: Node) -> None:
     """Give a node that cannot start its time."""
-    meeting = turn.state.meeting
-    wait = turn.timeouts.pend if meeting is None or meeting.pend_timeout is None else meeting.pend_timeout
-    turn.deadlines.set(Alarm.PEND, turn.now + wait, node.key)
+    meeting = ctx.state.meeting
+    wait = ctx.timeouts.pend if meeting is None or meeting.pend_timeout is None else meeting.pend_timeout
+    ctx.deadlines.set(Alarm.PEND, ctx.now + wait, node.key)
 
 
-def expect_agent(turn: Turn, node: Node) -> None:
+def expect_agent(ctx: Context, node: Node) -> None:
     """Give a node that runs its time to speak: as long as others would wait for it, since it may be preparing."""
     if node.agent is None and node.key.role in TRAINERS:
-        turn.deadlines.set(Alarm.AWAY, turn.now + turn.timeouts.join, node.key)
+        ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
 
-def miss_agent(turn: Turn, node: Node) -> None:
+def miss_agent(ctx: Context, node: Node) -> None:
     """A node runs and its agent has not come: it is lost, unless this job's nodes have no agents at all (so far)."""
-    if turn.state.meeting is None:
-        expect_agent(turn, node)
+    if ctx.state.meeting is None:
+        expect_agent(ctx, node)
     else:
-        lose(turn, node, "it runs, but its agent never came")
+        lose(ctx, node, "it runs, but its agent never came")
 
 
-def listed(turn: Turn, event: NodesListed) -> None:
+def listed(ctx: Context, event: NodesListed) -> None:
     """Compare what the journal says with what the platform has, after a restart of the master."""
     there = {one.node for one in event.seen}
-    for node in list(turn.state.nodes.values()):
-        if node.status.ended or node.key in there or not turn.state.spec.managed:
+    for node in list(ctx.state.nodes.values()):
+        if node.status.ended or node.key in there or not ctx.state.spec.managed:
             continue
         if node.held_until is not None and not node.leaving:
-            turn.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
+            ctx.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
         elif node.leaving or node.status not in (NodeStatus.LAUNCHING, NodeStatus.PENDING):
-            ended(turn, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
+            ended(ctx, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
         else:
-            _launch_again(turn, node)  # also if it could not start: perhaps there never was anything of it
+            _launch_again(ctx, node)  # also if it could not start: perhaps there never was anything of it
     for one in event.seen:
-        known = turn.state.nodes.get(one.node)
+        known = ctx.state.nodes.get(one.node)
         if known is not None and known.status.ended and not one.status.ended:
-            _remove(turn, known)  # the old master counted it as lost, and may have died before it could remove it
+            _remove(ctx, known)  # the old master counted it as lost, and may have died before it could remove it
             continue
-        seen(turn, one)
+        seen(ctx, one)
         if known is not None and known.leaving and not one.status.ended:
-            turn.decide(DeleteNode(node=one.node, grace=turn.timeouts.exit_grace, because=known.leaving))
+            ctx.decide(DeleteNode(node=one.node, grace=ctx.timeouts.exit_grace, because=known.leaving))
 
 
-def _remove(turn: Turn, node: Node) -> None:
+def _remove(ctx: Context, node: Node) -> None:
     """Something of a node that has ended is still there."""
     because = describe(node.status, node.end)
-    turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because=because))
+    ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
 
 
-def ended(turn: Turn, node: Node, status: NodeStatus, end: NodeEnd) -> None:
+def ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     """A node has ended, whoever noticed: free what it held, tell its peers, fill its place."""
-    state = turn.state
-    node.status, node.end, node.ended_at = status, end, turn.now
+    state = ctx.state
+    node.status, node.end, node.ended_at = status, end, ctx.now
     freed = ledger.release_node(state.ledger, node.key)
-    turn.touch(node)
+    ctx.touch(node)
     how = describe(status, end, node.leaving)
     unwanted = status is not NodeStatus.SUCCEEDED and not node.leaving
-    turn.note(f"Node{status}", f"{node.key} {how}", node.key, warning=unwanted)
+    ctx.note(f"Node{status}", f"{node.key} {how}", node.key, warning=unwanted)
     if freed:
-        turn.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
+        ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     if state.phase.over:
         return
     gathering = state.gathering
     failed = unwanted and relaunch.cause_of(status, end) in relaunch.OWN_FAULTS
-    if isinstance(gathering, Underway) and node.key in gathering.places and node.key not in gathering.done:
-        rounds.stop(turn, f"{node.key} {node.leaving or how}", node.key, failed=failed)
-    elif failed and isinstance(gathering, Forming):
-        rounds.failed(turn, node)
-    if isinstance(state.gathering, Forming) and unwanted and node.key.role in TRAINERS and not node.relieves:
+    if isinstance(gathering, RoundRunning) and node.key in gathering.places and node.key not in gathering.done:
+        rounds.stop(ctx, f"{node.key} {node.leaving or how}", node.key, failed=failed)
+    elif failed and isinstance(gathering, RoundForming):
+        rounds.failed(ctx, node)
+    if isinstance(state.gathering, RoundForming) and unwanted and node.key.role in TRAINERS and not node.replaces:
         state.gathering.lost = True
     if status is NodeStatus.SUCCEEDED:
-        dismiss_reserve(turn, node)
-        completion.succeed_if_done(turn)
+        dismiss_reserve(ctx, node)
+        completion.succeed_if_done(ctx)
     elif node.leaving or state.suspended:
         pass
-    elif node.relieves is not None:
-        because = f"{node.key}, which was to take over from {node.relieves}, {how}; {node.relieves} stays"
-        scale_operations.hopeless(turn, node.key, scale_operations.MIGRATION_FAILED, because)
+    elif node.replaces is not None:
+        because = f"{node.key}, which was to take over from {node.replaces}, {how}; {node.replaces} stays"
+        scale_operations.hopeless(ctx, node.key, scale_operations.MIGRATION_FAILED, because)
     else:
-        _replace(turn, node)
-    scale_operations.gone(turn, node.key)
-    rounds.form(turn)
+        _replace(ctx, node)
+    scale_operations.gone(ctx, node.key)
+    rounds.form(ctx)
 
 
-def dismiss_reserve(turn: Turn, node: Node) -> None:
+def dismiss_reserve(ctx: Context, node: Node) -> None:
     """A node has done its work, or has nothing left to train: nobody need take over."""
-    reserve = scale_operations.reserve_of(turn, node.key)
+    reserve = scale_operations.reserve_of(ctx, node.key)
     if reserve is not None:
         scale_operations.hopeless(
-            turn,
+            ctx,
             reserve,
             scale_operations.MIGRATION_FAILED,
             f"{node.key} took its last step before {reserve} was ready",
         )
-        send_off(turn, turn.state.nodes[reserve], f"is not needed: {node.key} has taken its last step")
+        send_off(ctx, ctx.state.nodes[reserve], f"is not needed: {node.key} has taken its last step")
 
 
-def suspect(turn: Turn, node: Node) -> None:
+def suspect(ctx: Context, node: Node) -> None:
     """A node's machine may be the one that fell silent: for a while nothing new is put there."""
-    suspects = turn.state.suspects
+    suspects = ctx.state.suspects
     if node.machine:
         suspects.pop(node.machine, None)
-        suspects[node.machine] = turn.now + relaunch.SUSPECT_SECONDS
+        suspects[node.machine] = ctx.now + relaunch.SUSPECT_SECONDS
     while len(suspects) > relaunch.MOST_SUSPECTS:
         del suspects[next(iter(suspects))]
 
 
-def lose(turn: Turn, node: Node, because: str) -> None:
+def lose(ctx: Context, node: Node, because: str) -> None:
     """A node is out of reach: it counts as failed, and what may be left of it is removed."""
-    turn.decide(Drop(node=node.key))
-    if turn.state.spec.managed:
-        turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.regroup_grace, because=because))
-    ended(turn, node, NodeStatus.FAILED, NodeEnd(reason=relaunch.LOST, message=because))
+    ctx.decide(Drop(node=node.key))
+    if ctx.state.spec.managed:
+        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
+    ended(ctx, node, NodeStatus.FAILED, NodeEnd(reason=relaunch.LOST, message=because))
 
 
-def pend_over(turn: Turn, node: Node) -> None:
+def pend_over(ctx: Context, node: Node) -> None:
     """A node could not start for too long; the job goes on if it can do without."""
-    state, meeting = turn.state, turn.state.meeting
+    state, meeting = ctx.state, ctx.state.meeting
     if not node.alive or node.status is not NodeStatus.PENDING:
         return
     because = f"{node.key} could not start for too long"
-    if node.relieves is not None:
-        scale_operations.hopeless(turn, node.key, scale_operations.PENDING, f"{because}; {node.relieves} stays")
-        send_off(turn, node, "could not start for too long")
+    if node.replaces is not None:
+        scale_operations.hopeless(ctx, node.key, scale_operations.PENDING, f"{because}; {node.replaces} stays")
+        send_off(ctx, node, "could not start for too long")
         return
-    startable = sum(1 for key in turn.index.trainers if state.nodes[key].status is not NodeStatus.PENDING)
+    startable = sum(1 for key in ctx.index.trainers if state.nodes[key].status is not NodeStatus.PENDING)
     enough = startable >= meeting.min_nodes if meeting is not None else False
     if node.key.role in TRAINERS and enough:
         scale_operations.hopeless(
-            turn, node.key, scale_operations.PENDING, f"{because}; it will join when there is room"
+            ctx, node.key, scale_operations.PENDING, f"{because}; it will join when there is room"
         )
         return
-    completion.fail(turn, Reason.PENDING_TIMEOUT, f"{because} and the job needs it")
+    completion.fail(ctx, Reason.PENDING_TIMEOUT, f"{because} and the job needs it")
 
 
-def send_off(turn: Turn, node: Node, because: str) -> None:
+def send_off(ctx: Context, node: Node, because: str) -> None:
     """Take a node out of the job on purpose; it costs no budget and is not replaced."""
     node.leaving = because
-    turn.touch(node)
-    turn.decide(DeleteNode(node=node.key, grace=turn.timeouts.exit_grace, because=because))
-    gathering = turn.state.gathering
-    if isinstance(gathering, Underway) and node.key in gathering.places and node.key not in gathering.done:
-        rounds.stop(turn, f"{node.key} {because}", None)
+    ctx.touch(node)
+    ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.exit_grace, because=because))
+    gathering = ctx.state.gathering
+    if isinstance(gathering, RoundRunning) and node.key in gathering.places and node.key not in gathering.done:
+        rounds.stop(ctx, f"{node.key} {because}", None)
 
 
-def suspend(turn: Turn, event: SuspendWanted) -> None:
+def suspend(ctx: Context, event: SuspendWanted) -> None:
     """Let go of all nodes, or take them back. Ids, budgets and the ledger stay."""
-    state = turn.state
+    state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
     if not state.spec.managed:
         error = "this job runs on bare machines: stop `resile run` on them instead"
-    turn.decide(Reply(request=event.request, error=error))
+    ctx.decide(Reply(request=event.request, error=error))
     if error or state.suspended == event.on:
         return
     state.suspended = event.on
     if event.on:
         state.phase = Phase.SUSPENDED
-        scale_operations.abandon(turn, scale_operations.SUSPENDED, "the job was suspended before it was done")
-        turn.note("JobSuspended", "the job was suspended: its nodes are let go")
+        scale_operations.abandon(ctx, scale_operations.SUSPENDED, "the job was suspended before it was done")
+        ctx.note("JobSuspended", "the job was suspended: its nodes are let go")
         for node in [n for n in state.nodes.values() if n.alive]:
-            send_off(turn, node, "was suspended")
-        turn.deadlines.clear(Alarm.JOIN)
+            send_off(ctx, node, "was suspended")
+        ctx.deadlines.clear(Alarm.JOIN)
     else:
         state.phase = Phase.PENDING
-        turn.note("JobResumed", "the job was resumed")
+        ctx.note("JobResumed", "the job was resumed")
         if state.meeting is not None:
-            rounds.open_forming(turn)
-        fill(turn)
+            rounds.open_forming(ctx)
+        fill(ctx)
 
 
 def describe(status: NodeStatus, end: NodeEnd, leaving: str = "") -> str:
@@ -358,75 +358,75 @@ def describe(status: NodeStatus, end: NodeEnd, leaving: str = "") -> str:
     return f"{verb}{reason}" + (f": {detail}" if detail and status is not NodeStatus.SUCCEEDED else "")
 
 
-def _replace(turn: Turn, node: Node) -> None:
-    state, role = turn.state, node.key.role
+def _replace(ctx: Context, node: Node) -> None:
+    state, role = ctx.state, node.key.role
     if not state.spec.managed:
-        if turn.index.trainers:
+        if ctx.index.trainers:
             return
         if node.end.reason == relaunch.LOST:  # perhaps it is only late: it may come again, as a new node
-            turn.deadlines.set(Alarm.JOIN, turn.now + turn.timeouts.homecoming)
+            ctx.deadlines.set(Alarm.JOIN, ctx.now + ctx.timeouts.master_recovery)
         else:
-            deserted(turn, node)
+            deserted(ctx, node)
         return
-    reserve = scale_operations.reserve_of(turn, node.key)
+    reserve = scale_operations.reserve_of(ctx, node.key)
     if reserve is not None:
-        take_over(turn, state.nodes[reserve])
+        take_over(ctx, state.nodes[reserve])
         return
     if not targets.is_wanted(state, role, node.rank):
         return
     cause = relaunch.cause_of(node.status, node.end)
-    state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, turn.timeouts.forgive)
+    state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, ctx.timeouts.budget_window)
     if node.end.exit_code in relaunch.HARDWARE_EXIT_CODES:
-        suspect(turn, node)
-    match _verdict(turn, node, cause):
+        suspect(ctx, node)
+    match _verdict(ctx, node, cause):
         case Relaunch(memory=more, delay=delay):
-            _succeed(turn, node, more, delay)
+            _succeed(ctx, node, more, delay)
         case GiveUp(because=why):
-            _give_up(turn, node, cause, why)
+            _give_up(ctx, node, cause, why)
 
 
-def _verdict(turn: Turn, node: Node, cause: Cause) -> Relaunch | GiveUp:
+def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
     """What the policy says about the newest loss of this place, which has been charged already."""
-    declared = turn.state.spec.roles[node.key.role]
-    spent = turn.state.spent[node.key.role, node.rank]
-    used = spent.count(cause, turn.state.trained, turn.timeouts.forgive) - 1
+    declared = ctx.state.spec.roles[node.key.role]
+    spent = ctx.state.spent[node.key.role, node.rank]
+    used = spent.count(cause, ctx.state.trained, ctx.timeouts.budget_window) - 1
     memory = node.resources.memory or declared.limits.memory or declared.requests.memory
     if relaunch.hopeless(node.end):
         return GiveUp("it cannot be started")
-    lived = (node.ended_at or turn.now) - node.launched_at
-    most = resource_limits.memory_for(turn, node.key.role, node.rank) if cause is Cause.OOM else None
+    lived = (node.ended_at or ctx.now) - node.launched_at
+    most = resource_limits.memory_for(ctx, node.key.role, node.rank) if cause is Cause.OOM else None
     return relaunch.decide(cause, used, declared.crash_budget, memory, lived, most)
 
 
-def _succeed(turn: Turn, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
-    resources = NodeResources(memory=more).over(resource_limits.inherited(turn.state, node.key, node.resources))
-    successor = launch(turn, node.key.role, node.rank, node.relaunch_count + 1, resources, delay).key
-    scale_operations.replaced(turn, node.key, successor)
+def _succeed(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
+    resources = NodeResources(memory=more).over(resource_limits.inherited(ctx.state, node.key, node.resources))
+    successor = launch(ctx, node.key.role, node.rank, node.relaunch_count + 1, resources, delay).key
+    scale_operations.replaced(ctx, node.key, successor)
     also = f" with {_size(more)} of memory" if more else ""
     also += f" in {delay:g} s, as it crashed so soon" if delay else ""
-    turn.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
+    ctx.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
     return successor
 
 
-def _give_up(turn: Turn, node: Node, cause: Cause, why: str) -> None:
-    turn.state.given_up.add((node.key.role, node.rank))
-    turn.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
-    scale_operations.hopeless(turn, node.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}")
-    _fail_if_too_few(turn, node, cause, why)
+def _give_up(ctx: Context, node: Node, cause: Cause, why: str) -> None:
+    ctx.state.given_up.add((node.key.role, node.rank))
+    ctx.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
+    scale_operations.hopeless(ctx, node.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}")
+    _fail_if_too_few(ctx, node, cause, why)
 
 
-def deserted(turn: Turn, last: Node) -> None:
+def deserted(ctx: Context, last: Node) -> None:
     """Nobody is left, and nobody launches nodes here."""
-    completion.fail(turn, Reason.DESERTED, f"{last.key} was the last node, and it {describe(last.status, last.end)}")
+    completion.fail(ctx, Reason.DESERTED, f"{last.key} was the last node, and it {describe(last.status, last.end)}")
 
 
-def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:
+def _explain(ctx: Context, node: Node, end: NodeEnd) -> None:
     """The platform says why a node that fell out of reach had ended: charge it to the budget it belongs to.
 
     A closed connection is noticed before a container's end is reported, so this is the common way to learn of a
     crash. If the policy would have decided otherwise, the successor that was launched in haste goes.
     """
-    state, place = turn.state, (node.key.role, node.rank)
+    state, place = ctx.state, (node.key.role, node.rank)
     cause = relaunch.cause_of(NodeStatus.FAILED, end)
     spent = state.spent.get(place)
     if node.end.reason != relaunch.LOST or cause is Cause.INFRASTRUCTURE or spent is None or state.phase.over:
@@ -437,35 +437,35 @@ def _explain(turn: Turn, node: Node, end: NodeEnd) -> None:
     if not spent.move(Cause.INFRASTRUCTURE, cause):
         return
     node.end = end
-    turn.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
+    ctx.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
     if not targets.is_wanted(state, node.key.role, node.rank):
         return
-    key = turn.index.places.get(place)
+    key = ctx.index.places.get(place)
     successor = state.nodes[key] if key is not None else None
-    match _verdict(turn, node, cause):
+    match _verdict(ctx, node, cause):
         case GiveUp(because=why):
             if successor is not None:
-                send_off(turn, successor, "is not needed: its place is given up")
+                send_off(ctx, successor, "is not needed: its place is given up")
                 scale_operations.hopeless(
-                    turn, successor.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}"
+                    ctx, successor.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}"
                 )
-            _give_up(turn, node, cause, why)
+            _give_up(ctx, node, cause, why)
         case Relaunch(memory=more) if more and successor is not None and successor.agent is None:
-            send_off(turn, successor, "has too little memory")
-            scale_operations.replaced(turn, successor.key, _succeed(turn, node, more))
-    rounds.form(turn)
+            send_off(ctx, successor, "has too little memory")
+            scale_operations.replaced(ctx, successor.key, _succeed(ctx, node, more))
+    rounds.form(ctx)
 
 
-def _fail_if_too_few(turn: Turn, node: Node, cause: Cause, why: str) -> None:
-    state, role = turn.state, node.key.role
+def _fail_if_too_few(ctx: Context, node: Node, cause: Cause, why: str) -> None:
+    state, role = ctx.state, node.key.role
     message = f"{node.key} {describe(node.status, node.end)}; it is not replaced: {why}"
     if role in (PS, EVALUATOR):
-        completion.fail(turn, Reason.PS_ERROR if role == PS else Reason.EVALUATOR_ERROR, message)
+        completion.fail(ctx, Reason.PS_ERROR if role == PS else Reason.EVALUATOR_ERROR, message)
         return
     left = sum(state.targets.get(r, 0) for r in TRAINERS) - sum(1 for r, _ in state.given_up if r in TRAINERS)
     needed = state.meeting.min_nodes if state.meeting is not None else left + 1
     if role == CHIEF or left < needed:
-        completion.fail(turn, Reason.WORKER_OOM if cause is Cause.OOM else Reason.WORKER_ERROR, message)
+        completion.fail(ctx, Reason.WORKER_OOM if cause is Cause.OOM else Reason.WORKER_ERROR, message)
 
 
 def _size(memory: Bytes) -> str:

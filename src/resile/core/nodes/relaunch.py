@@ -1,7 +1,7 @@
 """Relaunch policy: why a node ended, what that costs, and whether its place is filled again.
 
 Budgets are separate by cause, so a preemption never costs a crash, and they are counted in training time: what
-happened more than `forgive` seconds of training ago is forgotten, so a job that makes progress for months is not
+happened more than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is not
 ended by its fourth crash. A job that cannot make progress spends its budget and ends with a reason.
 """
 
@@ -12,7 +12,7 @@ import enum
 import msgspec
 
 from resile.api.ids import Bytes, GiB
-from resile.api.reports import NodeEnd, NodeStatus
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 class Cause(enum.StrEnum):
@@ -40,7 +40,7 @@ LOST = "Lost"
 
 INFRASTRUCTURE_BUDGET = 20
 PREEMPTION_BUDGET = 100
-"""Per place and per `forgive` seconds of training. Neither is the script's fault, so both are generous; both are
+"""Per place and per `budget_window` seconds of training. Neither is the script's fault, so both are generous; both are
 bounded, so a place that is lost again and again does not spin for ever."""
 
 SUSPECT_SECONDS = 120.0
@@ -63,13 +63,13 @@ class Spent(msgspec.Struct, kw_only=True):
 
     losses: dict[Cause, list[float]] = {}
 
-    def count(self, cause: Cause, trained: float, forgive: float) -> int:
+    def count(self, cause: Cause, trained: float, budget_window: float) -> int:
         """How many losses of this cause still count."""
-        return sum(1 for at in self.losses.get(cause, ()) if trained - at < forgive)
+        return sum(1 for at in self.losses.get(cause, ()) if trained - at < budget_window)
 
-    def add(self, cause: Cause, trained: float, forgive: float) -> None:
+    def add(self, cause: Cause, trained: float, budget_window: float) -> None:
         """Count one more, and drop what is forgiven."""
-        self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < forgive] + [trained]
+        self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < budget_window] + [trained]
 
     def move(self, wrong: Cause, right: Cause) -> bool:
         """Charge the newest loss of one cause to another; False if there is none."""

@@ -13,10 +13,10 @@ import msgspec
 from resile.api.ids import Bytes, NodeKey, Rank
 from resile.api.job import Resources
 from resile.api.quantity import write_cores, write_size
-from resile.api.reports import NodeResources
-from resile.core.context import Turn
+from resile.core.context import Context
 from resile.core.nodes import targets
 from resile.core.state import JobState
+from resile.protocol.reports import NodeResources
 
 Place = tuple[str, Rank]
 
@@ -56,29 +56,29 @@ def taken(state: JobState, role: str, given: NodeResources) -> Resources:
     return Resources(cpu=cpu, memory=memory, gpu=(asked.gpu or most.gpu) if given.gpu is None else given.gpu)
 
 
-def total(turn: Turn, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
+def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
     """What these places take; `given` is what some of them shall get, the others keep what they have."""
-    state, sum_ = turn.state, Sum()
+    state, sum_ = ctx.state, Sum()
     for role, wanted in ranks.items():
         fresh = for_role(state, role)
         for rank in wanted:
-            key = turn.index.places.get((role, rank))
+            key = ctx.index.places.get((role, rank))
             has = state.nodes[key].resources if key is not None else fresh
             sum_.add(taken(state, role, given.get((role, rank), has)))
     return sum_
 
 
-def now(turn: Turn) -> Sum:
+def now(ctx: Context) -> Sum:
     """What the places take that should be filled now."""
-    return total(turn, {role: targets.wanted(turn.state, role) for role in turn.state.targets}, {})
+    return total(ctx, {role: targets.wanted(ctx.state, role) for role in ctx.state.targets}, {})
 
 
-def refusal(turn: Turn, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
+def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
     """Why a change is beyond the job's resourceLimits; empty if it is within, or wants no more than there is now."""
-    most = turn.state.spec.resource_limits
+    most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""
-    wanted, before = total(turn, ranks, given), now(turn)
+    wanted, before = total(ctx, ranks, given), now(ctx)
     for name, is_, was, limit in (
         ("cpu", wanted.cpu, before.cpu, most.cpu),
         ("memory", wanted.memory, before.memory, most.memory),
@@ -96,11 +96,11 @@ def _shown(name: str, amount: float) -> str:
     return write_size(int(amount)) if name == "memory" else str(int(amount))
 
 
-def memory_for(turn: Turn, role: str, rank: Rank) -> Bytes | None:
+def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
     """How much memory this place may have beside the others; None if there is no limit."""
-    limit = turn.state.spec.resource_limits.memory
+    limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None
-    others = {known: targets.wanted(turn.state, known) for known in turn.state.targets}
+    others = {known: targets.wanted(ctx.state, known) for known in ctx.state.targets}
     others[role] = others.get(role, set()) - {rank}
-    return Bytes(max(0, limit - total(turn, others, {}).memory))
+    return Bytes(max(0, limit - total(ctx, others, {}).memory))

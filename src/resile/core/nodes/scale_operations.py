@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
-from resile.api.reports import NodeStatus
-from resile.core.context import Turn
-from resile.core.state import MAX_PLAN_ENDS, TRAINERS, Change, Node, PlanEnd, Underway, Waiting
+from resile.core.context import Context
+from resile.core.state import MAX_PLAN_ENDS, TRAINERS, Node, PlanEnd, RoundRunning, ScaleOperation, Waiting
+from resile.protocol.reports import NodeStatus
 
 SUCCEEDED = "Scaled"
 REFUSED = "Refused"
@@ -25,109 +25,109 @@ OVER = "JobEnded"
 SUSPENDED = "JobSuspended"
 
 
-def takes_part(turn: Turn, node: Node) -> bool:
+def takes_part(ctx: Context, node: Node) -> bool:
     """Whether a node does its part: in a round or waiting for room in one; by running, where there are no rounds."""
-    state = turn.state
+    state = ctx.state
     if node.key.role not in TRAINERS or state.meeting is None:
         return node.status is NodeStatus.RUNNING
-    if not isinstance(state.gathering, Underway):
+    if not isinstance(state.gathering, RoundRunning):
         return False
-    waits = node.agent is not None and isinstance(node.agent.stance, Waiting)
+    waits = node.agent is not None and isinstance(node.agent.phase, Waiting)
     return node.key in state.gathering.places or waits
 
 
-def arrived(turn: Turn, keys: Iterable[NodeKey]) -> None:
+def arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
     """These nodes take part now."""
-    if turn.state.changes:
+    if ctx.state.changes:
         keys = set(keys)
-        for change in turn.state.changes:
+        for change in ctx.state.changes:
             change.coming -= keys
 
 
-def gone(turn: Turn, key: NodeKey) -> None:
+def gone(ctx: Context, key: NodeKey) -> None:
     """This node has ended; whoever replaces it was told of by `replaced`."""
-    for change in turn.state.changes:
+    for change in ctx.state.changes:
         change.coming.discard(key)
         change.going.discard(key)
 
 
-def replaced(turn: Turn, old: NodeKey, new: NodeKey) -> None:
+def replaced(ctx: Context, old: NodeKey, new: NodeKey) -> None:
     """Who waited for a node waits for the one in its place."""
-    for change in turn.state.changes:
+    for change in ctx.state.changes:
         if old in change.coming:
             change.coming = change.coming - {old} | {new}
 
 
-def reserve_of(turn: Turn, old: NodeKey) -> NodeKey | None:
+def reserve_of(ctx: Context, old: NodeKey) -> NodeKey | None:
     """The node that is to take over from this one, if there is one."""
-    return next((change.moves[old] for change in turn.state.changes if old in change.moves), None)
+    return next((change.moves[old] for change in ctx.state.changes if old in change.moves), None)
 
 
-def moved(turn: Turn, old: NodeKey) -> None:
+def moved(ctx: Context, old: NodeKey) -> None:
     """Somebody has taken over from this node, which may still have to leave."""
-    for change in turn.state.changes:
-        if change.moves.pop(old, None) is not None and not turn.state.nodes[old].status.ended:
+    for change in ctx.state.changes:
+        if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
-def hopeless(turn: Turn, key: NodeKey, reason: str, because: str) -> None:
+def hopeless(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
     """A node that a plan waits for will not come, or not soon: the plan fails, what else it wanted goes on."""
-    for change in [change for change in turn.state.changes if key in change.coming]:
+    for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
         change.moves = {old: new for old, new in change.moves.items() if new != key}
-        close(turn, change, reason, because)
+        close(ctx, change, reason, because)
 
 
-def superseded(turn: Turn, newest: Change, leaving: set[NodeKey]) -> None:
+def superseded(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
     """A newer wish was granted: older plans that cannot become true any more are told by whom."""
-    for change in [one for one in turn.state.changes if one is not newest]:
-        undone = any(turn.state.targets.get(role) != number for role, number in change.numbers.items())
+    for change in [one for one in ctx.state.changes if one is not newest]:
+        undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
         if undone or leaving & change.coming:
             who = f"ScalePlan {newest.name}" if newest.name else newest.about
-            close(turn, change, SUPERSEDED, f"{who} came before it was done")
+            close(ctx, change, SUPERSEDED, f"{who} came before it was done")
         change.moves = {old: new for old, new in change.moves.items() if new not in leaving}
         change.coming -= leaving
 
 
-def close(turn: Turn, change: Change, reason: str, message: str) -> None:
+def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
     """A plan comes to an end; what it has begun is still seen through, for nobody in particular."""
     change.numbers = {}
     if not change.uid:
         return
     end = PlanEnd(name=change.name, succeeded=reason == SUCCEEDED, reason=reason, message=message)
-    ends = turn.state.plan_ends
+    ends = ctx.state.plan_ends
     ends[change.uid] = end
     while len(ends) > MAX_PLAN_ENDS:
         del ends[next(iter(ends))]
     change.uid = change.name = ""
     why = f": {message}" if message else ""
     if end.succeeded:
-        turn.note("PlanSucceeded", f"ScalePlan {end.name} is done")
+        ctx.note("PlanSucceeded", f"ScalePlan {end.name} is done")
     else:
-        turn.note("PlanFailed", f"ScalePlan {end.name} ended ({reason}){why}", warning=True)
+        ctx.note("PlanFailed", f"ScalePlan {end.name} ended ({reason}){why}", warning=True)
 
 
-def dropped(turn: Turn, uid: str) -> None:
+def dropped(ctx: Context, uid: str) -> None:
     """A plan was deleted: what it has begun goes on."""
-    for change in turn.state.changes:
+    for change in ctx.state.changes:
         if uid and change.uid == uid:
-            close(turn, change, DELETED, "it was deleted before it was done; what it has begun goes on")
+            close(ctx, change, DELETED, "it was deleted before it was done; what it has begun goes on")
 
 
-def abandon(turn: Turn, reason: str, message: str) -> None:
+def abandon(ctx: Context, reason: str, message: str) -> None:
     """No change will be completed any more."""
-    for change in turn.state.changes:
-        close(turn, change, reason, message)
-    turn.state.changes = []
+    for change in ctx.state.changes:
+        close(ctx, change, reason, message)
+    ctx.state.changes = []
 
 
-def settle(turn: Turn) -> None:
+def settle(ctx: Context) -> None:
     """Let go of the changes that are complete: all who should take part do, and those who should go are gone."""
-    state = turn.state
-    if not state.changes or not (state.meeting is None or isinstance(state.gathering, Underway)):
+    state = ctx.state
+    if not state.changes or not (state.meeting is None or isinstance(state.gathering, RoundRunning)):
         return
     complete = [change for change in state.changes if not change.coming and not change.going]
     for change in complete:
-        close(turn, change, SUCCEEDED, "")
+        close(ctx, change, SUCCEEDED, "")
     if complete:
         state.changes = [change for change in state.changes if change.coming or change.going]

@@ -10,20 +10,20 @@ import msgspec
 
 from resile.api.ids import NodeKey, Rank
 from resile.api.job import MAX_REPLICAS, PS, Strategy
-from resile.api.reports import NodeResources
-from resile.core.context import Turn
+from resile.core.context import Context
 from resile.core.decisions import Reply
 from resile.core.events import Move, NodeWish, PlanWanted, RoleWish, ScaleWanted
 from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
 from resile.core.rendezvous import rounds
-from resile.core.state import TRAINERS, Change, JobState, Node, RoleResources
+from resile.core.state import TRAINERS, JobState, Node, RoleResources, ScaleOperation
+from resile.protocol.reports import NodeResources
 
 
 class Refused(Exception):
     """A wish cannot be granted; the text is one sentence."""
 
 
-class _Design(msgspec.Struct):
+class _Target(msgspec.Struct):
     """The job's places as a wish would have them."""
 
     ranks: dict[str, set[Rank]]
@@ -31,35 +31,35 @@ class _Design(msgspec.Struct):
     """What places get that shall have something of their own."""
 
 
-def scale(turn: Turn, event: ScaleWanted) -> None:
+def scale(ctx: Context, event: ScaleWanted) -> None:
     """Somebody wants a role to have another number of nodes."""
     about = f"{event.role}={event.replicas}"
     wish = PlanWanted(name="", uid="", roles={event.role: RoleWish(replicas=event.replicas)}, request=event.request)
-    _grant(turn, wish, f"a wish for {about}", why="ScaleRefused")
+    _grant(ctx, wish, f"a wish for {about}", why="ScaleRefused")
 
 
-def plan(turn: Turn, event: PlanWanted) -> None:
+def plan(ctx: Context, event: PlanWanted) -> None:
     """Somebody wants what a ScalePlan says; a plan that is known is not executed again."""
-    state = turn.state
+    state = ctx.state
     if event.uid in state.plan_ends or any(change.uid == event.uid for change in state.changes):
-        turn.decide(Reply(request=event.request))
+        ctx.decide(Reply(request=event.request))
         return
     if state.suspended and not state.phase.over:
-        turn.decide(Reply(request=event.request, error="the job is suspended; resume it first"))
+        ctx.decide(Reply(request=event.request, error="the job is suspended; resume it first"))
         return
-    _grant(turn, event, f"ScalePlan {event.name}", why="PlanRefused")
+    _grant(ctx, event, f"ScalePlan {event.name}", why="PlanRefused")
 
 
-def _grant(turn: Turn, wish: PlanWanted, about: str, *, why: str) -> None:
+def _grant(ctx: Context, wish: PlanWanted, about: str, *, why: str) -> None:
     try:
-        design = _design(turn, wish)
+        design = _design(ctx, wish)
     except Refused as refused:
-        turn.decide(Reply(request=wish.request, error=str(refused)))
-        turn.note(why, f"{about} is refused: {refused}", warning=True)
+        ctx.decide(Reply(request=wish.request, error=str(refused)))
+        ctx.note(why, f"{about} is refused: {refused}", warning=True)
         return
-    turn.decide(Reply(request=wish.request))
-    state = turn.state
-    change = Change(
+    ctx.decide(Reply(request=wish.request))
+    state = ctx.state
+    change = ScaleOperation(
         name=wish.name,
         uid=wish.uid,
         about=about,
@@ -72,25 +72,25 @@ def _grant(turn: Turn, wish: PlanWanted, about: str, *, why: str) -> None:
             since = state.next_id.get(role, lifecycle.FIRST)
             state.resources[role] = RoleResources(resources=wanted.resources.over(before), since=since)
     roles = {*change.numbers, *(one.role for one in wish.create)}
-    there = {key for key, node in state.nodes.items() if key.role in roles and scale_operations.takes_part(turn, node)}
-    leaving = _resize(turn, design, about)
+    there = {key for key, node in state.nodes.items() if key.role in roles and scale_operations.takes_part(ctx, node)}
+    leaving = _resize(ctx, design, about)
     change.going |= leaving
     for move in wish.migrate:
-        _move(turn, change, move)
-    lifecycle.fill(turn, design.given)
-    _await(turn, change, roles, there)
-    scale_operations.superseded(turn, change, leaving)
-    rounds.form(turn)
+        _move(ctx, change, move)
+    lifecycle.fill(ctx, design.given)
+    _await(ctx, change, roles, there)
+    scale_operations.superseded(ctx, change, leaving)
+    rounds.form(ctx)
 
 
-def _resize(turn: Turn, design: _Design, about: str) -> set[NodeKey]:
+def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
     """Make the places those of the design; returns who leaves because of that."""
-    state = turn.state
+    state = ctx.state
     for role, ranks in design.ranks.items():
         before = state.targets[role]
         if ranks != targets.wanted(state, role):
             targets.want(state, role, ranks)
-            turn.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
+            ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
     touched = design.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
     rounds.raise_max(state, sum(state.targets.get(role, 0) for role in TRAINERS))
@@ -100,23 +100,23 @@ def _resize(turn: Turn, design: _Design, about: str) -> set[NodeKey]:
         if node.alive and node.key.role in touched and not targets.is_wanted(state, node.key.role, node.rank)
     ]
     for node in surplus:
-        lifecycle.send_off(turn, node, "was scaled down")
+        lifecycle.send_off(ctx, node, "was scaled down")
     return {node.key for node in surplus}
 
 
-def _move(turn: Turn, change: Change, move: Move) -> None:
+def _move(ctx: Context, change: ScaleOperation, move: Move) -> None:
     """Launch the node that will take over; the old one stays until then."""
-    old = turn.state.nodes[move.node]
-    wanted = move.resources.over(resource_limits.inherited(turn.state, old.key, old.resources))
-    new = lifecycle.launch(turn, old.key.role, old.rank, resources=wanted, relieves=old.key)
+    old = ctx.state.nodes[move.node]
+    wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
+    new = lifecycle.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
     change.moves[old.key] = new.key
     change.coming.add(new.key)
-    turn.note("NodeMigrating", f"{new.key} is to take over from {old.key}", new.key)
+    ctx.note("NodeMigrating", f"{new.key} is to take over from {old.key}", new.key)
 
 
-def _await(turn: Turn, change: Change, roles: set[str], there: set[NodeKey]) -> None:
+def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[NodeKey]) -> None:
     """Wait for every node of these roles that does not do yet what it should; `there` took part before the change."""
-    for node in turn.state.nodes.values():
+    for node in ctx.state.nodes.values():
         if node.key.role not in roles or node.status.ended:
             continue
         if node.leaving:
@@ -128,24 +128,24 @@ def _await(turn: Turn, change: Change, roles: set[str], there: set[NodeKey]) -> 
 # what can be granted ------------------------------------------------------------------------------------------------
 
 
-def _design(turn: Turn, wish: PlanWanted) -> _Design:
+def _design(ctx: Context, wish: PlanWanted) -> _Target:
     """The job's places if the wish were granted.
 
     Raises:
         Refused: it cannot be.
     """
-    state = turn.state
+    state = ctx.state
     if state.phase.over:
         raise Refused(f"the job is over ({state.phase})")
     if not state.spec.managed:
         raise Refused("this job runs on bare machines: start or stop `resile run` on them instead")
-    design = _Design(ranks={})
+    design = _Target(ranks={})
     for role, wanted in wish.roles.items():
         _check_role(state, role)
         if wanted.replicas is not None:
             design.ranks[role] = _numbered(state, role, wanted.replicas)
     counted = set(design.ranks)
-    for node in _named(turn, wish):
+    for node in _named(ctx, wish):
         if node.key in wish.remove:
             _ranks(state, design, node.key.role, counted).discard(node.rank)
     for one in wish.create:
@@ -153,7 +153,7 @@ def _design(turn: Turn, wish: PlanWanted) -> _Design:
         _add(state, design, one, _ranks(state, design, one.role, counted))
     _check_numbers(state, design)
     fresh = {role: wanted.resources for role, wanted in wish.roles.items()}
-    _check_limits(turn, design, wish, fresh)
+    _check_limits(ctx, design, wish, fresh)
     return design
 
 
@@ -170,43 +170,43 @@ def _numbered(state: JobState, role: str, replicas: int) -> set[Rank]:
     return targets.resized(targets.wanted(state, role), replicas)
 
 
-def _ranks(state: JobState, design: _Design, role: str, counted: set[str]) -> set[Rank]:
+def _ranks(state: JobState, design: _Target, role: str, counted: set[str]) -> set[Rank]:
     if role in counted:
         raise Refused(f"replicas of {role} is the number after the change; give it or createPods and removePods")
     return design.ranks.setdefault(role, targets.wanted(state, role))
 
 
-def _named(turn: Turn, wish: PlanWanted) -> list[Node]:
+def _named(ctx: Context, wish: PlanWanted) -> list[Node]:
     """The nodes that a plan removes or migrates, each of them part of the job and named once."""
     named = [*wish.remove, *(move.node for move in wish.migrate)]
     for key in named:
         if named.count(key) > 1:
             raise Refused(f"{key} is named twice")
-    found = [_node(turn, key) for key in named]
+    found = [_node(ctx, key) for key in named]
     for key in (move.node for move in wish.migrate):
         if key.role == PS:
             raise Refused(f"{key} is a parameter server, and those cannot be migrated in this version")
-        reserve = scale_operations.reserve_of(turn, key)
+        reserve = scale_operations.reserve_of(ctx, key)
         if reserve is not None:
             raise Refused(f"{key} is being migrated already: {reserve} is to take over from it")
     return found
 
 
-def _node(turn: Turn, key: NodeKey) -> Node:
-    _check_role(turn.state, key.role)
-    node = turn.state.nodes.get(key)
+def _node(ctx: Context, key: NodeKey) -> Node:
+    _check_role(ctx.state, key.role)
+    node = ctx.state.nodes.get(key)
     if node is None:
         raise Refused(f"the job has no node {key}")
-    if node.relieves is not None and node.alive:
-        raise Refused(f"{key} has no place yet: it is to take over from {node.relieves}")
+    if node.replaces is not None and node.alive:
+        raise Refused(f"{key} has no place yet: it is to take over from {node.replaces}")
     if node.alive:
         return node
     how = node.leaving or lifecycle.describe(node.status, node.end)
-    heir = turn.index.places.get((key.role, node.rank))
+    heir = ctx.index.places.get((key.role, node.rank))
     raise Refused(f"{key} {how}" + (f"; {heir} has its place" if heir is not None else ""))
 
 
-def _add(state: JobState, design: _Design, one: NodeWish, ranks: set[Rank]) -> None:
+def _add(state: JobState, design: _Target, one: NodeWish, ranks: set[Rank]) -> None:
     rank = targets.lowest_free(ranks) if one.rank is None else one.rank
     if rank in ranks:
         raise Refused(f"rank {rank} of {one.role} is taken")
@@ -216,7 +216,7 @@ def _add(state: JobState, design: _Design, one: NodeWish, ranks: set[Rank]) -> N
     design.given[one.role, rank] = one.resources.over(resource_limits.for_role(state, one.role))
 
 
-def _check_numbers(state: JobState, design: _Design) -> None:
+def _check_numbers(state: JobState, design: _Target) -> None:
     for role, ranks in design.ranks.items():
         if len(ranks) > MAX_REPLICAS:
             raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {len(ranks)}")
@@ -230,8 +230,8 @@ def _check_numbers(state: JobState, design: _Design) -> None:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
 
 
-def _check_limits(turn: Turn, design: _Design, wish: PlanWanted, fresh: dict[str, NodeResources]) -> None:
-    state = turn.state
+def _check_limits(ctx: Context, design: _Target, wish: PlanWanted, fresh: dict[str, NodeResources]) -> None:
+    state = ctx.state
     given = dict(design.given)
     for move in wish.migrate:
         node = state.nodes[move.node]
@@ -241,8 +241,8 @@ def _check_limits(turn: Turn, design: _Design, wish: PlanWanted, fresh: dict[str
     ranks = {role: targets.wanted(state, role) for role in state.targets} | design.ranks
     for role, wanted in fresh.items():
         for rank in ranks[role]:
-            if (role, rank) not in turn.index.places and (role, rank) not in given:
+            if (role, rank) not in ctx.index.places and (role, rank) not in given:
                 given[role, rank] = wanted.over(resource_limits.for_role(state, role))
-    refusal = resource_limits.refusal(turn, ranks, given)
+    refusal = resource_limits.refusal(ctx, ranks, given)
     if refusal:
         raise Refused(refusal)

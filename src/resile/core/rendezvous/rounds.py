@@ -15,40 +15,40 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
-from resile.api.reports import Meeting, NodeStatus, Place
 from resile.core import completion, progress
 from resile.core.completion import Reason
-from resile.core.context import Turn
+from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import EndRound, FormRound
-from resile.core.events import AgentChanged, AgentJoined, NodeFinished, RoundComplete
+from resile.core.events import AgentJoined, LastStepTaken, NodeFinished, WorkersChanged
 from resile.core.nodes import scale_operations
 from resile.core.rendezvous import state_holders
 from resile.core.rendezvous.replica_ring import ring
 from resile.core.state import (
     TRAINERS,
     Done,
-    Forming,
     Idle,
     JobState,
     Node,
-    Past,
     Phase,
+    PreviousRound,
     Resting,
+    RoundForming,
+    RoundRunning,
     Stuck,
     Training,
-    Underway,
     Waiting,
 )
+from resile.protocol.reports import NodeStatus, RendezvousConfig, RoundAssignment
 
 
-def fit(nodes: int, meeting: Meeting) -> int:
+def fit(nodes: int, meeting: RendezvousConfig) -> int:
     """How many of so many nodes make a round: at most max, a whole number of units, or 0 if below min."""
     size = min(nodes, meeting.max_nodes) // meeting.node_unit * meeting.node_unit
     return size if size >= meeting.min_nodes else 0
 
 
-def with_max(meeting: Meeting, max_nodes: int) -> Meeting:
+def with_max(meeting: RendezvousConfig, max_nodes: int) -> RendezvousConfig:
     """The same rules with another maximum."""
     return msgspec.structs.replace(meeting, max_nodes=max_nodes)
 
@@ -59,112 +59,112 @@ def raise_max(state: JobState, wanted: int) -> None:
         state.meeting = with_max(state.meeting, wanted)
 
 
-def join(turn: Turn, node: Node, event: AgentJoined) -> None:
+def join(ctx: Context, node: Node, event: AgentJoined) -> None:
     """A node's processes are down, or rest, and it waits for a round newer than `after`."""
-    state, agent = turn.state, node.agent
+    state, agent = ctx.state, node.agent
     if agent is None or not node.alive:
         return
-    if isinstance(agent.stance, Training | Resting | Stuck | Done) and event.after < agent.stance.round:
+    if isinstance(agent.phase, Training | Resting | Stuck | Done) and event.after < agent.phase.round:
         return  # it asked before it was told that it is a member; it was told since
     gathering = state.gathering
-    if isinstance(gathering, Underway) and node.key in gathering.places:
-        stop(turn, f"{node.key} left the round", node.key)
-    agent.stance = Waiting(event.port, event.nproc)
+    if isinstance(gathering, RoundRunning) and node.key in gathering.places:
+        stop(ctx, f"{node.key} left the round", node.key)
+    agent.phase = Waiting(event.port, event.nproc)
     agent.elastic, agent.holds = event.elastic, event.holds
-    turn.touch(node)
-    state_holders.relieve(turn)
+    ctx.touch(node)
+    state_holders.answer_stuck(ctx)
     growing = False
-    if isinstance(state.gathering, Underway):
-        growing = grow(turn)
+    if isinstance(state.gathering, RoundRunning):
+        growing = grow(ctx)
     else:
-        form(turn, newcomer=True)
-    if isinstance(state.gathering, Underway) and not growing:
-        scale_operations.arrived(turn, (node.key,))
+        form(ctx, newcomer=True)
+    if isinstance(state.gathering, RoundRunning) and not growing:
+        scale_operations.arrived(ctx, (node.key,))
 
 
-def changed(turn: Turn, node: Node, event: AgentChanged) -> None:
+def changed(ctx: Context, node: Node, event: WorkersChanged) -> None:
     """A member has other processes than places: a new round will fit it, at once if it has none for its place."""
-    gathering = turn.state.gathering
-    if not isinstance(gathering, Underway) or event.round != gathering.round or node.agent is None:
+    gathering = ctx.state.gathering
+    if not isinstance(gathering, RoundRunning) or event.round != gathering.round or node.agent is None:
         return
     place = gathering.places.get(node.key)
     if place is None or not node.alive or (_ends(gathering) and event.nproc):
         return
     if event.nproc:
         gathering.changed[node.key] = event.nproc
-        grow(turn)
+        grow(ctx)
         return
-    node.agent.stance = Idle()  # nobody waits for the process that it lacks
+    node.agent.phase = Idle()  # nobody waits for the process that it lacks
     node.agent.holds = NO_ROUND
-    turn.touch(node)
-    stop(turn, f"{node.key} has 0 processes ready, not {place.nproc}", None)
-    form(turn)
+    ctx.touch(node)
+    stop(ctx, f"{node.key} has 0 processes ready, not {place.nproc}", None)
+    form(ctx)
 
 
-def unchanged(turn: Turn, node: Node, nproc: int) -> None:
+def unchanged(ctx: Context, node: Node, nproc: int) -> None:
     """A process of this node failed that had no place, and so many can still meet: maybe no more than have one."""
-    gathering = turn.state.gathering
-    if isinstance(gathering, Underway) and node.key in gathering.changed:
+    gathering = ctx.state.gathering
+    if isinstance(gathering, RoundRunning) and node.key in gathering.changed:
         if nproc > gathering.places[node.key].nproc:
             gathering.changed[node.key] = nproc
         else:
             del gathering.changed[node.key]
 
 
-def stepped(turn: Turn, number: Round) -> None:
+def stepped(ctx: Context, number: Round) -> None:
     """A step was taken in a round."""
-    gathering = turn.state.gathering
-    if isinstance(gathering, Underway) and gathering.round == number and not gathering.stepped:
+    gathering = ctx.state.gathering
+    if isinstance(gathering, RoundRunning) and gathering.round == number and not gathering.stepped:
         gathering.stepped = True
-        grow(turn)
+        grow(ctx)
 
 
-def grow(turn: Turn) -> bool:
+def grow(ctx: Context) -> bool:
     """End the running round if a larger one can be had, now or in a moment; whether that is so.
 
-    Elastic processes take a step first, or have had `settle` to take one: some scripts tell of none.
+    Elastic processes take a step first, or have had `straggler_wait` to take one: some scripts tell of none.
     """
-    gathering = turn.state.gathering
-    if not isinstance(gathering, Underway):
+    gathering = ctx.state.gathering
+    if not isinstance(gathering, RoundRunning):
         return False
     if _ends(gathering):
         return False  # a newcomer would undo that
-    because = _larger(turn, gathering)
+    because = _larger(ctx, gathering)
     if not because:
         return False
-    soon = gathering.since + turn.timeouts.settle
-    if turn.index.elastic and not gathering.stepped and turn.now < soon:
-        turn.deadlines.set(Alarm.SETTLE, soon)
+    soon = gathering.since + ctx.timeouts.straggler_wait
+    if ctx.index.elastic and not gathering.stepped and ctx.now < soon:
+        ctx.deadlines.set(Alarm.SETTLE, soon)
     else:
-        stop(turn, because, None)
+        stop(ctx, because, None)
     return True
 
 
-def complete(turn: Turn, node: Node, event: RoundComplete) -> None:
+def complete(ctx: Context, node: Node, event: LastStepTaken) -> None:
     """All members of a round have taken the last step: what they have is not to be done again by a newcomer."""
-    gathering, past = turn.state.gathering, turn.state.past
-    if isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places:
+    gathering, previous_round = ctx.state.gathering, ctx.state.previous_round
+    if isinstance(gathering, RoundRunning) and event.round == gathering.round and node.key in gathering.places:
         gathering.complete = True
-    elif event.round == past.round and node.key in past.members and not past.failed:
-        past.complete = True
+    elif event.round == previous_round.round and node.key in previous_round.members and not previous_round.failed:
+        previous_round.complete = True
 
 
-def took_the_last_step(turn: Turn, key: NodeKey) -> bool:
+def took_the_last_step(ctx: Context, key: NodeKey) -> bool:
     """Whether a node's processes have nothing left to train, and it has not ended: nobody can take its place."""
-    gathering, past = turn.state.gathering, turn.state.past
-    if isinstance(gathering, Underway):
+    gathering, previous_round = ctx.state.gathering, ctx.state.previous_round
+    if isinstance(gathering, RoundRunning):
         return key in gathering.places and _ends(gathering)
-    return past.complete and key in past.members - past.done
+    return previous_round.complete and key in previous_round.members - previous_round.done
 
 
-def _ends(gathering: Underway) -> bool:
+def _ends(gathering: RoundRunning) -> bool:
     """Whether a round is about to end well: some members have finished, or all have taken the last step."""
     return bool(gathering.done) or gathering.complete
 
 
-def _larger(turn: Turn, gathering: Underway) -> str:
+def _larger(ctx: Context, gathering: RoundRunning) -> str:
     """Who would make the next round larger than this one, as half a sentence; empty if nobody would."""
-    meeting, waiting, size = turn.state.meeting, turn.index.waiting, len(gathering.places)
+    meeting, waiting, size = ctx.state.meeting, ctx.index.waiting, len(gathering.places)
     if meeting is not None and waiting and fit(size + len(waiting), meeting) > size:
         return f"{min(waiting)} is ready to join"
     if gathering.changed:
@@ -173,257 +173,265 @@ def _larger(turn: Turn, gathering: Underway) -> str:
     return ""
 
 
-def form(turn: Turn, *, newcomer: bool = False) -> None:
+def form(ctx: Context, *, newcomer: bool = False) -> None:
     """Close the round being formed if nobody else can come; else see to it that it closes in time."""
-    state, index, meeting = turn.state, turn.index, turn.state.meeting
+    state, index, meeting = ctx.state, ctx.index, ctx.state.meeting
     gathering = state.gathering
-    if not isinstance(gathering, Forming) or meeting is None or _succeeded(turn):
+    if not isinstance(gathering, RoundForming) or meeting is None or _succeeded(ctx):
         return
-    size = _size(turn)
+    size = _size(ctx)
     if not size:
-        turn.deadlines.clear(Alarm.SETTLE)
+        ctx.deadlines.clear(Alarm.SETTLE)
         return
     unknown_may_come = gathering.first and not state.spec.managed
     expected = index.coming if index.rigid else index.near
     if fit(size + meeting.node_unit, meeting) == size or not (expected or unknown_may_come):
-        _close(turn, size)
+        _close(ctx, size)
     elif newcomer:
-        wait: float = turn.timeouts.settle
+        wait: float = ctx.timeouts.straggler_wait
         if gathering.first and meeting.last_call is not None:
             wait = meeting.last_call
         elif unknown_may_come:
-            wait = turn.timeouts.last_call
-        turn.deadlines.set(Alarm.SETTLE, turn.now + wait)
+            wait = ctx.timeouts.last_call
+        ctx.deadlines.set(Alarm.SETTLE, ctx.now + wait)
 
 
-def settle_over(turn: Turn) -> None:
+def settle_over(ctx: Context) -> None:
     """Nobody else came in time; or those that wait while a round runs have waited long enough."""
-    if isinstance(turn.state.gathering, Underway):
-        grow(turn)
+    if isinstance(ctx.state.gathering, RoundRunning):
+        grow(ctx)
         return
-    size = _size(turn)
+    size = _size(ctx)
     if size:
-        _close(turn, size)
+        _close(ctx, size)
 
 
-def join_over(turn: Turn) -> None:
+def join_over(ctx: Context) -> None:
     """Too few came for too long."""
-    state, meeting = turn.state, turn.state.meeting
-    if not isinstance(state.gathering, Forming) or state.suspended:
+    state, meeting = ctx.state, ctx.state.meeting
+    if not isinstance(state.gathering, RoundForming) or state.suspended:
         return
     if meeting is None:
-        completion.fail(turn, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(turn):g} s")
+        completion.fail(ctx, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(ctx):g} s")
         return
-    if _awaits_the_complete(turn):
-        late = ", ".join(sorted(map(str, turn.index.waiting))) or "nobody"
-        busy = ", ".join(sorted(str(key) for key in state.past.members - state.past.done if state.nodes[key].alive))
-        turn.note("RoundAwaited", f"{busy} took the last step and did not end; {late} came later and waits for that")
-        open_forming(turn)
+    if _awaits_the_complete(ctx):
+        late = ", ".join(sorted(map(str, ctx.index.waiting))) or "nobody"
+        busy = ", ".join(
+            sorted(
+                str(key) for key in state.previous_round.members - state.previous_round.done if state.nodes[key].alive
+            )
+        )
+        ctx.note("RoundAwaited", f"{busy} took the last step and did not end; {late} came later and waits for that")
+        open_forming(ctx)
         return
-    size = _size(turn)
+    size = _size(ctx)
     if size:  # enough came in the last moment and wait for more; this is when waiting ends
-        _close(turn, size)
+        _close(ctx, size)
         return
     pending = [str(n.key) for n in state.nodes.values() if n.alive and n.status is NodeStatus.PENDING]
     also = f"; {', '.join(sorted(pending))} cannot start" if pending else ""
     completion.fail(
-        turn,
+        ctx,
         Reason.RENDEZVOUS_TIMEOUT,
-        f"{len(turn.index.waiting)} of at least {meeting.min_nodes} nodes came within {_join_timeout(turn):g} s{also}",
+        f"{len(ctx.index.waiting)} of at least {meeting.min_nodes} nodes came within {_join_timeout(ctx):g} s{also}",
     )
 
 
-def open_forming(turn: Turn) -> None:
+def open_forming(ctx: Context) -> None:
     """Start the clock for a round that has too few nodes."""
-    turn.deadlines.set(Alarm.JOIN, turn.now + _join_timeout(turn))
+    ctx.deadlines.set(Alarm.JOIN, ctx.now + _join_timeout(ctx))
 
 
-def stop(turn: Turn, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
+def stop(ctx: Context, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
     """End the running round, if one runs: every member that still lives is told to join again.
 
     Args:
-        turn: of the event.
+        ctx: of the event.
         because: half a sentence.
         culprit: the node that was lost, or that lost a process.
         failed: its script failed, which is more than a loss: what others have finished is to be done again with it.
     """
-    state = turn.state
+    state = ctx.state
     gathering = state.gathering
-    if not isinstance(gathering, Underway):
+    if not isinstance(gathering, RoundRunning):
         return
-    turn.deadlines.clear(Alarm.SETTLE)
+    ctx.deadlines.clear(Alarm.SETTLE)
     members = tuple(key for key in gathering.places if (node := state.nodes[key]).alive and node.agent is not None)
-    done = set() if failed else gathering.done & turn.index.elastic
-    state.past = Past(
+    done = set() if failed else gathering.done & ctx.index.elastic
+    state.previous_round = PreviousRound(
         round=gathering.round,
         members=set(gathering.places),
         done=done,
         failed=failed,
         complete=gathering.complete and not failed,
     )
-    state.gathering = Forming(since=turn.now, lost=culprit is not None)
+    state.gathering = RoundForming(since=ctx.now, lost=culprit is not None)
     for node in (state.nodes[key] for key in members):
-        if node.agent is not None and node.agent.elastic and node.agent.stance == Training(gathering.round):
-            node.agent.stance = Resting(gathering.round)
-            turn.touch(node)
-    progress.stopped(state.progress, because, str(culprit) if culprit else "", turn.now)
-    turn.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
-    elastic = bool(turn.index.elastic)
+        if node.agent is not None and node.agent.elastic and node.agent.phase == Training(gathering.round):
+            node.agent.phase = Resting(gathering.round)
+            ctx.touch(node)
+    progress.stopped(state.progress, because, str(culprit) if culprit else "", ctx.now)
+    ctx.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
+    elastic = bool(ctx.index.elastic)
     lost = culprit is not None
-    turn.decide(EndRound(round=gathering.round, because=because, nodes=members, elastic=elastic, lost=lost))
-    open_forming(turn)
+    ctx.decide(EndRound(round=gathering.round, because=because, nodes=members, elastic=elastic, lost=lost))
+    open_forming(ctx)
 
 
-def renamed(turn: Turn, old: NodeKey, new: NodeKey) -> None:
+def renamed(ctx: Context, old: NodeKey, new: NodeKey) -> None:
     """A node that counted as lost is back: its processes may still end in the round that its loss ended."""
-    members = turn.state.past.members
+    members = ctx.state.previous_round.members
     if old in members:
         members.remove(old)
         members.add(new)
 
 
-def failed(turn: Turn, node: Node) -> None:
+def failed(ctx: Context, node: Node) -> None:
     """The script of a node failed, after its round was over: if others had ended well there, they come again.
 
     All of them had taken the last step then, and a node that is merely lost is not needed any more. But a script that
     fails in its last lines (an evaluation, say) is one that failed, and is tried again as any other.
     """
-    past = turn.state.past
-    if node.key in past.members and node.key not in past.done:
-        past.failed, past.complete = True, False
-        _bring_back(turn, set(past.done))
+    previous_round = ctx.state.previous_round
+    if node.key in previous_round.members and node.key not in previous_round.done:
+        previous_round.failed, previous_round.complete = True, False
+        _bring_back(ctx, set(previous_round.done))
 
 
-def _bring_back(turn: Turn, keys: set[NodeKey]) -> None:
+def _bring_back(ctx: Context, keys: set[NodeKey]) -> None:
     """Have nodes whose processes ended well take part in the next round."""
-    state, past = turn.state, turn.state.past
-    past.done -= keys
+    state, previous_round = ctx.state, ctx.state.previous_round
+    previous_round.done -= keys
     here = [state.nodes[key] for key in sorted(keys) if state.nodes[key].alive]
     for node in here:
         if node.agent is not None:
-            node.agent.stance = Idle()
-            turn.touch(node)
+            node.agent.phase = Idle()
+            ctx.touch(node)
     if here:
         because = "a script failed after the last step"
-        turn.decide(EndRound(round=past.round, because=because, nodes=tuple(node.key for node in here), elastic=True))
+        ctx.decide(
+            EndRound(round=previous_round.round, because=because, nodes=tuple(node.key for node in here), elastic=True)
+        )
 
 
-def finished(turn: Turn, node: Node, event: NodeFinished) -> bool:
+def finished(ctx: Context, node: Node, event: NodeFinished) -> bool:
     """A member's processes ended well; when all members' have, so has the job. Whether it was news.
 
     Elastic processes end well when all of their round have taken the last step, and nobody is needed any more. That
     holds even if the round was ended in that very moment, for a newcomer, say, who would find nobody with the state;
     but not if a script failed there.
     """
-    gathering, past = turn.state.gathering, turn.state.past
+    gathering, previous_round = ctx.state.gathering, ctx.state.previous_round
     if node.agent is None:
         return False
     node.agent.holds = NO_ROUND  # its processes are gone
-    turn.touch(node)
-    if isinstance(gathering, Underway) and event.round == gathering.round and node.key in gathering.places:
-        node.agent.stance = Done(event.round)
+    ctx.touch(node)
+    if isinstance(gathering, RoundRunning) and event.round == gathering.round and node.key in gathering.places:
+        node.agent.phase = Done(event.round)
         gathering.done.add(node.key)
         if len(gathering.done) == len(gathering.places):
-            _succeed(turn, gathering.round, len(gathering.places))
+            _succeed(ctx, gathering.round, len(gathering.places))
         return True
-    if event.round == past.round and node.key in past.members and node.agent.elastic:
-        if past.failed:
-            _bring_back(turn, {node.key})
+    if event.round == previous_round.round and node.key in previous_round.members and node.agent.elastic:
+        if previous_round.failed:
+            _bring_back(ctx, {node.key})
             return True
-        node.agent.stance = Done(event.round)
-        turn.touch(node)
-        past.done.add(node.key)
-        _succeeded(turn)
+        node.agent.phase = Done(event.round)
+        ctx.touch(node)
+        previous_round.done.add(node.key)
+        _succeeded(ctx)
         return True
     return False
 
 
-def _succeeded(turn: Turn) -> bool:
+def _succeeded(ctx: Context) -> bool:
     """End the job if the last round's processes have taken the last step, and nobody is left who would say so again."""
-    past = turn.state.past
-    if not past.done or any(turn.state.nodes[key].alive for key in past.members - past.done):
+    previous_round = ctx.state.previous_round
+    if not previous_round.done or any(
+        ctx.state.nodes[key].alive for key in previous_round.members - previous_round.done
+    ):
         return False
-    _succeed(turn, past.round, len(past.members))
+    _succeed(ctx, previous_round.round, len(previous_round.members))
     return True
 
 
-def _succeed(turn: Turn, number: Round, size: int) -> None:
-    completion.succeed(turn, f"{f'all {size} nodes' if size > 1 else 'the only node'} of round {number} finished")
+def _succeed(ctx: Context, number: Round, size: int) -> None:
+    completion.succeed(ctx, f"{f'all {size} nodes' if size > 1 else 'the only node'} of round {number} finished")
 
 
-def _size(turn: Turn) -> int:
+def _size(ctx: Context) -> int:
     """How large a round could close now; 0 if none can."""
-    state, meeting = turn.state, turn.state.meeting
-    if not isinstance(state.gathering, Forming) or meeting is None or state.phase.over or state.suspended:
+    state, meeting = ctx.state, ctx.state.meeting
+    if not isinstance(state.gathering, RoundForming) or meeting is None or state.phase.over or state.suspended:
         return 0
-    return 0 if _awaits_the_complete(turn) else fit(len(turn.index.waiting), meeting)
+    return 0 if _awaits_the_complete(ctx) else fit(len(ctx.index.waiting), meeting)
 
 
-def _awaits_the_complete(turn: Turn) -> bool:
+def _awaits_the_complete(ctx: Context) -> bool:
     """Whether nodes that took the last step in the last round are still there, and those that wait have no such state.
 
     A round of newcomers alone would train all over again. It is formed if the others are lost before they have ended.
     """
-    state, past = turn.state, turn.state.past
-    if not past.complete:
+    state, previous_round = ctx.state, ctx.state.previous_round
+    if not previous_round.complete:
         return False
-    waiting = turn.index.waiting
-    if any((agent := state.nodes[key].agent) is not None and agent.holds >= past.round for key in waiting):
+    waiting = ctx.index.waiting
+    if any((agent := state.nodes[key].agent) is not None and agent.holds >= previous_round.round for key in waiting):
         return False
-    return any(state.nodes[key].alive for key in past.members - past.done - waiting)
+    return any(state.nodes[key].alive for key in previous_round.members - previous_round.done - waiting)
 
 
-def _close(turn: Turn, size: int) -> None:
-    state = turn.state
+def _close(ctx: Context, size: int) -> None:
+    state = ctx.state
     members = sorted(
-        (state.nodes[key] for key in turn.index.waiting), key=lambda n: (TRAINERS.index(n.key.role), n.rank)
+        (state.nodes[key] for key in ctx.index.waiting), key=lambda n: (TRAINERS.index(n.key.role), n.rank)
     )
     members = members[:size]
     number = Round(state.last_round + 1)
     places = _places(members)
     state.last_round = number
-    state.gathering = Underway(round=number, since=turn.now, places=places)
+    state.gathering = RoundRunning(round=number, since=ctx.now, places=places)
     state.phase = Phase.RUNNING
     for node in members:
         assert node.agent is not None
-        node.agent.stance = Training(number)
-        turn.touch(node)
-    turn.deadlines.clear(Alarm.SETTLE)
-    turn.deadlines.clear(Alarm.JOIN)
-    scale_operations.arrived(turn, {*places, *turn.index.waiting})
-    left = f"; {len(turn.index.waiting)} more wait" if turn.index.waiting else ""
-    turn.note("RoundFormed", f"round {number} runs with {_count(size, 'node')}{left}")
-    turn.decide(FormRound(round=number, places=places))
+        node.agent.phase = Training(number)
+        ctx.touch(node)
+    ctx.deadlines.clear(Alarm.SETTLE)
+    ctx.deadlines.clear(Alarm.JOIN)
+    scale_operations.arrived(ctx, {*places, *ctx.index.waiting})
+    left = f"; {len(ctx.index.waiting)} more wait" if ctx.index.waiting else ""
+    ctx.note("RoundFormed", f"round {number} runs with {_count(size, 'node')}{left}")
+    ctx.decide(FormRound(round=number, places=places))
 
 
-def _places(members: list[Node]) -> dict[NodeKey, Place]:
+def _places(members: list[Node]) -> dict[NodeKey, RoundAssignment]:
     agents = [node.agent for node in members if node.agent is not None]
     first = agents[0]
-    assert isinstance(first.stance, Waiting)
-    counts = [a.stance.nproc if isinstance(a.stance, Waiting) and a.stance.nproc else a.nproc for a in agents]
+    assert isinstance(first.phase, Waiting)
+    counts = [a.phase.nproc if isinstance(a.phase, Waiting) and a.phase.nproc else a.nproc for a in agents]
     world = sum(counts)
     places, rank = {}, 0
     partners = ring([agent.host for agent in agents])
     for group_rank, (node, count) in enumerate(zip(members, counts, strict=True)):
-        places[node.key] = Place(
+        places[node.key] = RoundAssignment(
             group_rank=Rank(group_rank),
             group_world_size=len(members),
             first_rank=rank,
             world_size=world,
             master_addr=first.address,
-            master_port=first.stance.port,
+            master_port=first.phase.port,
             nproc=count,
-            partner=agents[partners[group_rank]].door if len(agents) > 1 else None,
+            partner=agents[partners[group_rank]].replica_endpoint if len(agents) > 1 else None,
         )
         rank += count
     return places
 
 
-def _join_timeout(turn: Turn) -> float:
-    meeting = turn.state.meeting
+def _join_timeout(ctx: Context) -> float:
+    meeting = ctx.state.meeting
     if meeting is not None and meeting.join_timeout is not None:
         return meeting.join_timeout
-    return turn.timeouts.join
+    return ctx.timeouts.join
 
 
 def _count(number: int, what: str) -> str:

@@ -9,36 +9,36 @@ for then, which costs time and no state.
 from __future__ import annotations
 
 from resile.api.ids import NodeKey, Round
-from resile.core.context import Turn
-from resile.core.decisions import TellHeld
-from resile.core.events import AgentStuck
+from resile.core.context import Context
+from resile.core.decisions import TellStateHeld
+from resile.core.events import WorkerStuck
 from resile.core.state import Done, Idle, Node, Resting, Stuck, Training, Waiting
 
 
-def stuck(turn: Turn, node: Node, event: AgentStuck) -> None:
+def stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
     """A node has a process that does not leave its round. It is not near any more."""
     agent = node.agent
-    if agent is None or not node.alive or isinstance(agent.stance, Waiting):
+    if agent is None or not node.alive or isinstance(agent.phase, Waiting):
         return
-    if isinstance(agent.stance, Training | Resting | Done) and event.round < agent.stance.round:
+    if isinstance(agent.phase, Training | Resting | Done) and event.round < agent.phase.round:
         return
-    agent.stance = Stuck(event.round)
-    turn.touch(node)
-    relieve(turn)
+    agent.phase = Stuck(event.round)
+    ctx.touch(node)
+    answer_stuck(ctx)
 
 
-def relieve(turn: Turn) -> None:
+def answer_stuck(ctx: Context) -> None:
     """Tell whoever asked, and is not the last that has the state."""
-    for key in sorted(turn.index.stuck):
-        node = turn.state.nodes[key]
+    for key in sorted(ctx.index.stuck):
+        node = ctx.state.nodes[key]
         assert node.agent is not None
-        assert isinstance(node.agent.stance, Stuck)
-        round_ = node.agent.stance.round
-        if _held(turn, round_, but=key):
-            node.agent.stance = Idle()  # its process is as good as lost
-            turn.touch(node)
-            turn.decide(TellHeld(node=key, round=round_))
+        assert isinstance(node.agent.phase, Stuck)
+        round_ = node.agent.phase.round
+        if _held(ctx, round_, but=key):
+            node.agent.phase = Idle()  # its process is as good as lost
+            ctx.touch(node)
+            ctx.decide(TellStateHeld(node=key, round=round_))
 
 
-def _held(turn: Turn, round_: Round, but: NodeKey) -> bool:
-    return any(newest >= round_ and nodes != {but} for newest, nodes in turn.index.holders.items())
+def _held(ctx: Context, round_: Round, but: NodeKey) -> bool:
+    return any(newest >= round_ and nodes != {but} for newest, nodes in ctx.index.holders.items())

@@ -35,7 +35,7 @@ from resile.api.manifests.names import master_name
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
-from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalGone, JournalTaken, Told
+from resile.master.journal.sqlite import History, JobEvent, JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.pods import owned
 
@@ -55,7 +55,7 @@ Values = dict[str, bytes]
 
 class _Entry(msgspec.Struct, array_like=True):
     events: list[tuple[float, AnyEvent]]
-    story: list[Told]
+    story: list[JobEvent]
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -68,7 +68,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(_Entry).decode
 _decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
-_decode_story = msgspec.msgpack.Decoder(list[Told]).decode
+_decode_story = msgspec.msgpack.Decoder(list[JobEvent]).decode
 
 
 def seal(data: bytes) -> bytes:
@@ -89,7 +89,7 @@ def unseal(value: bytes) -> bytes:
     return zlib.decompress(packed)
 
 
-def _unpack(values: Values) -> tuple[History, list[Told], int, int] | None:
+def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
     """What the values hold: history, story, and the numbers of the log's first and next entry; None if nothing yet."""
     if _SNAPSHOT not in values:
         if values:
@@ -119,7 +119,7 @@ def peek(config_map: dict[str, Any]) -> JobState | None:
     return Engine.replay(unpacked[0].state, unpacked[0].events).state if unpacked else None
 
 
-class KubernetesJournal:
+class ConfigMapJournal:
     """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
 
     folds_itself = True
@@ -141,7 +141,7 @@ class KubernetesJournal:
         self._values: Values = {}
         self._next = 1
         self._following = 1
-        self._story: tuple[Told, ...] = ()
+        self._story: tuple[JobEvent, ...] = ()
         self._memos: dict[str, str] = {}
         self._unwritten_memos: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -186,7 +186,7 @@ class KubernetesJournal:
         self._patch({}, first=True)  # a conflict here means that what was read is not the newest
         return history
 
-    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
         """Write all of it or nothing, in one patch; a long log is folded into the snapshot first."""
         logged = [key for key in self._values if key.startswith(_LOG)]
         if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
@@ -203,7 +203,7 @@ class KubernetesJournal:
         """Replace everything but the story by this state."""
         self._replace(_encode(_Snapshot(at, self._next, state)))
 
-    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+    def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """Lines of the story with a number above `after`, of those that are kept. Reads no ConfigMap."""
         return [line for line in self._story if line.number > after][:limit]
 
@@ -238,7 +238,7 @@ class KubernetesJournal:
         self._story = tuple(story[-STORY_LINES:])
         return history
 
-    def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[Told] = ()) -> None:
+    def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[JobEvent] = ()) -> None:
         """Make the log, and more that is to be written, a part of the snapshot: what a restart would do, done now."""
         with self._clear_words():
             snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
@@ -249,7 +249,7 @@ class KubernetesJournal:
         state = Engine.replay(history.state, history.events).state
         self._replace(_encode(_Snapshot(until, self._next, state)), story)
 
-    def _replace(self, snapshot: bytes, story: Sequence[Told] = ()) -> None:
+    def _replace(self, snapshot: bytes, story: Sequence[JobEvent] = ()) -> None:
         lines = (*self._story, *story)[-STORY_LINES:]
         values: dict[str, bytes | None] = {key: None for key in self._values if key.startswith(_LOG)}
         sealed = seal(snapshot)

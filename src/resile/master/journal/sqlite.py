@@ -42,7 +42,7 @@ class JournalTaken(JournalDamaged):
     """Another master writes this journal now; whoever is told must end."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the story. `number` grows by one; `node` is empty where a line is about the whole job."""
 
     number: int
@@ -76,13 +76,13 @@ class Journal(Protocol):
     def load(self) -> History | None:
         """What was written before, or None if nothing was."""
 
-    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
         """Write all of it or nothing."""
 
     def snapshot(self, state: JobState, at: float) -> None:
         """Replace everything but the story by this state, as it is at this moment."""
 
-    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+    def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """Lines of the story with a number above `after`."""
 
     def last_told(self) -> int:
@@ -165,7 +165,7 @@ class SQLiteJournal:
                 events=[(at, _decode_event(_checked(event, crc))) for at, event, crc in log],
             )
 
-    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[Told]) -> None:
+    def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
         """Write all of it or nothing, in one transaction."""
         rows = [(at, data, zlib.crc32(data)) for at, event in events for data in (_encode(event),)]
         with self._clear_words("written"), self._transaction():
@@ -182,7 +182,7 @@ class SQLiteJournal:
             self._db.execute("insert or replace into snapshot values (0, ?, ?, ?)", (at, data, zlib.crc32(data)))
             self._db.execute("delete from log")
 
-    def story(self, after: int = 0, limit: int = 1000) -> list[Told]:
+    def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """Lines of the story with a number above `after`."""
         with self._clear_words("read"):
             rows = self._reader.execute(
@@ -190,7 +190,7 @@ class SQLiteJournal:
                 (after, limit),
             ).fetchall()
         return [
-            Told(number=number, at=at, reason=reason, message=message, node=node, warning=bool(warning))
+            JobEvent(number=number, at=at, reason=reason, message=message, node=node, warning=bool(warning))
             for number, at, reason, message, node, warning in rows
         ]
 

@@ -29,10 +29,10 @@ from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.names import node_of_pod
 from resile.api.manifests.reader import read_manifest
 from resile.master.app import Options, Serving, run_master
-from resile.master.journal.configmap import KubernetesJournal
-from resile.master.kubernetes.scaleplans import PlanWatch
-from resile.master.kubernetes.spec_watch import JobWatch, ask
-from resile.master.kubernetes.status_writer import Reporter
+from resile.master.journal.configmap import ConfigMapJournal
+from resile.master.kubernetes.scaleplans import ScalePlanWatch
+from resile.master.kubernetes.spec_watch import SpecWatch, ask
+from resile.master.kubernetes.status_writer import StatusWriter
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.platform import KubernetesPlatform
 from resile.platform.kubernetes.pods import owned
@@ -52,7 +52,7 @@ class NoJob(Exception):
     """There is no such job to serve now, or it cannot be asked for; the text is one sentence."""
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which job to serve, and how its nodes reach this master."""
 
     namespace: str
@@ -61,7 +61,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port`, for a master outside the cluster; the master's Service unless given."""
 
 
-async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: Where) -> bool:
+async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: ClusterOptions) -> bool:
     """Serve a job of the cluster until it is over or deleted; whether it succeeded.
 
     Raises:
@@ -79,7 +79,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         found = await _ask("the ElasticJob", lambda: _fetch(client, where))
         bare = JobSpec(name=where.job, namespace=where.namespace, uid=found["metadata"]["uid"])
         served = _status_of_served(found) or await _ask("the job's pods", lambda: _pods_of_served(client, bare))
-        journal = KubernetesJournal(bare, kube.sync_client(where.namespace), served=served)
+        journal = ConfigMapJournal(bare, kube.sync_client(where.namespace), served=served)
         spec = _spec_of(found, journal)
         directory.create(spec, _token())
         platform = KubernetesPlatform(spec, client, address=where.advertise, tls=options.tls is not None)
@@ -87,9 +87,9 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         @contextlib.asynccontextmanager
         async def accompany(serving: Serving) -> AsyncIterator[None]:
             platform.broke = functools.partial(serving.shell.broke, "the watch or the making of pods")
-            reporter = Reporter(spec, client, serving, found, platform.hindrance)
-            jobs = JobWatch(spec, client, serving, journal, seen=reporter.seen)
-            plans = PlanWatch(spec, client, serving)
+            reporter = StatusWriter(spec, client, serving, found, platform.hindrance)
+            jobs = SpecWatch(spec, client, serving, journal, seen=reporter.seen)
+            plans = ScalePlanWatch(spec, client, serving)
             tasks = [
                 asyncio.create_task(work, name=name)
                 for name, work in (
@@ -116,7 +116,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         )
 
 
-async def _until_deleted(jobs: JobWatch, client: AsyncClient, serving: Serving, found: Manifest) -> None:
+async def _until_deleted(jobs: SpecWatch, client: AsyncClient, serving: Serving, found: Manifest) -> None:
     there: Manifest | None = found
     while there is not None:
         await jobs.run(there)
@@ -158,7 +158,7 @@ async def _ask(what: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
         await asyncio.sleep(kube.pause(attempt))
 
 
-async def _fetch(client: AsyncClient, where: Where) -> Manifest:
+async def _fetch(client: AsyncClient, where: ClusterOptions) -> Manifest:
     try:
         return cast(Manifest, await client.get(kube.JOBS, where.job, namespace=where.namespace))
     except kube.CannotReach as error:
@@ -168,19 +168,19 @@ async def _fetch(client: AsyncClient, where: Where) -> Manifest:
 
 
 def _status_of_served(found: Manifest) -> str:
-    """Whether the status was written by a master, in words for `KubernetesJournal`."""
+    """Whether the status was written by a master, in words for `ConfigMapJournal`."""
     written = (found.get("status") or {}).get("status") or {}
     return "the job's status tells of its nodes" if written.get("replicaStatuses") else ""
 
 
 async def _pods_of_served(client: AsyncClient, spec: JobSpec) -> str:
-    """Whether a master has launched nodes, in words for `KubernetesJournal`."""
+    """Whether a master has launched nodes, in words for `ConfigMapJournal`."""
     pods, _ = await kube.list_all(client, kube.PODS, labels={PREFIXED_JOB_NAME: spec.name})
     nodes = [pod for pod in pods if owned(spec, pod) and node_of_pod(pod["metadata"]["name"], spec.name) is not None]
     return f"the job has the pod {nodes[0]['metadata']['name']}" if nodes else ""
 
 
-def _spec_of(found: Manifest, journal: KubernetesJournal) -> JobSpec:
+def _spec_of(found: Manifest, journal: ConfigMapJournal) -> JobSpec:
     """The job as its manifest has it now, or as the journal knows it if that cannot be understood."""
     try:
         job = read_manifest(found)

@@ -14,10 +14,10 @@ from resile.api.ids import NodeKey
 from resile.api.job import ROLES, node_name
 from resile.api.kinds import elasticjob as ej
 from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE
-from resile.api.reports import NodeStatus
 from resile.core.nodes import lifecycle
 from resile.core.state import JobState, Node, Phase
 from resile.master.view import shown_phase, view
+from resile.protocol.reports import NodeStatus
 
 Plain = dict[str, Any]
 
@@ -173,9 +173,9 @@ def _recovery(state: JobState, phase: ej.Phase) -> str:
 def _crashing(state: JobState) -> str:
     """That processes end badly again and again before their first step, and how; empty if they do not."""
     times = sum(len(node.crashes) for node in state.nodes.values())
-    if times < MANY_CRASHES or not state.blame.failures:
+    if times < MANY_CRASHES or not state.round_failures.failures:
         return ""
-    key, failure = min(state.blame.failures, key=lambda pair: pair[1].at)
+    key, failure = min(state.round_failures.failures, key=lambda pair: pair[1].at)
     return f"{times} failures and no step so far; the last on {key}: {failure}"
 
 
@@ -192,8 +192,8 @@ def _last_failure(state: JobState) -> ej.LastFailure | None:
     if ended:
         node = max(ended, key=lambda one: one.ended_at or 0.0)
         found.append((node.ended_at or 0.0, _of_node(state, node)))
-    if state.blame.failures:
-        key, failure = min(state.blame.failures, key=lambda pair: pair[1].at)
+    if state.round_failures.failures:
+        key, failure = min(state.round_failures.failures, key=lambda pair: pair[1].at)
         told = ej.LastFailure(
             node=node_name(state.spec, key.role, key.id),
             reason="OOMKilled" if failure.oom else "ProcessFailed",

@@ -25,12 +25,12 @@ from resile.api.kinds.scaleplan import PlanPhase, PodMeta, ScalePlan, ScaleType
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.pod_template import is_gpu, read_resources
 from resile.api.manifests.reader import read_manifest
-from resile.api.reports import NodeResources
 from resile.core.events import Move, NodeWish, PlanDropped, PlanWanted, RoleWish
 from resile.core.state import MAX_PLAN_ENDS
 from resile.master.app import Serving
 from resile.master.kubernetes.job_status import stamp
 from resile.platform.kubernetes import client as kube
+from resile.protocol.reports import NodeResources
 
 log = logging.getLogger("resile.master")
 
@@ -84,7 +84,7 @@ def _resources(given: dict[str, Any]) -> NodeResources:
     return NodeResources(memory=amounts.memory, cpu=amounts.cpu, gpu=gpu)
 
 
-class PlanWatch:
+class ScalePlanWatch:
     """Follows the ScalePlans of the namespace and executes the manual ones of this job, oldest first."""
 
     def __init__(self, spec: JobSpec, client: AsyncClient, serving: Serving) -> None:

@@ -21,9 +21,9 @@ from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.master.app import Serving
-from resile.master.journal.configmap import KubernetesJournal
+from resile.master.journal.configmap import ConfigMapJournal
 from resile.platform.kubernetes import client as kube
-from resile.wire.messages import Ask
+from resile.protocol.messages import Ask
 
 log = logging.getLogger("resile.master")
 
@@ -35,14 +35,14 @@ REFUSED = "ScaleRefused"
 """The reason in the status of a job whose change the core does not grant."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedSpec(msgspec.Struct, frozen=True):
     """The part of an ElasticJob that may change while it runs."""
 
     replicas: dict[str, int]
     suspend: bool
 
 
-def wanted(job: Manifest) -> Wanted:
+def wanted(job: Manifest) -> WantedSpec:
     """What an ElasticJob asks for.
 
     Raises:
@@ -52,7 +52,7 @@ def wanted(job: Manifest) -> Wanted:
     if not isinstance(read, ElasticJob):
         raise TypeError("not an ElasticJob")
     spec = to_job_spec(read)
-    return Wanted({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
+    return WantedSpec({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
 
 
 async def ask(serving: Serving, what: str, **arguments: Any) -> str:
@@ -67,7 +67,7 @@ async def ask(serving: Serving, what: str, **arguments: Any) -> str:
     return await answered
 
 
-class JobWatch:
+class SpecWatch:
     """Follows the ElasticJob itself."""
 
     def __init__(
@@ -75,7 +75,7 @@ class JobWatch:
         spec: JobSpec,
         client: AsyncClient,
         serving: Serving,
-        journal: KubernetesJournal,
+        journal: ConfigMapJournal,
         seen: Callable[[Manifest, str, str], None],
     ) -> None:
         """Nothing is asked before `run`.
@@ -98,7 +98,7 @@ class JobWatch:
     async def run(self, job: Manifest) -> None:
         """Act upon `job`, then on every change; returns when the job was deleted."""
         known = self._journal.recall(LAST_SEEN)
-        before = msgspec.json.decode(known, type=Wanted) if known else None
+        before = msgspec.json.decode(known, type=WantedSpec) if known else None
         if before is None and self._serving.fresh:
             before = wanted(job)  # the first nodes come from it anyway
             self._remember(before)
@@ -113,7 +113,7 @@ class JobWatch:
                 return
             last = await self._act(thing, last)
 
-    async def _act(self, job: Manifest, before: Wanted | None) -> Wanted | None:
+    async def _act(self, job: Manifest, before: WantedSpec | None) -> WantedSpec | None:
         try:
             now = wanted(job)
         except BadManifest as bad:
@@ -134,7 +134,7 @@ class JobWatch:
         self._seen(job, self._refused, REFUSED)
         return now
 
-    def _remember(self, now: Wanted) -> None:
+    def _remember(self, now: WantedSpec) -> None:
         self._journal.remember(LAST_SEEN, msgspec.json.encode(now).decode())
 
     async def _wish(self, what: str, **arguments: Any) -> None:

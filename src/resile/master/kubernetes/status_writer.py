@@ -41,7 +41,7 @@ EVENTS_WAITING = 500
 _GAUGES = {"progress": {"step", "total", "speed"}, "goodput": set[str]()}
 
 
-class Reporter:
+class StatusWriter:
     """Writes the status and the Events of one job."""
 
     def __init__(

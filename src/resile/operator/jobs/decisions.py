@@ -19,7 +19,7 @@ from resile.api.manifests.errors import BadManifest
 from resile.operator import settings
 from resile.operator.cluster import Object
 from resile.operator.jobs.master_objects import owned_by
-from resile.operator.pod_status import End, end, short, trouble
+from resile.operator.pod_status import ContainerEnd, end, short, trouble
 from resile.operator.status import moment
 
 JOB_SUCCEEDED = 0
@@ -87,7 +87,7 @@ class SetStatus(msgspec.Struct, frozen=True):
     message: str
 
 
-class Tell(msgspec.Struct, frozen=True):
+class EmitEvent(msgspec.Struct, frozen=True):
     """Write an Event."""
 
     reason: Reason
@@ -95,7 +95,7 @@ class Tell(msgspec.Struct, frozen=True):
     warning: bool = False
 
 
-class Prepare(msgspec.Struct, frozen=True):
+class Provision(msgspec.Struct, frozen=True):
     """Make what a master needs around it."""
 
 
@@ -121,7 +121,7 @@ class StopNodes(msgspec.Struct, frozen=True):
     """Remove the nodes that still run: no master will ever tell them to end."""
 
 
-Action = SetStatus | Tell | Prepare | StartMaster | RemoveMaster | RemovePods | StopNodes
+Action = SetStatus | EmitEvent | Provision | StartMaster | RemoveMaster | RemovePods | StopNodes
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ class Decision(msgspec.Struct, frozen=True):
     again: Seconds | None = None
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     """What exists."""
 
     job: Object
@@ -145,7 +145,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the pods of a job that ended long ago have been removed."""
 
 
-def decide(seen: Seen, spec: ElasticJob | BadManifest, now: float) -> Decision:
+def decide(seen: ObservedJob, spec: ElasticJob | BadManifest, now: float) -> Decision:
     """What to do about a job; `spec` is what its manifest was read as."""
     job = seen.job
     if job["metadata"].get("deletionTimestamp"):
@@ -185,17 +185,17 @@ def phase_of(job: Object) -> Phase | None:
         return None
 
 
-def _invalid(seen: Seen, bad: BadManifest) -> Decision:
+def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
     """A manifest that cannot be run: nothing is started for it, until it is put right."""
     message = short("; ".join(str(mistake) for mistake in bad.mistakes))
     ended = phase_of(seen.job) is Phase.FAILED and not _was_invalid(seen.job)
     if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
         return Decision()
-    told = Tell(Reason.INVALID_SPEC, message, warning=True)
+    told = EmitEvent(Reason.INVALID_SPEC, message, warning=True)
     return Decision((SetStatus(Phase.FAILED, Reason.INVALID_SPEC, message), told))
 
 
-def _without_master(seen: Seen, phase: Phase | None, lost: str, now: float) -> Decision:
+def _without_master(seen: ObservedJob, phase: Phase | None, lost: str, now: float) -> Decision:
     """Start a master: the first at once, the next ones, too, unless they keep dying."""
     row = seen.row.after(now)
     first = phase in (None, Phase.CREATED, Phase.FAILED) and row.index < 0
@@ -207,15 +207,15 @@ def _without_master(seen: Seen, phase: Phase | None, lost: str, now: float) -> D
         message = f"the master ended {row.starts} times in a row, the last time: {lost}; the next start is due soon"
         return Decision((*actions, *_say(seen.job, None, Reason.MASTER_LOST, short(message))), pause)
     # Also when it is thought to be there: a master must not be started without its Service because of a stale memory.
-    actions.append(Prepare())
+    actions.append(Provision())
     actions.append(StartMaster(row.index + 1, "" if first else lost))
     return Decision(tuple(actions))
 
 
-def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
+def _with_master(seen: ObservedJob, phase: Phase | None, pod: Object) -> Decision:
     """A pod that starts or runs."""
     reason, _ = _says(seen.job)
-    actions: list[Action] = [] if seen.prepared and reason != JOURNAL_GONE else [Prepare()]
+    actions: list[Action] = [] if seen.prepared and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
         if phase in (None, Phase.CREATED) or (phase is Phase.PENDING and reason in PASSING):
             actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
@@ -227,7 +227,7 @@ def _with_master(seen: Seen, phase: Phase | None, pod: Object) -> Decision:
     if problem:
         said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
         actions.extend(said)
-        actions.extend(Tell(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
+        actions.extend(EmitEvent(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
     elif reason != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
         actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
     return Decision(tuple(actions), settings.LOOK_AFTER)
@@ -243,7 +243,7 @@ def _leaving(pod: Object, now: float) -> Decision:
     return Decision(again=Seconds(left)) if left > 0 else Decision((RemoveMaster(metadata["uid"]),))
 
 
-def _blocked(seen: Seen, phase: Phase | None, pod: Object, now: float) -> Decision:
+def _blocked(seen: ObservedJob, phase: Phase | None, pod: Object, now: float) -> Decision:
     """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a stranger."""
     created = SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
@@ -252,21 +252,21 @@ def _blocked(seen: Seen, phase: Phase | None, pod: Object, now: float) -> Decisi
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to somebody else"
     waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
     said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, message)
-    return Decision((*said, *(Tell(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
+    return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
 
 
-def _finished(over: End) -> tuple[Action, ...]:
+def _finished(over: ContainerEnd) -> tuple[Action, ...]:
     """A master that ended for good and whose word on the job is missing."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
-        return SetStatus(Phase.SUCCEEDED, Reason.SUCCEEDED, message), Tell(Reason.SUCCEEDED, message)
+        return SetStatus(Phase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
     what = "found that the job failed" if over.exit_code == JOB_FAILED else "cannot serve the job"
     message = short(f"the master {what}: {over.why}")
     stop = (StopNodes(),) if over.exit_code == CANNOT_SERVE else ()
-    return *stop, SetStatus(Phase.FAILED, Reason.FAILED, message), Tell(Reason.FAILED, message, warning=True)
+    return *stop, SetStatus(Phase.FAILED, Reason.FAILED, message), EmitEvent(Reason.FAILED, message, warning=True)
 
 
-def _ended(seen: Seen, now: float) -> Decision:
+def _ended(seen: ObservedJob, now: float) -> Decision:
     """A job that is over: its time of completion is written down, and its pods go when their time has come."""
     progress = (seen.job.get("status") or {}).get("status") or {}
     finished = moment(progress.get("completionTime") or "")
@@ -285,7 +285,7 @@ def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
     return duration(annotations.get(settings.TTL_ANNOTATION, ""))
 
 
-def _row(seen: Seen) -> Row:
+def _row(seen: ObservedJob) -> Row:
     """The row as it was when the pod was started, also by an operator before this one."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
     index = labels.get("replica-index", "")

@@ -23,7 +23,7 @@ Secrets = Mapping[str, Object]
 """A job's Secrets by name."""
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class Provisioned(msgspec.Struct, frozen=True):
     """What was found and done."""
 
     secrets: Secrets
@@ -33,7 +33,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """Secrets with new content, where a master or nodes may hold an older one. Said once: see `outdated`."""
 
 
-async def prepare(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepared:
+async def prepare(cluster: Cluster, job: ElasticJob, known: Secrets) -> Provisioned:
     """Make everything at once; only a binding needs its Role to be there.
 
     Args:
@@ -51,11 +51,11 @@ async def prepare(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepared
         _make_once(cluster, CONFIG_MAP, master_objects.journal(job), job),
     )
     await cluster.apply(ROLE_BINDING, master_objects.binding(job))
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, Provisioned)
     return prepared
 
 
-def outdated(pod: Object, prepared: Prepared) -> tuple[str, ...]:
+def outdated(pod: Object, prepared: Provisioned) -> tuple[str, ...]:
     """The Secrets whose content is another than when a master's pod was made, whenever and by whom they were changed.
 
     A pod that an older operator made does not say what it was made with: only what is new now counts.
@@ -76,7 +76,7 @@ async def together(*requests: Awaitable[Any]) -> list[Any]:
     return outcomes
 
 
-async def _secrets(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepared:
+async def _secrets(cluster: Cluster, job: ElasticJob, known: Secrets) -> Provisioned:
     """The master's key pair, and the credentials of the nodes, which hold its certificate."""
     pair, pair_made = await _secret(cluster, master_objects.key_pair(job), job, known)
     given, given_made = await _secret(cluster, master_objects.credentials(job, pair), job, known)
@@ -87,7 +87,7 @@ async def _secrets(cluster: Cluster, job: ElasticJob, known: Secrets) -> Prepare
     # A job that began before there were certificates loses nothing by getting one: its next master uses it.
     fresh = ((pair, pair_made and bool(trusted)), (given, given_made))
     made = [item["metadata"]["name"] for item, new in fresh if new]
-    return Prepared(
+    return Provisioned(
         secrets,
         restored=tuple(name for name in made if name in known),
         replaced=tuple(name for name in made if name not in known),

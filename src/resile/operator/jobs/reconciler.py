@@ -30,25 +30,25 @@ from resile.operator.cluster import (
     Object,
 )
 from resile.operator.events import tell
-from resile.operator.informer import Mirror
+from resile.operator.informer import Informer
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.decisions import (
     Action,
-    Prepare,
+    EmitEvent,
+    ObservedJob,
+    Provision,
     Reason,
     RemoveMaster,
     RemovePods,
     Row,
-    Seen,
     SetStatus,
     StartMaster,
     StopNodes,
-    Tell,
     decide,
     phase_of,
 )
 from resile.operator.jobs.master_pod import master_pod
-from resile.operator.jobs.provision import Prepared, Secrets, outdated, prepare, together
+from resile.operator.jobs.provision import Provisioned, Secrets, outdated, prepare, together
 from resile.operator.metrics import Metrics
 from resile.operator.pod_status import short
 from resile.operator.status import job_patch
@@ -75,15 +75,15 @@ class _Memory(msgspec.Struct):
     """The newest `spec` without a mistake."""
 
 
-class Jobs:
+class JobReconciler:
     """Looks at ElasticJobs."""
 
     def __init__(
         self,
         cluster: Cluster,
-        jobs: Mirror,
-        pods: Mirror,
-        services: Mirror,
+        jobs: Informer,
+        pods: Informer,
+        services: Informer,
         image: str,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
@@ -107,7 +107,7 @@ class Jobs:
         memory = self._memory(key, job)
         spec = self._spec(memory, job)
         name = Key(key.namespace, master_name(key.name))
-        seen = Seen(
+        seen = ObservedJob(
             job=job,
             pod=self._pods.get(name),
             prepared=self._prepared(memory) and self._services.get(name) is not None,
@@ -143,9 +143,9 @@ class Jobs:
         match action:
             case SetStatus():
                 return await self._set_status(job, action)
-            case Tell(reason=reason, message=message, warning=warning):
+            case EmitEvent(reason=reason, message=message, warning=warning):
                 await tell(self._cluster, job, reason, message, warning=warning, now=self._clock())
-            case Prepare():
+            case Provision():
                 prepared = await prepare(self._cluster, spec, memory.secrets)
                 memory.secrets = prepared.secrets
                 await self._compare_secrets(job, prepared)
@@ -175,7 +175,7 @@ class Jobs:
                 raise TryAgain("it is gone") from error
             raise
 
-    async def _compare_secrets(self, job: Object, prepared: Prepared) -> None:
+    async def _compare_secrets(self, job: Object, prepared: Provisioned) -> None:
         """Say which Secrets were gone. One with new content is of no use to a master that holds the old one."""
         for name in prepared.restored:
             sentence = f"the Secret {name} was gone; it was made again as it was"

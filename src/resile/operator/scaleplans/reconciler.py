@@ -8,16 +8,18 @@ from collections.abc import Callable
 from resile.api.ids import Seconds
 from resile.operator.cluster import CONFLICT, ELASTIC_JOB, NOT_FOUND, SCALE_PLAN, Cluster, ClusterError
 from resile.operator.events import tell
-from resile.operator.informer import Mirror
+from resile.operator.informer import Informer
 from resile.operator.scaleplans.decisions import Refuse, Wait, decide_plan, job_named_by
 from resile.operator.status import plan_patch
 from resile.operator.workqueue import Key, TryAgain
 
 
-class ScalePlans:
+class ScalePlanReconciler:
     """Looks at ScalePlans."""
 
-    def __init__(self, cluster: Cluster, plans: Mirror, jobs: Mirror, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, cluster: Cluster, plans: Informer, jobs: Informer, clock: Callable[[], float] = time.time
+    ) -> None:
         self._cluster = cluster
         self._plans = plans
         self._jobs = jobs

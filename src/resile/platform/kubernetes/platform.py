@@ -19,7 +19,6 @@ from resile.api.ids import NodeKey, Rank, Seconds
 from resile.api.job import JobSpec, node_name
 from resile.api.kinds.labels import PREFIXED_JOB_NAME
 from resile.api.manifests.names import node_of_pod
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.platform.base import Launch, Observation
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.placement import NO_ROOM, held_back, released
@@ -32,6 +31,7 @@ from resile.platform.kubernetes.pods import (
     pod_manifest,
     service_manifest,
 )
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 log = logging.getLogger("resile.kubernetes")
 

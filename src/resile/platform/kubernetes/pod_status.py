@@ -11,8 +11,8 @@ from typing import Any
 
 from resile.api.ids import NodeKey
 from resile.api.manifests.pod_template import MAIN
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.platform.base import Observation
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 Manifest = dict[str, Any]
 

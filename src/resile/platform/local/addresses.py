@@ -46,7 +46,7 @@ class Addresses:
             self._next = max(self._next, (number + 1) % (HOSTS * NETWORKS))
 
 
-class Places:
+class AddressBook:
     """Addresses by place (role and rank), for jobs whose nodes are told all places when they start (`TF_CONFIG`).
 
     It stands in for a cluster's Services: a place has an address before its node has started, and a replacement gets

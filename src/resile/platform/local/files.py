@@ -21,8 +21,8 @@ from typing import TypeVar
 import msgspec
 
 from resile.api.ids import MiB, NodeId, NodeKey, Rank
-from resile.api.reports import NodeEnd, NodeStatus, signal_name
 from resile.platform.local import processes
+from resile.protocol.reports import NodeEnd, NodeStatus, signal_name
 
 LAUNCH_WINDOW = 2.0
 """Seconds for which a record without a process is taken for a node on its way rather than one that was lost."""

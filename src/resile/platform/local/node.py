@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.platform.base import Observation
 from resile.platform.local import files, processes
 from resile.platform.local.shim import remove_cgroup, start_time
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 BACKSTOP = 15.0
 """Seconds beyond the grace after which a shim that has not ended its node is killed, and the node with it."""

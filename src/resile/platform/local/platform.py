@@ -22,14 +22,14 @@ import msgspec
 from resile.api.ids import NodeId, NodeKey, Rank, Seconds
 from resile.api.job import PS, ROLES, JobSpec, Strategy, node_name
 from resile.api.kinds.environment import PS_PORT, TASK_PORT, node_environment, tf_config
-from resile.api.reports import NodeStatus
 from resile.platform.base import Launch, Observation
 from resile.platform.local import files
-from resile.platform.local.addresses import Addresses, AddressesUsedUpError, Places
+from resile.platform.local.addresses import AddressBook, Addresses, AddressesUsedUpError
 from resile.platform.local.cgroup import MemoryLimits, NoMemoryLimitsError
 from resile.platform.local.node import LocalNode
 from resile.platform.local.processes import COOKIE
 from resile.platform.local.shim import NOT_EXECUTABLE, NOT_FOUND, STATUS_FD
+from resile.protocol.reports import NodeStatus
 
 HOST_ADDRESS = "127.0.0.1"
 
@@ -72,11 +72,11 @@ class LocalPlatform:
         self._workdir = (workdir or Path.cwd()).absolute()
         self._environment = dict(os.environ if environment is None else environment)
         self._addresses = Addresses()
-        self._places: Places | None = None
+        self._places: AddressBook | None = None
         if spec.strategy is Strategy.PARAMETER_SERVER:
             roles = [(role, spec.roles[role].replicas) for role in ROLES if role in spec.roles]
             places = [(role, Rank(rank)) for role, replicas in roles for rank in range(replicas)]
-            self._places = Places(self._addresses, places)
+            self._places = AddressBook(self._addresses, places)
         self._nodes: dict[NodeKey, LocalNode] = {}
         self._observe: Callable[[Observation], None] | None = None
         self._limits: MemoryLimits | None = None

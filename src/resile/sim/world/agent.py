@@ -13,14 +13,14 @@ from typing import Protocol
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
-from resile.api.reports import Meeting, Place, WorkerFailure
 from resile.core import events as ev
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard
+from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFailure
 from resile.sim.clock import Call, Clock, Timer
-from resile.sim.world.data_reader import Data, Reader
+from resile.sim.world.data_reader import Data, DataReader
 from resile.sim.world.messages import Heartbeat, JobOver, Leave, Refused, RoundFormed, RoundOver, ToAgent, Welcome
 from resile.sim.world.network import Link, MasterEnd, Network
-from resile.sim.world.training import Member, Training
+from resile.sim.world.training import Member, SimTraining
 
 REFUSED = 1
 """The exit code of an agent that the master would not have."""
@@ -49,7 +49,7 @@ class Site(Protocol):
     clock: Clock
     rng: random.Random
     net: Network
-    training: Training | None
+    training: SimTraining | None
     data: Data | None
     heartbeat: float
 
@@ -69,7 +69,9 @@ class Site(Protocol):
 class SimAgent:
     """One agent process and the training processes under it."""
 
-    def __init__(self, site: Site, incarnation: str, meeting: Meeting, nproc: int, key: NodeKey | None = None) -> None:
+    def __init__(
+        self, site: Site, incarnation: str, meeting: RendezvousConfig, nproc: int, key: NodeKey | None = None
+    ) -> None:
         self._site = site
         self.incarnation = incarnation
         self._meeting = meeting
@@ -81,12 +83,12 @@ class SimAgent:
         self.cut = False
         self.frozen = False
         self.waiting_since = self.well_since = site.clock.now
-        self._place: Place | None = None
+        self._place: RoundAssignment | None = None
         self._link: Link | None = None
         self._admitted = False
         self._timer: Timer | None = None
         self._failure: WorkerFailure | None = None
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, DataReader] = {}
         self._read: set[str] = set()
         self._gone: list[str] = []
         self._unheard: list[tuple[Link, ToAgent]] = []
@@ -215,7 +217,7 @@ class SimAgent:
         assert site.data is not None
         for number in range(self._nproc):
             name = f"{self.incarnation}/{self.round}/{number}"
-            self._readers[name] = Reader(site.clock, self, lambda: self.key, name, site.data)
+            self._readers[name] = DataReader(site.clock, self, lambda: self.key, name, site.data)
         for reader in list(self._readers.values()):
             reader.start()
 
@@ -261,7 +263,7 @@ class SimAgent:
 
     def stepped(self, round_: Round, step: int, total: int) -> None:
         """A step was taken."""
-        self._say(ev.Stepped(node=self.key, round=round_, step=step, total=total))
+        self._say(ev.StepReport(node=self.key, round=round_, step=step, total=total))
 
     def completed(self, round_: Round) -> None:
         """All processes of this round ended well."""
@@ -273,7 +275,7 @@ class SimAgent:
         """A request of a training process."""
         self._say(request)
 
-    def read_all(self, reader: Reader) -> None:
+    def read_all(self, reader: DataReader) -> None:
         """A training process has seen the end of the data."""
         self._read.add(reader.name)
         if len(self._read) == self._nproc:

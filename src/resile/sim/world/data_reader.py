@@ -27,20 +27,20 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     """In how many reports a shard is done."""
 
 
-class Asker(Protocol):
+class ShardClient(Protocol):
     """What a reader needs of its agent."""
 
     def ask(self, request: ev.AnyEvent) -> None:
         """Send a request, and again on every new connection until it is answered."""
 
-    def read_all(self, reader: Reader) -> None:
+    def read_all(self, reader: DataReader) -> None:
         """This reader was told that there is no more."""
 
 
-class Reader:
+class DataReader:
     """One training process: opens the data set, takes a shard, does it piece by piece, takes the next."""
 
-    def __init__(self, clock: Clock, agent: Asker, node: Callable[[], NodeKey], name: str, data: Data) -> None:
+    def __init__(self, clock: Clock, agent: ShardClient, node: Callable[[], NodeKey], name: str, data: Data) -> None:
         self.name = name
         self._clock = clock
         self._agent = agent

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeKey, Round
-from resile.api.reports import Meeting, WorkerFailure
 from resile.core import events as ev
+from resile.protocol.reports import RendezvousConfig, WorkerFailure
 from resile.sim.world.agent import Mode, SimAgent, Site
 from resile.sim.world.messages import RoundFormed, Welcome
 from resile.sim.world.training import Member
@@ -22,13 +22,15 @@ LONGEST_EVALUATION = 60.0
 class ElasticAgent(SimAgent):
     """One agent of an elastic job."""
 
-    def __init__(self, site: Site, incarnation: str, meeting: Meeting, nproc: int, key: NodeKey | None = None) -> None:
+    def __init__(
+        self, site: Site, incarnation: str, meeting: RendezvousConfig, nproc: int, key: NodeKey | None = None
+    ) -> None:
         super().__init__(site, incarnation, meeting, nproc, key)
         self._elastic = False
         self._up = 0
         """Processes that can meet, or have met."""
         self._unheard_failures: list[ev.WorkerFailed] = []
-        self._changed: ev.AgentChanged | None = None
+        self._changed: ev.WorkersChanged | None = None
 
     def _hello(self) -> ev.AgentCame:
         hello = super()._hello()
@@ -43,13 +45,13 @@ class ElasticAgent(SimAgent):
             self._start_ahead()
         super()._welcome(word)
         if self._elastic:
-            self._say(ev.AgentElastic(node=self.key))
+            self._say(ev.CanRegroup(node=self.key))
         if self.mode is not Mode.WAITING:
             self._repeat_failures()
         if self._changed is not None and self.mode is Mode.RUNNING:
             self._say(self._changed)
         if self.mode is Mode.EVALUATING:
-            self._say(ev.RoundComplete(node=self.key, round=self.round))
+            self._say(ev.LastStepTaken(node=self.key, round=self.round))
 
     # rounds --------------------------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class ElasticAgent(SimAgent):
     def _started(self) -> None:
         if not self._elastic or not self._up:
             self._elastic, self._up = True, self._nproc
-            self._say(ev.AgentElastic(node=self.key))
+            self._say(ev.CanRegroup(node=self.key))
         super()._started()
         self._fit()
 
@@ -101,7 +103,7 @@ class ElasticAgent(SimAgent):
             self._change(self._up)
 
     def _change(self, nproc: int) -> None:
-        self._changed = ev.AgentChanged(node=self.key, round=self.round, nproc=nproc)
+        self._changed = ev.WorkersChanged(node=self.key, round=self.round, nproc=nproc)
         self._say(self._changed)
 
     def _over(self, round_: Round) -> None:
@@ -129,7 +131,7 @@ class ElasticAgent(SimAgent):
             return
         self.mode = Mode.EVALUATING
         self._changed = None
-        self._say(ev.RoundComplete(node=self.key, round=round_))
+        self._say(ev.LastStepTaken(node=self.key, round=round_))
         rng = self._site.rng
         self._later(rng.uniform(0.0, LONGEST_EVALUATION) if rng.random() < 0.5 else 0.0, self._evaluated)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NodeKey, Rank, Round
-from resile.api.reports import Place
 from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard
 from resile.core.events import AnyEvent
+from resile.protocol.reports import RoundAssignment
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class RoundFormed(msgspec.Struct, frozen=True):
     """Start your processes: this is your place."""
 
     round: Round
-    place: Place
+    place: RoundAssignment
 
 
 class RoundOver(msgspec.Struct, frozen=True):

@@ -9,14 +9,14 @@ from typing import Protocol
 import msgspec
 
 from resile.api.ids import NodeKey
-from resile.api.reports import NodeEnd, NodeStatus
 from resile.core.decisions import DeleteNode, LaunchNode
 from resile.core.events import NodeSeen
+from resile.protocol.reports import NodeEnd, NodeStatus
 from resile.sim.clock import Clock
 from resile.sim.world.agent import SimAgent
 
 
-class Moods(msgspec.Struct, frozen=True, kw_only=True):
+class NodeBehaviour(msgspec.Struct, frozen=True, kw_only=True):
     """How likely a launch is to go wrong, and how."""
 
     pending: float = 0.0
@@ -59,7 +59,7 @@ class Machine:
 class SimPlatform:
     """All nodes that were ever launched."""
 
-    def __init__(self, host: Host, moods: Moods) -> None:
+    def __init__(self, host: Host, moods: NodeBehaviour) -> None:
         self._host = host
         self._moods = moods
         self.calm = False
@@ -72,7 +72,7 @@ class SimPlatform:
             return
         rng, clock = self._host.rng, self._host.clock
         machine = self.machines[decision.node] = Machine(decision.node)
-        moods = Moods() if self.calm else self._moods
+        moods = NodeBehaviour() if self.calm else self._moods
         delay = rng.uniform(0.05, 0.5)
         luck = rng.random()
         if luck < moods.stuck + moods.pending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from resile.api.ids import NO_ROUND, Rank, Round
-from resile.api.reports import Place
+from resile.protocol.reports import RoundAssignment
 from resile.sim.clock import Clock, Timer
 from resile.sim.invariants import require
 
@@ -54,7 +54,7 @@ class Store:
 class World:
     """The processes of one round. Whoever is missing keeps all of them waiting."""
 
-    def __init__(self, training: Training, round_: Round, size: int) -> None:
+    def __init__(self, training: SimTraining, round_: Round, size: int) -> None:
         self._training = training
         self._round = round_
         self._size = size
@@ -63,7 +63,7 @@ class World:
         self._step = 0
         self._timer: Timer | None = None
 
-    def enter(self, place: Place, member: Member) -> None:
+    def enter(self, place: RoundAssignment, member: Member) -> None:
         """A node's processes are up."""
         self._members[place.group_rank] = member
         if len(self._members) == self._size and not self._broken:
@@ -101,7 +101,7 @@ class World:
             member.completed(self._round)
 
 
-class Training:
+class SimTraining:
     """The whole of a job's training, over all rounds."""
 
     def __init__(self, clock: Clock, total: int, step_time: float, save_every: int = SAVE_EVERY) -> None:
@@ -114,7 +114,7 @@ class Training:
         """The newest round in which a step was taken."""
         self._worlds: dict[Round, World] = {}
 
-    def enter(self, round_: Round, place: Place, member: Member) -> None:
+    def enter(self, round_: Round, place: RoundAssignment, member: Member) -> None:
         """A node's processes of a round are up."""
         world = self._worlds.get(round_)
         if world is None:

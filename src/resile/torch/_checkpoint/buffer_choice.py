@@ -21,7 +21,7 @@ class Copied(enum.IntEnum):
     FAILED = 2
 
 
-class Introduction(NamedTuple):
+class SaverHello(NamedTuple):
     """What a rank tells the others of a new group."""
 
     made: int
@@ -34,7 +34,7 @@ class Introduction(NamedTuple):
     """The highest sequence that it knows of."""
 
 
-class Standing(NamedTuple):
+class SaveStatus(NamedTuple):
     """What a rank tells the others before a save."""
 
     highest: int
@@ -51,7 +51,7 @@ class Standing(NamedTuple):
     """1: the one that holds less, or what was saved earlier, is on its way to storage."""
 
 
-class Slot(NamedTuple):
+class BufferChoice(NamedTuple):
     """Where a save goes."""
 
     number: int
@@ -60,7 +60,7 @@ class Slot(NamedTuple):
     """The other one is on its way to storage, on some rank: one on the way is enough, or saves would have no place."""
 
 
-def to_keep(standings: Sequence[Standing], *, partnered: bool) -> int | None:
+def to_keep(standings: Sequence[SaveStatus], *, partnered: bool) -> int | None:
     """The sequence that no rank overwrites; 0: each keeps what it saved last; None: the step is left out.
 
     Args:
@@ -76,5 +76,5 @@ def to_keep(standings: Sequence[Standing], *, partnered: bool) -> int | None:
     return None
 
 
-def _is_wanted_beside(standing: Standing, kept: int) -> bool:
+def _is_wanted_beside(standing: SaveStatus, kept: int) -> bool:
     return bool(standing.second_wanted if standing.first == kept else standing.first_wanted)

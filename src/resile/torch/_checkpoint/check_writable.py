@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resile.checkpoint.errors import Unwritable
+from resile.checkpoint.errors import NotWritable
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage
 from resile.torch._support.error_file import left_as_words
 
 
-@left_as_words(Unwritable)
+@left_as_words(NotWritable)
 def prove(storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]) -> None:
     """Write something and remove it again.
 
@@ -29,7 +29,7 @@ def prove(storage: Storage | ObjectStorage | None, tell: Callable[[str], list[st
     try:
         if storage is not None:
             storage.prove()
-    except Unwritable as error:
+    except NotWritable as error:
         words = str(error)
     if refusal := next(filter(None, tell(words)), ""):
-        raise Unwritable(refusal)
+        raise NotWritable(refusal)

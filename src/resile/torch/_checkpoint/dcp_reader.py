@@ -23,15 +23,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, StorageMeta
 
-from resile.checkpoint.buffer import NotWhole
+from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.dcp_metadata import data_file
-from resile.checkpoint.errors import Unreadable, not_read
+from resile.checkpoint.errors import NotReadable, not_read
 from resile.checkpoint.layout import CHUNK, Layout, Part, TensorItem, chunks
 from resile.checkpoint.layout import Path as Steps
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import METADATA, Storage
-from resile.torch._checkpoint.flatten import Landing
-from resile.torch._checkpoint.packing import CHECKED, Damaged, Image
+from resile.torch._checkpoint.flatten import LoadTarget
+from resile.torch._checkpoint.packing import CHECKED, Damaged, PackedState
 from resile.torch._checkpoint.pickling import unpickled
 
 AnyStorage = Storage | ObjectStorage
@@ -73,9 +73,9 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
     """
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
-    except Unreadable:
+    except NotReadable:
         raise
-    except NotWhole as error:
+    except IncompleteBuffer as error:
         raise Damaged(str(error)) from None
     except Exception as error:  # a pickle of unknown origin can fail in any way
         raise Damaged(f"{METADATA} is not what DCP writes: {error}") from None
@@ -121,7 +121,7 @@ def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
             if part.length:
                 with storage.data(step, part) as file:
                     _check_data(file, part)
-    except NotWhole as error:
+    except IncompleteBuffer as error:
         raise Damaged(str(error)) from None
 
 
@@ -145,12 +145,12 @@ def _check_data(file: IO[bytes], part: Part) -> None:
             items=tuple(msgspec.structs.replace(item, offset=item.offset - at) for item in part.items),
         )
         try:
-            Image(block, 0, layout).check(part.sums[at // CHUNK : (at + CHECKED) // CHUNK], base=at)
+            PackedState(block, 0, layout).check(part.sums[at // CHUNK : (at + CHECKED) // CHUNK], base=at)
         except Damaged as error:
             raise Damaged(f"{name}: {error}") from None
 
 
-def load(storage: AnyStorage, step: int, landing: Landing) -> None:
+def load(storage: AnyStorage, step: int, landing: LoadTarget) -> None:
     """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
 
     Raises:
@@ -161,7 +161,7 @@ def load(storage: AnyStorage, step: int, landing: Landing) -> None:
     contents = read_metadata(storage, step)
     try:
         parts = storage.parts(step)
-    except NotWhole as error:
+    except IncompleteBuffer as error:
         raise Damaged(str(error)) from None
     paths = _paths(parts, contents)
     arrays = {item.key for part in parts for item in part.items if isinstance(item, TensorItem) and item.array}

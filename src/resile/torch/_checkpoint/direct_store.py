@@ -16,7 +16,7 @@ from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage, new_file
 from resile.torch._checkpoint.flatten import Entry
-from resile.torch._checkpoint.packing import Image
+from resile.torch._checkpoint.packing import PackedState
 
 _BLOCK = 64 << 20
 
@@ -25,7 +25,7 @@ def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, 
     """Write this rank's part of a step.
 
     Raises:
-        OSError, CannotStore, NotWhole: storage does not take it.
+        OSError, StorageError, IncompleteBuffer: storage does not take it.
     """
     if layout.is_anothers:
         return
@@ -58,7 +58,7 @@ def _fill_file(descriptor: int, layout: Layout, leaves: list[Entry]) -> list[int
     """
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:
-        image = Image(file.map(), 0, layout)
+        image = PackedState(file.map(), 0, layout)
         image.draw_frames()
         image.fill(leaves)
         return image.sums()

@@ -22,7 +22,7 @@ from resile.torch._support.numpy_values import PLAIN, is_array, is_number, tenso
 State = MutableMapping[str, Any]
 
 
-class Misfit(ValueError):
+class StateMismatch(ValueError):
     """The checkpoint is sound but does not fit the state that it is to be loaded into; the text says what."""
 
 
@@ -203,7 +203,7 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class Landing:
+class LoadTarget:
     """Where the values of a checkpoint go: into tensors that are there, into new ones, and into objects at the end."""
 
     def __init__(self, state: State) -> None:
@@ -240,7 +240,7 @@ class Landing:
         if target is None:
             target = self._new(path, dtype, shape)
         if tuple(target.shape) != tuple(shape):
-            raise Misfit(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
+            raise StateMismatch(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
         self._landed[path] = target
         if array:
             self._arrays.add(path)
@@ -275,9 +275,9 @@ class Landing:
             if isinstance(part, torch.nn.Module):
                 for entry in _entries(path, part, self._names):
                     if entry.key not in keys:
-                        raise Misfit(f"the checkpoint has no {entry.key}")
+                        raise StateMismatch(f"the checkpoint has no {entry.key}")
             elif _steps(path) not in known:
-                raise Misfit(f"the checkpoint has no {key_of(path)!r}")
+                raise StateMismatch(f"the checkpoint has no {key_of(path)!r}")
 
     def finish(self) -> None:
         """All is filled: hand it to the objects."""
@@ -320,17 +320,17 @@ class Landing:
         for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=False):
             missing = [name for name in old["params"] if name not in numbers]
             if any(isinstance(name, int) for name in missing):
-                raise Misfit(
+                raise StateMismatch(
                     "the checkpoint has the state_dict() of an optimizer, not the optimizer: give save and restore "
                     "the optimizer itself"
                 )
             if missing or len(old["params"]) != len(group["params"]):
                 which = ", ".join(missing) or "their sizes differ"
-                raise Misfit(f"the optimizer's groups are not those of the checkpoint: {which}")
+                raise StateMismatch(f"the optimizer's groups are not those of the checkpoint: {which}")
             groups.append({**old, "params": [numbers[name] for name in old["params"]]})
         here, there = len(optimizer.param_groups), len(saved["param_groups"])
         if here != there:
-            raise Misfit(f"the checkpoint has {there} parameter groups, the optimizer has {here}")
+            raise StateMismatch(f"the checkpoint has {there} parameter groups, the optimizer has {here}")
         by_number = {numbers[name]: values for name, values in state.items() if name in numbers}
         optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 

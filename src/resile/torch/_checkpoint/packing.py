@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from resile.checkpoint.layout import CHUNK, Item, Layout, ObjectItem, TensorItem, chunks
-from resile.torch._checkpoint.flatten import Entry, Landing, local, refuse_twins
+from resile.torch._checkpoint.flatten import Entry, LoadTarget, local, refuse_twins
 from resile.torch._checkpoint.pickling import pickled, unpickled
 from resile.torch._support.numpy_values import sums_of_rows
 
@@ -155,7 +155,7 @@ def _extent(tensor: Any) -> Extent:
     return Extent((0,) * tensor.dim(), tuple(tensor.shape))
 
 
-class Place(NamedTuple):
+class TensorSpan(NamedTuple):
     """Who lays out."""
 
     rank: int
@@ -165,7 +165,7 @@ class Place(NamedTuple):
     attempt: str
 
 
-def lay_out(leaves: Iterable[Entry], place: Place, **settings: Any) -> Layout:
+def lay_out(leaves: Iterable[Entry], place: TensorSpan, **settings: Any) -> Layout:
     """Give every leaf that this rank keeps its place; what it writes to storage comes first.
 
     Raises:
@@ -240,13 +240,13 @@ def _align(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN
 
 
-def _keeps(place: Place, leaf: Entry) -> bool:
+def _keeps(place: TensorSpan, leaf: Entry) -> bool:
     """Whether a rank has this leaf in its checkpoint: what all ranks have alike is kept once per node."""
     plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
     return not plain or place.leads or place.rank == 0
 
 
-def still_fits(layout: Layout, leaves: Iterable[Entry], place: Place) -> bool:
+def still_fits(layout: Layout, leaves: Iterable[Entry], place: TensorSpan) -> bool:
     """Whether these leaves still are what was laid out (a value may yet have outgrown its slot)."""
     if (layout.rank, layout.world, layout.attempt) != (place.rank, place.world, place.attempt):
         return False
@@ -263,7 +263,7 @@ def _is_of(item: Item | None, leaf: Entry) -> bool:
     return isinstance(item, ObjectItem) and not isinstance(value, torch.Tensor)
 
 
-class Image:
+class PackedState:
     """The data of one buffer, as torch sees it."""
 
     def __init__(self, memory: Any, offset: int, layout: Layout) -> None:
@@ -332,7 +332,7 @@ class Image:
             for number, at in zip(range(0, len(wanted), COMPARED // CHUNK), range(start, end, COMPARED), strict=True)
         ]
 
-    def read(self, landing: Landing, threads: int = 1, *, values: bool = True) -> None:
+    def read(self, landing: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
         """Copy what this rank has use for to where it belongs: of a sharded tensor, what lies in this rank's part.
 
         Raises:
@@ -343,7 +343,7 @@ class Image:
             if isinstance(item, ObjectItem) and landing.wants(item.path):
                 landing.value(item.path, unpickled(self._slice(item.offset, item.length)))
 
-    def _copies(self, landing: Landing) -> list[Callable[[], None]]:
+    def _copies(self, landing: LoadTarget) -> list[Callable[[], None]]:
         copies: list[Callable[[], None]] = []
         for item in self.layout.items:
             if isinstance(item, TensorItem) and landing.wants(item.path):

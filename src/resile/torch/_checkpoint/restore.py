@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from resile.checkpoint.buffer import Buffer, NotWhole, Record
-from resile.checkpoint.errors import NeverReadable, Unreadable
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
+from resile.checkpoint.errors import NeverReadable, NotReadable
 from resile.checkpoint.layout import Layout, is_first, made_at
 from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
-from resile.torch._checkpoint.flatten import Landing, Misfit, State
-from resile.torch._checkpoint.packing import Damaged, Image, copying_threads
-from resile.torch._checkpoint.restore_plan import Choice, Gap, Gift, Kind, Offer, Order, choose, gaps, needed
-from resile.torch._checkpoint.verify import Checking
-from resile.torch._loop.collectives import Agreement
+from resile.torch._checkpoint.flatten import LoadTarget, State, StateMismatch
+from resile.torch._checkpoint.packing import Damaged, PackedState, copying_threads
+from resile.torch._checkpoint.restore_plan import Gap, Kind, Offer, RestorePlan, Source, Transfer, choose, gaps, needed
+from resile.torch._checkpoint.verify import Verification
+from resile.torch._loop.collectives import Collectives
 from resile.torch._support.error_file import left_as_words
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ OK, DAMAGED, UNREADABLE, NEVER, MISFIT, BROKEN = range(6)
 UNREAD = (UNREADABLE, NEVER)
 
 
-class PartsMissing(Unreadable):
+class PartsMissing(NotReadable):
     """Memory has a part of a step whose other parts are not here, and no step is whole; one sentence."""
 
 
@@ -52,21 +52,21 @@ class Memory(NamedTuple):
     """Of the rank that keeps what all ranks of the node have alike: maybe its own."""
     copies: Sequence[Buffer] = ()
     """Of parts of another node's ranks."""
-    begun: Mapping[Buffer, Checking] = MappingProxyType({})
+    begun: Mapping[Buffer, Verification] = MappingProxyType({})
     """What is being compared with its checksums already."""
 
 
 class _Held(NamedTuple):
     """A part in memory, and its checksums if it has them."""
 
-    image: Image
+    image: PackedState
     sums: tuple[int, ...] | None
 
 
-class Restoring:
+class Restore:
     """One call of `restore`."""
 
-    def __init__(self, agreement: Agreement, memory: Memory, storage: AnyStorage | None) -> None:
+    def __init__(self, agreement: Collectives, memory: Memory, storage: AnyStorage | None) -> None:
         """Nothing is looked at yet."""
         self._agreement = agreement
         self._memory = memory
@@ -100,7 +100,7 @@ class Restoring:
                 return self._run(state)
             except NeverReadable:
                 raise
-            except Unreadable as error:  # on all ranks together, and so all try again
+            except NotReadable as error:  # on all ranks together, and so all try again
                 log.warning("%s; trying again in %g s", error, seconds)
                 self._agreement.pause(seconds)
         return self._run(state)
@@ -109,13 +109,13 @@ class Restoring:
         self._left = None
         offers, stored = self._gather()
         unread = stored is None
-        refused: list[Choice] = []
+        refused: list[RestorePlan] = []
         changed = False
         lacking = gaps(offers)
         while (choice := choose(offers, stored or [], refused)) is not None:
-            landing = Landing(state)
+            landing = LoadTarget(state)
             held: dict[int, _Held] = {}
-            what = f"step {choice.step} in {self._directory if choice.order is Order.STORAGE else _place(choice)}"
+            what = f"step {choice.step} in {self._directory if choice.order is Source.STORAGE else _place(choice)}"
             verdict = self._agree(what, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
             if verdict == OK:
                 changed = True
@@ -125,15 +125,15 @@ class Restoring:
                 self._drop_newer(choice.step)
                 self._mourn([gap for gap in lacking if gap.step > choice.step])
                 log.info("restored step %d from %s", choice.step, self._where(choice))
-                self.from_storage = choice.order is Order.STORAGE
+                self.from_storage = choice.order is Source.STORAGE
                 return choice.step
             if verdict in UNREAD:  # older steps there would cost work that is not lost: only memory may help now
                 unread, stored = True, []
-            elif choice.order is Order.STORAGE and self._rank == 0:
+            elif choice.order is Source.STORAGE and self._rank == 0:
                 self._set_aside(choice.step)
             refused.append(choice)
         if unread:
-            kind = NeverReadable if self._hopeless else Unreadable
+            kind = NeverReadable if self._hopeless else NotReadable
             raise kind(f"training does not begin anew because storage cannot be read: {self._why}")
         if changed:
             raise RuntimeError("no checkpoint could be restored as a whole; the state is not usable any more")
@@ -154,8 +154,8 @@ class Restoring:
         """Of storage, if there is one."""
         return str(self._storage.directory) if self._storage is not None else ""
 
-    def _where(self, choice: Choice) -> str:
-        where = self._storage.where(choice.step) if choice.order is Order.STORAGE and self._storage else ""
+    def _where(self, choice: RestorePlan) -> str:
+        where = self._storage.where(choice.step) if choice.order is Source.STORAGE and self._storage else ""
         return f"storage: {where}" if where else _place(choice)
 
     def _heed_what_was_left(self) -> None:
@@ -166,7 +166,7 @@ class Restoring:
         """
         step = self._agreement.gather([-1 if self._left is None else self._left])[0][0]
         if step >= 0:
-            raise Unreadable(
+            raise NotReadable(
                 f"training does not begin anew because step {step} in {self._directory} is damaged as one rank reads "
                 "it, but rank 0 does not find it so"
             )
@@ -182,7 +182,7 @@ class Restoring:
                 return
         except Damaged as error:
             log.warning("step %d in %s is not used: %s", step, self._directory, error)
-        except Unreadable:
+        except NotReadable:
             self._left = max(step, self._left or 0)
             return
         if aside := self._storage.set_aside(step):
@@ -200,9 +200,9 @@ class Restoring:
             work()
         except Damaged as damaged:
             verdict, why = DAMAGED, str(damaged)
-        except Unreadable as unreadable:
+        except NotReadable as unreadable:
             verdict, why = NEVER if isinstance(unreadable, NeverReadable) else UNREADABLE, str(unreadable)
-        except Misfit as misfit:
+        except StateMismatch as misfit:
             verdict, why = MISFIT, str(misfit)
         except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
             verdict, error = BROKEN, unforeseen
@@ -219,7 +219,7 @@ class Restoring:
             if worst == BROKEN:
                 raise error or RuntimeError(f"rank {rank} could not restore: {self._why}")
             if worst == MISFIT:
-                raise Misfit(self._why)
+                raise StateMismatch(self._why)
         return worst
 
     # what there is ---------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Restoring:
                     int(is_first(layout.attempt, record.sequence)),
                 )
 
-    def _find(self, choice: Choice, part: int, *, copy: bool) -> tuple[Buffer, Record]:
+    def _find(self, choice: RestorePlan, part: int, *, copy: bool) -> tuple[Buffer, Record]:
         memory = self._memory
         kinds = [memory.copies, memory.own, memory.leaders] if copy else [memory.own, memory.leaders, memory.copies]
         wanted = (choice.step, choice.attempt, choice.world, part, choice.shared)
@@ -275,21 +275,21 @@ class Restoring:
     # memory ----------------------------------------------------------------------------------------------------------
 
     def _prepare(
-        self, choice: Choice, offers: Sequence[Sequence[Offer]], landing: Landing, held: dict[int, _Held]
+        self, choice: RestorePlan, offers: Sequence[Sequence[Offer]], landing: LoadTarget, held: dict[int, _Held]
     ) -> None:
         """See that what is here is sound, before anything is changed by it."""
-        if choice.order is Order.STORAGE:
+        if choice.order is Source.STORAGE:
             assert self._storage is not None
             check(self._storage, choice.step, self._rank, self._ranks)
             return
         taken = {gift.part for gift in choice.gifts if self._rank in gift.takers}
         given = {gift.part for gift in choice.gifts if self._rank == gift.source}
         for part in (self._needs(choice, offers) - taken) | given:
-            held[part] = self._sound(choice, part, copy=choice.order is Order.COPIES and part in given)
+            held[part] = self._sound(choice, part, copy=choice.order is Source.COPIES and part in given)
         if not taken:
             landing.check(item.path for each in held.values() for item in each.image.layout.items)
 
-    def _needs(self, choice: Choice, offers: Sequence[Sequence[Offer]]) -> set[int]:
+    def _needs(self, choice: RestorePlan, offers: Sequence[Sequence[Offer]]) -> set[int]:
         mine = [
             offer
             for offer in offers[self._rank]
@@ -298,17 +298,17 @@ class Restoring:
         if choice.shared:
             gift = next((gift.part for gift in choice.gifts if self._rank in (gift.source, *gift.takers)), None)
             return {mine[0].part if gift is None else gift}
-        if choice.order is Order.COPIES and self._ranks == choice.world:
+        if choice.order is Source.COPIES and self._ranks == choice.world:
             return {self._rank, 0}
         return needed(self._rank, self._ranks, mine, choice.world)
 
-    def _sound(self, choice: Choice, part: int, *, copy: bool) -> _Held:
+    def _sound(self, choice: RestorePlan, part: int, *, copy: bool) -> _Held:
         buffer, record = self._find(choice, part, copy=copy)
         checking = self._memory.begun.get(buffer)
         try:
             if checking is None or checking.used or checking.record != record:
-                checking = Checking(buffer, record)
-        except NotWhole as error:
+                checking = Verification(buffer, record)
+        except IncompleteBuffer as error:
             raise Damaged(str(error)) from None
         if checking.sums is None:
             log.info("step %d in memory has no checksums: its process ended while they were made", choice.step)
@@ -316,9 +316,9 @@ class Restoring:
         return _Held(checking.image, checking.sums)
 
     def _load(
-        self, choice: Choice, offers: Sequence[Sequence[Offer]], landing: Landing, held: dict[int, _Held]
+        self, choice: RestorePlan, offers: Sequence[Sequence[Offer]], landing: LoadTarget, held: dict[int, _Held]
     ) -> None:
-        if choice.order is Order.STORAGE:
+        if choice.order is Source.STORAGE:
             assert self._storage is not None
             load(self._storage, choice.step, landing)
             return
@@ -352,7 +352,7 @@ class Restoring:
         if missing := landing.missing():
             raise Damaged(f"it does not hold all of {missing}")
 
-    def _hand_over(self, gift: Gift, mine: _Held | None) -> _Held | None:
+    def _hand_over(self, gift: Transfer, mine: _Held | None) -> _Held | None:
         """Take part in passing one part on; what this rank has of it then.
 
         Raises:
@@ -383,7 +383,7 @@ class Restoring:
         self._agreement.hand_over(head, texts + tables, *gift[1:])
         self._agreement.hand_over(torch.frombuffer(data, dtype=torch.uint8)[:length], length, *gift[1:])
         words = ctypes.string_at(head.data_ptr(), texts + tables)
-        image = Image(data, 0, msgspec.json.decode(words[:texts], type=Layout))
+        image = PackedState(data, 0, msgspec.json.decode(words[:texts], type=Layout))
         sums = tuple(array("q", words[texts:]))
         if sums:
             image.check(sums, copying_threads(length))
@@ -409,7 +409,7 @@ def _whole(buffers: Iterable[Buffer]) -> Iterator[tuple[Buffer, Record, Layout]]
         if record is not None:
             try:
                 yield buffer, record, buffer.layout(record)
-            except NotWhole as error:
+            except IncompleteBuffer as error:
                 log.warning("step %d in memory is not used: %s", record.step, error)
 
 
@@ -422,8 +422,8 @@ def _tensor(data: bytes) -> Any:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _place(choice: Choice) -> str:
-    if choice.order in (Order.PEERS, Order.COPIES):
+def _place(choice: RestorePlan) -> str:
+    if choice.order in (Source.PEERS, Source.COPIES):
         ranks = sorted({gift.source for gift in choice.gifts})
         return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return "memory" if choice.order is Order.MEMORY else "storage"
+    return "memory" if choice.order is Source.MEMORY else "storage"

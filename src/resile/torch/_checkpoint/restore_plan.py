@@ -38,7 +38,7 @@ class Offer(NamedTuple):
     """1: it was the first save of its attempt, so that other ranks may never have come so far."""
 
 
-class Order(enum.IntEnum):
+class Source(enum.IntEnum):
     """Where a step is taken from; among equally new ones the higher wins."""
 
     STORAGE = 1
@@ -61,7 +61,7 @@ class Gap(NamedTuple):
     """Maybe it never was whole, and nothing before it."""
 
 
-class Gift(NamedTuple):
+class Transfer(NamedTuple):
     """A part that one rank gives to others."""
 
     part: int
@@ -69,18 +69,20 @@ class Gift(NamedTuple):
     takers: tuple[int, ...]
 
 
-class Choice(NamedTuple):
+class RestorePlan(NamedTuple):
     """A step, and how all ranks come to it."""
 
     step: int
-    order: Order
+    order: Source
     attempt: int = 0
     world: int = 0
     shared: bool = False
-    gifts: tuple[Gift, ...] = ()
+    gifts: tuple[Transfer, ...] = ()
 
 
-def choose(rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iterable[Choice]) -> Choice | None:
+def choose(
+    rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iterable[RestorePlan]
+) -> RestorePlan | None:
     """The newest step that all ranks can have, from the best place; None if there is none.
 
     Args:
@@ -88,11 +90,13 @@ def choose(rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iter
         stored: the steps in storage.
         refused: what was tried and found wanting.
     """
-    found = [Choice(step, Order.STORAGE) for step in stored]
+    found = [RestorePlan(step, Source.STORAGE) for step in stored]
     for step, attempt, world, shared in {(*offer[:3], offer.shared) for row in rows for offer in row}:
         of_step = [[o for o in row if o[:3] == (step, attempt, world) and o.shared == shared] for row in rows]
         gifts = _of_anybody(of_step) if shared else _of_everybody(of_step, world)
-        found += [Choice(step, order, attempt, world, bool(shared), tuple(given)) for order, given in gifts.items()]
+        found += [
+            RestorePlan(step, order, attempt, world, bool(shared), tuple(given)) for order, given in gifts.items()
+        ]
     return max((choice for choice in found if choice not in set(refused)), default=None)
 
 
@@ -111,21 +115,21 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
     ]
 
 
-def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Order, list[Gift]]:
+def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
     """One part is the whole step: whoever lacks it gets it from the first that has it; in need, all from the last."""
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
     first, last = holders[0], holders[-1]
     rest = tuple(rank for rank in range(len(rows)) if rank != last)
-    ways = {Order.PEERS: [Gift(rows[first][0].part, first, lacking)] if lacking else []}
+    ways = {Source.PEERS: [Transfer(rows[first][0].part, first, lacking)] if lacking else []}
     if not lacking:
-        ways = {Order.MEMORY: []}
+        ways = {Source.MEMORY: []}
     if rest:
-        ways[Order.COPIES] = [Gift(rows[last][0].part, last, rest)]
+        ways[Source.COPIES] = [Transfer(rows[last][0].part, last, rest)]
     return ways
 
 
-def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Order, list[Gift]]:
+def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, list[Transfer]]:
     """Every rank's part is needed: nothing can be done unless all are there."""
     holders: dict[int, list[int]] = {}
     copies: dict[int, list[int]] = {}
@@ -138,10 +142,10 @@ def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Order, li
         return {}
     needs = [needed(rank, len(rows), row, world) for rank, row in enumerate(rows)]
     gifts = _gifts(needs, holders, {})
-    ways: dict[Order, list[Gift]] = {Order.PEERS if gifts or len(rows) != world else Order.MEMORY: gifts}
+    ways: dict[Source, list[Transfer]] = {Source.PEERS if gifts or len(rows) != world else Source.MEMORY: gifts}
     if copies:
         everything = [{rank, 0} if len(rows) == world else set(range(world)) for rank in range(len(rows))]
-        ways[Order.COPIES] = _gifts(everything, holders, copies)
+        ways[Source.COPIES] = _gifts(everything, holders, copies)
     return ways
 
 
@@ -153,7 +157,7 @@ def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
     return {rank, leader}
 
 
-def _gifts(needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]) -> list[Gift]:
+def _gifts(needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]) -> list[Transfer]:
     """Who gives what to whom, so that all needs are met; a part in `rather` is taken from there by everybody else."""
     gifts = []
     for part in sorted(holders):
@@ -161,5 +165,5 @@ def _gifts(needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dic
         have = {source} if part in rather else set(holders[part])
         takers = tuple(rank for rank, needs_of in enumerate(needs) if part in needs_of and rank not in have)
         if takers:
-            gifts.append(Gift(part, source, takers))
+            gifts.append(Transfer(part, source, takers))
     return gifts

@@ -7,13 +7,13 @@ import enum
 import os
 import time
 
-from resile.checkpoint.buffer import NotWhole
+from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.layout import attempt_name, made_at
-from resile.checkpoint.log_once import Once
-from resile.checkpoint.memory_client import Line, copied_within
-from resile.checkpoint.process_buffers import OwnBuffers
-from resile.torch._checkpoint.buffer_choice import Copied, Introduction, Slot, Standing, to_keep
-from resile.torch._loop.collectives import Agreement
+from resile.checkpoint.log_once import LogOnce
+from resile.checkpoint.memory_client import MemoryClient, copied_within
+from resile.checkpoint.process_buffers import ProcessBuffers
+from resile.torch._checkpoint.buffer_choice import BufferChoice, Copied, SaverHello, SaveStatus, to_keep
+from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import LOOK
 from resile.wire.env import ROUND
 
@@ -31,10 +31,10 @@ class LeftOut(enum.Enum):
     """Storage has not taken what no copy may replace."""
 
 
-class Peers:
+class SaveGroup:
     """What this rank knows of those that it saves with, group after group."""
 
-    def __init__(self, agreement: Agreement, vault: Line | OwnBuffers | None, once: Once) -> None:
+    def __init__(self, agreement: Collectives, vault: MemoryClient | ProcessBuffers | None, once: LogOnce) -> None:
         """Nobody is met yet.
 
         Args:
@@ -79,10 +79,10 @@ class Peers:
         """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
         if self._nonce is not None:
             return
-        line = self._vault if isinstance(self._vault, Line) else None
+        line = self._vault if isinstance(self._vault, MemoryClient) else None
         highest, made = self._known()
         self.sequence = max(self.sequence, highest)
-        mine = Introduction(
+        mine = SaverHello(
             max(made + 1, time.time_ns()),  # a clock may have been set back
             int(line is not None),
             int(line is not None and line.has_partner()),
@@ -92,7 +92,7 @@ class Peers:
         if rows is None:  # several ranks, and no process group: they cannot agree
             self._nonce, self.everywhere, self.partnered = 0, False, False
         else:
-            met = [Introduction(*row) for row in rows]
+            met = [SaverHello(*row) for row in rows]
             self._nonce = max(each.made for each in met)
             self.everywhere = all(each.in_memory for each in met)
             self.partnered = all(each.partnered for each in met)
@@ -106,11 +106,11 @@ class Peers:
             record = buffer.record()
             highest = max(highest, buffer.stored, record.sequence if record is not None else 0)
             if record is not None:
-                with contextlib.suppress(NotWhole):
+                with contextlib.suppress(IncompleteBuffer):
                     made = max(made, made_at(buffer.layout(record).attempt))
         return highest, made
 
-    def free(self) -> Slot | None:
+    def free(self) -> BufferChoice | None:
         """The buffer to overwrite with what needs no other rank's part: the older, unless that goes to storage.
 
         None: both do.
@@ -124,7 +124,7 @@ class Peers:
         if not ages:
             return None
         number = min(ages)[1]
-        return Slot(number, isinstance(self._vault, Line) and self._vault.buffers[1 - number].wanted)
+        return BufferChoice(number, isinstance(self._vault, MemoryClient) and self._vault.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, seats: int) -> None:
         """A save is to be copied to another node: of so many bytes, for each of so many processes."""
@@ -137,7 +137,7 @@ class Peers:
         Raises:
             GroupLost: the round is over.
         """
-        if not self.partnered or not self._sent or not isinstance(self._vault, Line):
+        if not self.partnered or not self._sent or not isinstance(self._vault, MemoryClient):
             return Copied.READY, ""
         until = time.monotonic() + patience
         while (why := self._vault.copied(self._sent, min(patience, LOOK))) is None and time.monotonic() < until:
@@ -146,7 +146,7 @@ class Peers:
             why = "the agent does not say what became of the last one"
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
-    def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> Slot | LeftOut:
+    def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> BufferChoice | LeftOut:
         """The buffer that this rank overwrites with its part, so that all keep the same steps. A collective.
 
         Args:
@@ -162,8 +162,8 @@ class Peers:
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
         wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
         older = saved.index(min(saved))
-        mine = Standing(self.sequence, copied[0], int(has_room), first, wanted[0], second, wanted[1], wanted[older])
-        standings = [Standing(*row) for row in self.agreement.gather(mine)]
+        mine = SaveStatus(self.sequence, copied[0], int(has_room), first, wanted[0], second, wanted[1], wanted[older])
+        standings = [SaveStatus(*row) for row in self.agreement.gather(mine)]
         self.sequence = max(each.highest for each in standings)
         worst = max(each.copied for each in standings)
         if worst == Copied.FAILED:
@@ -179,7 +179,7 @@ class Peers:
         if kept is None:
             return LeftOut.STORING
         busy = self.everywhere and any(each.first_wanted or each.second_wanted for each in standings)
-        return Slot(older if not kept else int(first == kept), busy)
+        return BufferChoice(older if not kept else int(first == kept), busy)
 
     def _waits_for_storage(self, number: int, sequence: int) -> bool:
         """Whether a buffer must stay as it is, since storage is to get what it holds; not for ever."""

@@ -10,23 +10,23 @@ import operator
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 
-from resile.checkpoint.buffer import Buffer, NotWhole, Record
-from resile.torch._checkpoint.packing import Image, share
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
+from resile.torch._checkpoint.packing import PackedState, share
 from resile.torch._checkpoint.prefault import READ, populate
 
 
-class Checking:
+class Verification:
     """One buffer, as it was committed."""
 
     def __init__(self, buffer: Buffer, record: Record) -> None:
         """Nothing is compared yet.
 
         Raises:
-            NotWhole: what describes the data is damaged.
+            IncompleteBuffer: what describes the data is damaged.
         """
         self.buffer = buffer
         self.record = record
-        self.image = Image(buffer.map(), record.data_at, buffer.layout(record))
+        self.image = PackedState(buffer.map(), record.data_at, buffer.layout(record))
         self.sums = buffer.sums(record)
         """None: its process ended while they were made."""
         self._left = iter(self.image.checks(self.sums or ()) if self.sums is not None else ())
@@ -50,7 +50,7 @@ class Checking:
             self._begun.result()
 
 
-def begin(buffers: Iterable[Buffer], background: Executor) -> Checking | None:
+def begin(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
     """Map the newest step of some buffers, and begin to compare it, in another thread; None if there is none.
 
     The newest alone, for that is what nearly all restores take; of the others nothing is lost but time.
@@ -60,8 +60,8 @@ def begin(buffers: Iterable[Buffer], background: Executor) -> Checking | None:
         return None
     _, buffer, record = max(whole, key=operator.itemgetter(0))
     try:
-        checking = Checking(buffer, record)
-    except NotWhole:  # who restores says so, if it comes to it
+        checking = Verification(buffer, record)
+    except IncompleteBuffer:  # who restores says so, if it comes to it
         return None
     if checking.sums is None:  # the agent may be making them at this moment
         return None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from resile.torch._data.partition import Pass, passes, spans
-from resile.torch._data.shuffle import Order
+from resile.torch._data.shuffle import EpochOrder
 
 Batches = tuple[int, list[Any]]
 """Samples of the whole world in the step, 0 if the stream is over; and one batch for each pass of this rank."""
@@ -23,7 +23,7 @@ NOWHERE = -1
 """The epoch of a stream that is not open."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ReadRequest(msgspec.Struct, frozen=True):
     """One rank's part of one step."""
 
     epoch: int
@@ -37,7 +37,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Which of the loader's iterations asks; older ones do not want an answer any more."""
 
 
-def asks(first: Ask, size: int | None, drop_last: bool) -> Iterator[Ask]:
+def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[ReadRequest]:
     """This and the following steps of the epoch: all of them, or without end if nobody knows its size."""
     if size is None:
         for begin in itertools.count(first.begin, first.total):
@@ -59,7 +59,7 @@ class Samples(msgspec.Struct, frozen=True):
         """One batch of samples of this rank."""
         return self.collate([self.transform(sample) for sample in samples] if self.transform else list(samples))
 
-    def passes(self, ask: Ask, total: int) -> list[Pass]:
+    def passes(self, ask: ReadRequest, total: int) -> list[Pass]:
         """The passes of the rank that asks, in a step of `total` samples."""
         return passes(total, ask.rank, ask.world, self.largest)
 
@@ -77,12 +77,12 @@ class Reader:
         self._samples = samples
         self._newest = newest
 
-    def __getitem__(self, ask: Ask) -> Batches:
+    def __getitem__(self, ask: ReadRequest) -> Batches:
         if ask.generation != self._newest.value:
             return 0, []
         return self._read(ask)
 
-    def _read(self, ask: Ask) -> Batches:
+    def _read(self, ask: ReadRequest) -> Batches:
         raise NotImplementedError
 
 
@@ -96,8 +96,8 @@ class MapReader(Reader):
         self._seed = seed
         self._shuffle = shuffle
 
-    def _read(self, ask: Ask) -> Batches:
-        order = Order(self._size, self._seed, ask.epoch) if self._shuffle else None
+    def _read(self, ask: ReadRequest) -> Batches:
+        order = EpochOrder(self._size, self._seed, ask.epoch) if self._shuffle else None
         batches = []
         for each in self._samples.passes(ask, ask.total):
             first, end = ask.begin + each.first, ask.begin + each.end
@@ -131,7 +131,7 @@ class StreamReader(Reader):
         self._end = (NOWHERE, 0)
         """An epoch, and a place in it from which on there is nothing: whoever reads ahead asks for that, too."""
 
-    def _read(self, ask: Ask) -> Batches:
+    def _read(self, ask: ReadRequest) -> Batches:
         if ask.epoch == self._end[0] and ask.begin >= self._end[1]:
             return 0, []
         if ask.epoch != self._epoch or ask.begin < self._at:
@@ -172,5 +172,5 @@ def shuffled_by_blocks(samples: Iterator[Any], block: int, seed: int, epoch: int
         together: Sequence[Any] = list(itertools.islice(samples, block))
         if not together:
             return
-        order = Order(len(together), seed, (epoch << 32) + number)
+        order = EpochOrder(len(together), seed, (epoch << 32) + number)
         yield from (together[place] for place in order.between(0, len(together)))

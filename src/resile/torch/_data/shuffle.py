@@ -17,7 +17,7 @@ FEW = 16
 """Below so many places, Python is faster."""
 
 
-class Order(ShuffledOrder):
+class EpochOrder(ShuffledOrder):
     """The same order, number for number."""
 
     def between(self, start: int, stop: int) -> list[int]:

@@ -20,7 +20,7 @@ LONGEST = 2000
 """Bytes of what ranks tell each other in words."""
 
 
-class Agreement:
+class Collectives:
     """The ranks of this training; what needs several of them needs a process group."""
 
     def __init__(self, group: Group | None = None) -> None:

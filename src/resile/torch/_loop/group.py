@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 
 from resile.api.ids import Round
+from resile.protocol.messages import WorkerAssignment
 from resile.torch._loop import sockets
-from resile.wire.messages import Placed
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ class GroupLost(RuntimeError):
 class Group:
     """The process group of one round: torch's default group between `form` and `destroy`."""
 
-    def __init__(self, placed: Placed, backend: str, timeout: float, connect: float = LONGEST_CONNECT) -> None:
+    def __init__(
+        self, placed: WorkerAssignment, backend: str, timeout: float, connect: float = LONGEST_CONNECT
+    ) -> None:
         """Nothing happens before `form`.
 
         Args:

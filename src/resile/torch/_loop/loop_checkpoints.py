@@ -17,7 +17,7 @@ from resile.torch._support.arguments import whole
 from resile.wire.env import AGENT_SOCKET
 
 if TYPE_CHECKING:
-    from resile.torch._loop.collectives import Agreement
+    from resile.torch._loop.collectives import Collectives
     from resile.torch.checkpointer import Checkpointer
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Parts = MutableMapping[str, Any]
 """All that makes up a training, by name."""
 
 
-class Keeping:
+class LoopCheckpoints:
     """Saves and brings back the parts of one loop. What does not say otherwise is for all ranks together."""
 
     def __init__(self, checkpointer: Checkpointer, every: int) -> None:
@@ -50,7 +50,7 @@ class Keeping:
         """The last step that was saved in this group."""
 
     @property
-    def ranks(self) -> Agreement:
+    def ranks(self) -> Collectives:
         """Those that save and restore together."""
         return self._checkpointer.agreement
 

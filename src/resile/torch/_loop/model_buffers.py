@@ -26,7 +26,7 @@ class _Kept(NamedTuple):
     copy: torch.Tensor
 
 
-class Buffers:
+class ModelBuffers:
     """All buffers of a model."""
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -19,13 +19,13 @@ import os
 import torch.distributed as dist
 
 from resile.api.ids import NO_ROUND, Round
+from resile.protocol.messages import WorkerAssignment
 from resile.torch._loop import state_sync
-from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import Group, GroupLost, time_to_connect
-from resile.torch._loop.train_state import Course
+from resile.torch._loop.train_state import TrainState
 from resile.torch.progress import enter_round
-from resile.wire.messages import Placed
-from resile.wire.rendezvous_client import RoundLine
+from resile.wire.rendezvous_client import RendezvousClient
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ MOST_IN_VAIN = 5
 """How often the same processes meet again because a connection broke, without a step in between."""
 
 
-class LostForGood(Exception):
+class StateLost(Exception):
     """Nobody has the whole state any more; the text is one sentence."""
 
 
-class Rounds:
+class Rendezvous:
     """The rounds of one process. For one thread; the end of a round is heard by another, and breaks the group off."""
 
-    def __init__(self, course: Course, backend: str, timeout: float) -> None:
+    def __init__(self, course: TrainState, backend: str, timeout: float) -> None:
         """Call the agent, if there is one; the first `form` meets the peers.
 
         Args:
@@ -65,7 +65,7 @@ class Rounds:
         self.loops = 0
         """Loops of the script that are over for this process."""
         self._course = course
-        self._ranks = Agreement() if course.keeping is None else course.keeping.ranks
+        self._ranks = Collectives() if course.keeping is None else course.keeping.ranks
         self._backend = backend
         self._timeout = timeout
         self._agreed_in: Round = NO_ROUND
@@ -75,7 +75,7 @@ class Rounds:
         """Times that this round's members met again since the last step, though none of them was lost."""
         self._furthest = 0
         """Loops that are over for whoever of this round is furthest in the script."""
-        self._line = RoundLine.from_environment(self._on_over)
+        self._line = RendezvousClient.from_environment(self._on_over)
         if self._line is not None and dist.is_initialized():
             raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
 
@@ -93,7 +93,7 @@ class Rounds:
         """Be in a round, with the state that its members have agreed on.
 
         Raises:
-            LostForGood: there is no such state any more.
+            StateLost: there is no such state any more.
             RuntimeError: rounds do not come together, or there is nobody to form one.
         """
         line = self._line
@@ -178,7 +178,7 @@ class Rounds:
 
     def call_again(self) -> None:
         """After `hang_up`: the next `form` meets the peers anew. What the script did in between stays."""
-        self._line = RoundLine.from_environment(self._on_over)
+        self._line = RendezvousClient.from_environment(self._on_over)
         self._course.training.loaded()
         if self.group is not None:
             self.group.destroy(in_peace=True)
@@ -219,7 +219,7 @@ class Rounds:
         self._course.take_in(found)
         self._course.keep_from_here(found)
 
-    def _agree(self, agreed_in: int, rank: int, world: int) -> state_sync.Found:
+    def _agree(self, agreed_in: int, rank: int, world: int) -> state_sync.SyncResult:
         """Come to one state with all members of the group; a living one comes before a checkpoint."""
         course = self._course
         course.resize(rank, world)
@@ -230,23 +230,23 @@ class Rounds:
         if course.keeping is not None and (course.rebuilt or not meeting.trained):
             restored = course.keeping.restore(course.training.parts)
             if restored is not None:
-                return state_sync.Found(restored, state_sync.NOBODY)
+                return state_sync.SyncResult(restored, state_sync.NOBODY)
         if not course.rebuilt:
             return state_sync.agree(meeting, course.training.state, self._ranks)
         if course.keeping is not None and course.keeping.gives_up(meeting.trained):
-            raise LostForGood(
+            raise StateLost(
                 "no checkpoint is whole any more, and training does not begin anew unless the job is started again"
             )
-        return state_sync.Found(0, state_sync.NOBODY)
+        return state_sync.SyncResult(0, state_sync.NOBODY)
 
-    def _heard(self, agreed_in: int) -> state_sync.Meeting:
+    def _heard(self, agreed_in: int) -> state_sync.StateSync:
         """What everybody says about itself."""
         course = self._course
-        standing = state_sync.Standing(course.completed, agreed_in)
-        word = state_sync.Word(standing, self._identity, self.loops, course.digest() if agreed_in else 0)
+        standing = state_sync.MemberState(course.completed, agreed_in)
+        word = state_sync.SyncMessage(standing, self._identity, self.loops, course.digest() if agreed_in else 0)
         return state_sync.meet(word, self._ranks)
 
-    def _enter(self, placed: Placed, found: state_sync.Found) -> None:
+    def _enter(self, placed: WorkerAssignment, found: state_sync.SyncResult) -> None:
         """The members have agreed: this process is one of them now."""
         self.rank, self.world, self.round = placed.rank, placed.world_size, placed.round
         _tell_script(placed)
@@ -265,7 +265,7 @@ class Rounds:
         )
 
 
-def _tell_script(placed: Placed) -> None:
+def _tell_script(placed: WorkerAssignment) -> None:
     """The variables that a script may look at, as torchrun would have set them for this round."""
     os.environ.update(
         RANK=str(placed.rank),

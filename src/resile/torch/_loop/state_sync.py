@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from resile.torch._loop import state_codec
-from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.collectives import Collectives
 from resile.torch._support.error_file import left_as_words
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ PARCEL = 4 << 20
 _SIZE = 8
 
 
-class Standing(NamedTuple):
+class MemberState(NamedTuple):
     """How far a process is, and in which round it last agreed with others on that."""
 
     step: int
@@ -34,10 +34,10 @@ class Standing(NamedTuple):
     """NO_ROUND for one that never did: what it has is a beginning, not the outcome of training."""
 
 
-class Word(NamedTuple):
+class SyncMessage(NamedTuple):
     """What a process says about itself when it meets others."""
 
-    standing: Standing
+    standing: MemberState
     identity: int
     """A number that no other process has."""
     loops: int
@@ -46,13 +46,13 @@ class Word(NamedTuple):
     """Of its parameters; 0: they are not to be compared."""
 
 
-class Meeting(NamedTuple):
+class StateSync(NamedTuple):
     """What the members of a round told each other, by rank."""
 
-    words: list[Word]
+    words: list[SyncMessage]
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[MemberState]:
         """How far each of them is."""
         return [word.standing for word in self.words]
 
@@ -94,7 +94,7 @@ class Meeting(NamedTuple):
         return any(standing.agreed_in for standing in self.standings)
 
 
-class Found(NamedTuple):
+class SyncResult(NamedTuple):
     """The state from which the members of a round go on."""
 
     step: int
@@ -108,7 +108,7 @@ class Found(NamedTuple):
     """Bytes that this process sent or took."""
 
 
-def meet(mine: Word, ranks: Agreement) -> Meeting:
+def meet(mine: SyncMessage, ranks: Collectives) -> StateSync:
     """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
 
     Args:
@@ -119,7 +119,7 @@ def meet(mine: Word, ranks: Agreement) -> Meeting:
         RuntimeError: the group broke.
     """
     rows = ranks.gather([*mine.standing, *mine[1:]])
-    meeting = Meeting([Word(Standing(row[0], row[1]), *row[2:]) for row in rows])
+    meeting = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
     if meeting.strays and mine == meeting.words[0]:  # one of them is enough to say it
         log.error(
             "at step %d ranks %s have other parameters than rank %d, although they took the same steps: something "
@@ -132,7 +132,7 @@ def meet(mine: Word, ranks: Agreement) -> Meeting:
 
 
 @left_as_words(state_codec.BadState)
-def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found:
+def agree(meeting: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
     """Find the most advanced state of a group, and give it to those that have another one.
 
     What was received is in the host's memory, and complete when this returns: a group that breaks in the middle leaves
@@ -150,22 +150,22 @@ def agree(meeting: Meeting, state: Callable[[], Any], ranks: Agreement) -> Found
     source, takers = meeting.source, meeting.takers
     step = meeting.standings[source].step
     if not takers:
-        return Found(step, source)
+        return SyncResult(step, source)
     described = _described(state, ranks, source)
     if described is not None:
-        return Found(step, source, None, takers, _give(*described, ranks, source, takers))
+        return SyncResult(step, source, None, takers, _give(*described, ranks, source, takers))
     if ranks.rank not in takers and len(takers) == 1:
-        return Found(step, source, None, takers)
+        return SyncResult(step, source, None, takers)
     description, length = _hear_of(ranks, source, takers)
     if ranks.rank not in takers:
         for parcel in _parcels(description.shapes):
             ranks.hand_over(None, _length(description.shapes, parcel), source, takers)
-        return Found(step, source, None, takers)
+        return SyncResult(step, source, None, takers)
     received = _take(description, ranks, source, takers)
-    return Found(step, source, received, takers, length + sum(shape.nbytes for shape in description.shapes))
+    return SyncResult(step, source, received, takers, length + sum(shape.nbytes for shape in description.shapes))
 
 
-def _described(state: Callable[[], Any], ranks: Agreement, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
+def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
     """What is to be given, for who gives it. All hear whether that is possible, also those that would take nothing."""
     described, words, cause = None, "", None
     if ranks.rank == source:
@@ -190,7 +190,7 @@ def _lacks_memory(error: Exception) -> bool:
     )
 
 
-def _give(text: bytes, tensors: list[torch.Tensor], ranks: Agreement, source: int, takers: Sequence[int]) -> int:
+def _give(text: bytes, tensors: list[torch.Tensor], ranks: Collectives, source: int, takers: Sequence[int]) -> int:
     shapes = state_codec.shapes_of(text).shapes
     ranks.hand_over(_bytes_of(torch.tensor([len(text)])), _SIZE, source, takers)
     ranks.hand_over(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text), source, takers)
@@ -201,7 +201,7 @@ def _give(text: bytes, tensors: list[torch.Tensor], ranks: Agreement, source: in
     return len(text) + state_codec.nbytes(tensors)
 
 
-def _hear_of(ranks: Agreement, source: int, takers: Sequence[int]) -> tuple[state_codec.Description, int]:
+def _hear_of(ranks: Collectives, source: int, takers: Sequence[int]) -> tuple[state_codec.Description, int]:
     size = torch.zeros(1, dtype=torch.int64)
     ranks.hand_over(_bytes_of(size), _SIZE, source, takers)
     length = int(size)
@@ -212,7 +212,7 @@ def _hear_of(ranks: Agreement, source: int, takers: Sequence[int]) -> tuple[stat
     return state_codec.shapes_of(text.numpy().tobytes()), length
 
 
-def _take(description: state_codec.Description, ranks: Agreement, source: int, takers: Sequence[int]) -> Any:
+def _take(description: state_codec.Description, ranks: Collectives, source: int, takers: Sequence[int]) -> Any:
     """On the host: next to its model and optimizer a device may have no room for a second state."""
     shapes = description.shapes
     tensors = [shape.empty(torch.device("cpu")) for shape in shapes]

@@ -1,7 +1,7 @@
 """What a loop trains and how far that is, on one rank: all that the members of a round agree on before they go on.
 
-A step changes it (`Training`), checkpoints keep it (`Keeping`), and a new round brings it to where everybody goes on
-from. How the members come to know where that is, is not decided here.
+A step changes it (`LoopTraining`), checkpoints keep it (`LoopCheckpoints`), and a new round brings it to where all
+members go on. How the members come to know where that is, is not decided here.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import gc
 from collections.abc import Callable, Mapping
 
 from resile.torch._loop import state_sync
-from resile.torch._loop.loop_checkpoints import Keeping
-from resile.torch._loop.training import Built, Stateful, Training
+from resile.torch._loop.loop_checkpoints import LoopCheckpoints
+from resile.torch._loop.training import Built, LoopTraining, Stateful
 from resile.torch.loader import ElasticLoader
 from resile.torch.sampler import ElasticBatchSampler
 
 
-class Course:
+class TrainState:
     """The state of one loop, from the first round to the last."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Course:
         others: Mapping[str, Stateful],
         *,
         sampler: ElasticBatchSampler | ElasticLoader | None = None,
-        keeping: Keeping | None = None,
+        keeping: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
         """Nothing is built yet.
@@ -42,10 +42,10 @@ class Course:
         self.completed = completed
         self._others = others
         self._build = made if callable(made) else None
-        self._training = None if callable(made) else Training(made, others)
+        self._training = None if callable(made) else LoopTraining(made, others)
 
     @property
-    def training(self) -> Training:
+    def training(self) -> LoopTraining:
         """The model of this round.
 
         Raises:
@@ -90,13 +90,13 @@ class Course:
             self._training.close()
             self._training = None
             gc.collect()  # the old shards go before the new ones come
-        self._training = Training(self._build(), self._others)
+        self._training = LoopTraining(self._build(), self._others)
 
     def digest(self) -> int:
         """A number that is the same on ranks with the same state; 0 if they are not to be compared."""
         return 0 if self.rebuilt else self.training.digest()
 
-    def take_in(self, found: state_sync.Found) -> None:
+    def take_in(self, found: state_sync.SyncResult) -> None:
         """Have the state that was agreed on. Nobody is waited for."""
         if found.received is not None:
             if self.keeping is not None:
@@ -106,7 +106,7 @@ class Course:
             self.training.loaded()
         self.completed = found.step
 
-    def keep_from_here(self, found: state_sync.Found) -> None:
+    def keep_from_here(self, found: state_sync.SyncResult) -> None:
         """Have the state in memory wherever it is not yet: who joined has none, and shards are others in this world.
 
         Raises:

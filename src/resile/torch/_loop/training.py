@@ -15,7 +15,7 @@ import torch
 from resile.torch._loop import state_codec
 from resile.torch._loop.averaging import Averager
 from resile.torch._loop.group import Group
-from resile.torch._loop.model_buffers import Buffers
+from resile.torch._loop.model_buffers import ModelBuffers
 from resile.torch._support.arguments import check_model
 
 DIGEST = 64
@@ -40,7 +40,7 @@ Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, t
 """A model, its optimizer and, maybe, its scheduler."""
 
 
-class Training:
+class LoopTraining:
     """One model on its way."""
 
     def __init__(self, built: Built, others: Mapping[str, Stateful]) -> None:
@@ -60,7 +60,7 @@ class Training:
         parameters = list(self.model.parameters())
         self._sharded = [parameter for parameter in parameters if _is_sharded(parameter)]
         self._averager = Averager(parameter for parameter in parameters if not _is_sharded(parameter))
-        self._buffers = Buffers(self.model)
+        self._buffers = ModelBuffers(self.model)
         self._world = 1
         self._group: Group | None = None
         self._can_be_given = False

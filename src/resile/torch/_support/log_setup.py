@@ -22,12 +22,12 @@ def be_heard() -> None:
     ours = logging.getLogger("resile")
     if ours.handlers or logging.getLogger().handlers:
         return
-    ours.addHandler(_Voice())
+    ours.addHandler(_ScriptHandler())
     if ours.level == logging.NOTSET:
         ours.setLevel(_UNASKED)
 
 
-class _Voice(logging.StreamHandler):  # type: ignore[type-arg]
+class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to stderr what nobody else does."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from resile.torch._checkpoint.flatten import State
-from resile.torch._loop.collectives import Agreement
+from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.state_codec import describe, rebuild, shapes_of
 from resile.torch._support.arguments import whole
 from resile.torch.checkpointer import Checkpointer
@@ -107,7 +107,7 @@ class Continuation:
         if step is None:
             return None
         parts.update((name, state[name]) for name in list(parts))
-        ranks, rows = Agreement(), state[OWN]
+        ranks, rows = Collectives(), state[OWN]
         if len(rows) != ranks.world and ranks.rank == 0:
             log.warning(
                 "step %d was saved by %d ranks and there are %d now: random numbers are drawn anew, and the place in "
@@ -149,7 +149,7 @@ class Continuation:
             self._settle()
         kept = self._opened().save(step, state, store=crossed or last, overlap=self._overlap and not last)
         self._tried = step
-        if all(row[0] for row in Agreement().gather([int(kept)])):
+        if all(row[0] for row in Collectives().gather([int(kept)])):
             self._last = step
 
     def before_update(self) -> None:
@@ -205,7 +205,7 @@ def _unpacked(data: torch.Tensor) -> Any:
 
 def _gathered(mine: torch.Tensor) -> torch.Tensor:
     """Every rank's bytes, one row each."""
-    ranks = Agreement()
+    ranks = Collectives()
     if ranks.world == 1:
         return mine.unsqueeze(0)
     width = max(row[0] for row in ranks.gather([len(mine)]))

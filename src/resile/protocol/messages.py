@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
-from resile.api.reports import Door, Meeting, Place, WorkerFailure
+from resile.protocol.reports import RendezvousConfig, ReplicaEndpoint, RoundAssignment, WorkerFailure
 
 PROTOCOL = 4
 
@@ -34,7 +34,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """Where this node's rank 0 would listen: an IP address or a name that the other nodes can reach."""
     host: str
     nproc: int
-    meeting: Meeting
+    meeting: RendezvousConfig
     role: str = "worker"
     node_id: NodeId | None = None
     """None on bare machines, where the master numbers the nodes."""
@@ -46,7 +46,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """All its processes of `round` ended well."""
     elastic: bool = False
     """Its processes can meet in a new round without being restarted."""
-    door: Door | None = None
+    replica_endpoint: ReplicaEndpoint | None = None
     """Where it takes in copies of another node's checkpoints."""
 
 
@@ -68,11 +68,11 @@ class Join(Message, frozen=True, kw_only=True):
     """The newest round whose state one of them has."""
 
 
-class Elastic(Message, frozen=True, kw_only=True):
+class CanRegroup(Message, frozen=True, kw_only=True):
     """My processes can meet in a new round without being restarted."""
 
 
-class Changed(Message, frozen=True, kw_only=True):
+class WorkersChanged(Message, frozen=True, kw_only=True):
     """More or fewer processes of this node can meet than have a place in `round`: another round would suit it."""
 
     round: Round
@@ -80,19 +80,19 @@ class Changed(Message, frozen=True, kw_only=True):
     """How many can meet, those that have a place included; 0: it will join when one can."""
 
 
-class Complete(Message, frozen=True, kw_only=True):
+class LastStepTaken(Message, frozen=True, kw_only=True):
     """All members of `round` have taken the last step there is; what their scripts do now needs no newcomer."""
 
     round: Round
 
 
-class Stuck(Message, frozen=True, kw_only=True):
+class WorkerStuck(Message, frozen=True, kw_only=True):
     """A process does not leave `round`, which is over, and nobody else here has its state: say if another node has."""
 
     round: Round
 
 
-class Failed(Message, frozen=True, kw_only=True):
+class WorkerFailed(Message, frozen=True, kw_only=True):
     """A training process ended badly; `round` is the newest that its agent knew."""
 
     round: Round
@@ -105,13 +105,13 @@ class Failed(Message, frozen=True, kw_only=True):
     """The round in which an elastic process had its place; none if it only waited for one."""
 
 
-class Finished(Message, frozen=True, kw_only=True):
+class NodeFinished(Message, frozen=True, kw_only=True):
     """All training processes of `round` on this node ended well."""
 
     round: Round
 
 
-class Stepped(Message, frozen=True, kw_only=True):
+class StepReport(Message, frozen=True, kw_only=True):
     """Training reached `step` of `total` (0 = unknown) in `round`."""
 
     round: Round
@@ -127,7 +127,7 @@ class WorkerGone(Message, frozen=True, kw_only=True):
     worker: str
 
 
-class Standbys(Message, frozen=True, kw_only=True):
+class StandbyReport(Message, frozen=True, kw_only=True):
     """How many interpreters wait on this node to replace processes; for people, no decision depends on it."""
 
     ready: int
@@ -184,7 +184,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     node: NodeKey
     rank: Rank
     heartbeat: float
-    silence: float
+    heartbeat_timeout: float
     regroup_grace: float
     exit_grace: float
     elastic: bool = False
@@ -201,7 +201,7 @@ class RoundFormed(Message, frozen=True, kw_only=True):
     """Start your processes, or let those that rest meet: this is your place in the round."""
 
     round: Round
-    place: Place
+    place: RoundAssignment
 
 
 class RoundOver(Message, frozen=True, kw_only=True):
@@ -218,7 +218,7 @@ class RoundOver(Message, frozen=True, kw_only=True):
     """A member was lost, or leaves: what is saved in memory is to reach storage."""
 
 
-class Held(Message, frozen=True, kw_only=True):
+class StateHeld(Message, frozen=True, kw_only=True):
     """Answer to Stuck, now or later: another node has the state of `round`, so who does not leave it may be killed."""
 
     round: Round
@@ -301,7 +301,7 @@ class Attach(Message, frozen=True, kw_only=True):
     worker: str
 
 
-class Ready(Message, frozen=True, kw_only=True):
+class WorkerReady(Message, frozen=True, kw_only=True):
     """An elastic training process is in no round and can meet in a new one; the first word on a line of its own."""
 
     worker: str
@@ -311,7 +311,7 @@ class Ready(Message, frozen=True, kw_only=True):
     """The newest round in which it came to one state with all members: it has that round's state, but for a step."""
 
 
-class Placed(Message, frozen=True, kw_only=True):
+class WorkerAssignment(Message, frozen=True, kw_only=True):
     """Answer to Ready, now or later: the process's place in a new round, as torchrun's variables would say it."""
 
     round: Round
@@ -330,7 +330,7 @@ class Placed(Message, frozen=True, kw_only=True):
 # agent -> the agent that keeps its copies, and back -----------------------------------------------------------------
 
 
-class Copy(Message, frozen=True, kw_only=True):
+class ReplicaOffer(Message, frozen=True, kw_only=True):
     """A checkpoint to keep: once it is welcome, its layout, checksums and data follow, as so many bytes each."""
 
     round: Round
@@ -343,7 +343,7 @@ class Copy(Message, frozen=True, kw_only=True):
     data: int
 
 
-class CopyAnswer(Message, frozen=True, kw_only=True):
+class ReplicaAnswer(Message, frozen=True, kw_only=True):
     """Answer to Copy: that it is welcome, and after the last byte that it is kept; `error` is empty or one sentence."""
 
     error: str = ""
@@ -355,25 +355,25 @@ AgentMessage = (
     Hello
     | Heartbeat
     | Join
-    | Elastic
-    | Changed
-    | Complete
-    | Stuck
-    | Failed
-    | Finished
-    | Stepped
+    | CanRegroup
+    | WorkersChanged
+    | LastStepTaken
+    | WorkerStuck
+    | WorkerFailed
+    | NodeFinished
+    | StepReport
     | WorkerGone
-    | Standbys
+    | StandbyReport
     | Leaving
     | ShardMessage
 )
 """What a master hears from an agent."""
 
-MasterMessage = Welcome | Refused | RoundFormed | RoundOver | Held | Leave | JobOver | ShardAnswer | Answer
+MasterMessage = Welcome | Refused | RoundFormed | RoundOver | StateHeld | Leave | JobOver | ShardAnswer | Answer
 """What an agent or a command line hears from a master."""
 
 ToMaster = AgentMessage | Ask
-WorkerMessage = Attach | Stepped | Ready | Complete | ShardMessage
+WorkerMessage = Attach | StepReport | WorkerReady | LastStepTaken | ShardMessage
 """What an agent hears from its training processes."""
-LineMessage = Placed | RoundOver
+RendezvousMessage = WorkerAssignment | RoundOver
 """What an elastic training process hears on its line."""

@@ -14,7 +14,7 @@ MAX_ERROR = 4 * 1024
 """In characters. A master with 10,000 failing workers must stay small (DLRover #1723)."""
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of rendezvous that an agent was started with (`--nnodes`, `--node_unit`, `--rdzv-conf`)."""
 
     min_nodes: int = 1
@@ -95,7 +95,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         )
 
 
-class Door(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReplicaEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where an agent takes in copies of another node's checkpoints."""
 
     address: str
@@ -104,7 +104,7 @@ class Door(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SHA-256 of the certificate that it shows, in hexadecimal; empty: it does not speak TLS."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RoundAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part of a round: all a torchrun-style agent needs to start its processes."""
 
     group_rank: Rank
@@ -116,7 +116,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int
     nproc: int = 0
     """How many processes of this node have a place; 0: all that it runs."""
-    partner: Door | None = None
+    partner: ReplicaEndpoint | None = None
     """The node that keeps copies of this one's checkpoints; None: there is no other."""
 
 
