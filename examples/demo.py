@@ -16,6 +16,8 @@ from pathlib import Path
 import click
 
 from resile.api.ids import Seconds
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView, OutageView
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.chaos.local import Injected, NothingToInjectError, kill_node, kill_process
@@ -26,8 +28,6 @@ from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob
 from resile.client.local.supervision import end_by_force
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView, OutageView
 from resile.platform.local import files
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView, NodeView
 from resile.cli.output.live import LiveScreen
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView, NodeView
 
 
 def job(nodes: int) -> JobView:

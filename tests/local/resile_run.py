@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resile.agent.workers.ports import free_port
+from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
 from resile.core.state import JobState
-from resile.master.journal.sqlite import JobEvent, SQLiteJournal
+from resile.master.journal.sqlite import SQLiteJournal
 
 RESILE = str(Path(sys.executable).parent / "resile")
 PATIENCE = 30.0

@@ -9,10 +9,11 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec
+from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, ScaleWanted, Started, WorkerWent
 from resile.core.state import new_state
-from resile.master.journal.sqlite import JobEvent, JournalDamaged, JournalError, SQLiteJournal
+from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal
 
 NODE = NodeKey("worker", NodeId(0))
 

@@ -9,13 +9,14 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
+from resile.api.job_event import JobEvent
 from resile.api.timeouts import derive
 from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, LaunchNode, Note, Reply
 from resile.core.engine import Engine
 from resile.core.events import AgentCame, AnyEvent, ScaleWanted, Started, StopWanted
 from resile.core.state import JobState, new_state
 from resile.master import shell as shell_module
-from resile.master.journal.sqlite import History, JobEvent, JournalDamaged, JournalError, JournalTaken
+from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken
 from resile.master.shell import Shell
 from resile.protocol.reports import RendezvousConfig
 

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import msgspec
 
 from resile.api.ids import Seconds
+from resile.api.job_view import JobView
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
@@ -21,7 +22,7 @@ from resile.master.commands import Commands
 from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
 from resile.master.server import AgentConnections, Executor
 from resile.master.shell import RETRY_SECONDS, Shell
-from resile.master.view import JobView, view
+from resile.master.view import view
 from resile.platform.base import Launch, Observation, Platform
 from resile.protocol.messages import ToMaster
 from resile.wire.connection import Server, serve

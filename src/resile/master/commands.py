@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from resile.api.job_view import JobView
 from resile.core.decisions import Reply
 from resile.core.events import PlanWanted, ScaleWanted, StopWanted, SuspendWanted
 from resile.master.journal.sqlite import Journal, JournalError
 from resile.master.shell import Shell
-from resile.master.view import JobView
 from resile.protocol.messages import Ask
 
 Answer = Callable[[str, Any], None]

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from resile.master.view import JobView
+from resile.api.job_view import JobView
 from resile.wire.connection import CannotListen
 
 

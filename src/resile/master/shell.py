@@ -20,10 +20,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from resile.api.ids import NodeKey
+from resile.api.job_event import JobEvent
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, StepReport
-from resile.master.journal.sqlite import JobEvent, Journal, JournalDamaged, JournalError
+from resile.master.journal.sqlite import Journal, JournalDamaged, JournalError
 
 log = logging.getLogger("resile.master")
 

@@ -1,14 +1,13 @@
-"""What people see of a job, as plain data: the command line, the metrics and the pages all read this."""
+"""The view of a job that people see (`resile.api.job_view`), made from the state of the core."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from resile.api.ids import NO_ROUND, Bytes, NodeKey
 from resile.api.job import ROLES, node_name
+from resile.api.job_view import DatasetView, JobView, NodeView, OutageView
 from resile.api.kinds.elasticjob import Phase
 from resile.core import progress
 from resile.core import state as core
@@ -21,75 +20,6 @@ class StandbyView(NamedTuple):
 
     ready: int = 0
     memory: Bytes = Bytes(0)
-
-
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as a row."""
-
-    name: str
-    role: str
-    id: int
-    rank: int
-    status: str
-    """As `kubectl` would show it: Running, Pending, Completed, Error, OOMKilled, Terminating, …"""
-    ready: bool
-    restarts: int
-    """How often this node's command was started again in place; a replacement is another node."""
-    crashes: int
-    """How often its training processes failed."""
-    relaunch_count: int
-    launched_at: float
-    ended_at: float | None
-    host: str
-    address: str
-    message: str
-    standbys: int = 0
-    """Interpreters that wait there to replace training processes."""
-    standby_memory: int = 0
-    """Bytes of all of them."""
-
-
-class OutageView(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that training stood still."""
-
-    because: str
-    node: str
-    noticed_at: float
-    next_step_at: float | None
-
-
-class DatasetView(msgspec.Struct, frozen=True, kw_only=True):
-    """One data set's ledger."""
-
-    name: str
-    done: int
-    total: int
-    leased: int
-
-
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job, with its nodes."""
-
-    name: str
-    namespace: str
-    phase: str
-    reason: str
-    message: str
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    at: float
-    round: int
-    members: int
-    min_nodes: int
-    max_nodes: int
-    step: int
-    total: int
-    speed: float
-    goodput: float
-    nodes: list[NodeView]
-    outages: list[OutageView]
-    datasets: list[DatasetView]
 
 
 def shown_phase(state: JobState) -> Phase:

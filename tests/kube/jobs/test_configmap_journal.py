@@ -14,12 +14,13 @@ from lightkube import Client
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
+from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, NodeSeen, ScaleWanted, Started
 from resile.core.state import new_state
 from resile.master.journal import configmap
 from resile.master.journal.configmap import ConfigMapJournal, seal, unseal
-from resile.master.journal.sqlite import JobEvent, JournalDamaged, JournalError, JournalGone, JournalTaken
+from resile.master.journal.sqlite import JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.platform.kubernetes import client as kube
 from resile.protocol.reports import NodeStatus
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, kubectl

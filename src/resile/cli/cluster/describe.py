@@ -7,6 +7,7 @@ import time
 import click
 import msgspec
 
+from resile.api.job_view import JobView
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.errors import BadManifest
@@ -25,7 +26,6 @@ from resile.client.errors import CommandError
 from resile.client.target import Target
 from resile.core.state import JobState
 from resile.master.journal.configmap import peek
-from resile.master.view import JobView
 from resile.master.view import view as whole_view
 from resile.platform.kubernetes import client as kube
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from resile.api.job_event import JobEvent
 from resile.api.kinds.elasticjob import ElasticJob, Phase
 from resile.api.manifests.reader import Resource
 from resile.cli.cluster.describe import failure_lines, journal_view
@@ -20,7 +21,6 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch, on
 from resile.client.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
 from resile.client.target import Target
-from resile.master.journal.sqlite import JobEvent
 from resile.platform.kubernetes import client as kube
 
 TAKE_UP_SECONDS = 10.0

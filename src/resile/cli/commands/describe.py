@@ -9,6 +9,8 @@ import click
 import msgspec
 
 from resile.api.ids import MiB
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView
 from resile.cli.commands.logs import Log
 from resile.cli.common_options import output_option, print_json, target_options
 from resile.cli.output import rows
@@ -19,8 +21,6 @@ from resile.client.local.jobs import find
 from resile.client.target import Target
 from resile.core import completion
 from resile.core.state import JobState
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView
 from resile.protocol.reports import WorkerFailure
 
 LAST_EVENTS = 20

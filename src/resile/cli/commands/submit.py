@@ -18,6 +18,7 @@ import msgspec
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec, Strategy
+from resile.api.job_view import JobView
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.scaleplan import ScalePlan
 from resile.api.kinds.to_job_spec import to_job_spec
@@ -33,7 +34,6 @@ from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
 from resile.client.local.supervision import end_by_force, end_nodes, served, start_master
 from resile.client.target import Target
-from resile.master.view import JobView
 from resile.wire.job_directory import DirectoryError
 
 ENDING_SECONDS = 10.0

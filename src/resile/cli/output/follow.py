@@ -9,14 +9,14 @@ from typing import Protocol
 
 import click
 
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView
 from resile.cli.output.tables import table, took
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.master_client import MasterUnreachable, wait_until
 from resile.client.local.supervision import served
 from resile.core.completion import Reason
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView
 
 POLL_SECONDS = 0.1
 """Between two looks; a look costs the master well under a millisecond."""

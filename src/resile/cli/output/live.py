@@ -12,11 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView, NodeView
 from resile.cli.output.follow import clock
 from resile.cli.output.rows import count, speeds, steps
 from resile.cli.output.tables import age
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView, NodeView
 
 COLOURS = {
     "Running": "green",

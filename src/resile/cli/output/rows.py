@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from resile.api.job import FrontDoor, JobSpec, node_name
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView, NodeView
 from resile.api.manifests.names import master_name
 from resile.cli.output.tables import age
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView, NodeView
 
 JOB_HEADER = ("NAME", "PHASE", "AGE")
 JOB_WIDE_HEADER = ("NAME", "PHASE", "AGE", "NODES", "ROUND", "STEP", "SPEED", "GOODPUT", "REASON")

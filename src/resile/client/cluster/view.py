@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from resile.api.ids import NodeId, NodeKey
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView, NodeView
 from resile.api.kinds.elasticjob import Phase
 from resile.api.kinds.labels import JOB_LABELS, PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_RELAUNCH_COUNT
 from resile.api.manifests.names import master_name, node_of_pod
 from resile.client.cluster.connection import Manifest
-from resile.master.journal.sqlite import JobEvent
-from resile.master.view import JobView, NodeView
 from resile.platform.kubernetes.pod_status import observation
 
 MASTER = "master"

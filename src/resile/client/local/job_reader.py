@@ -12,13 +12,15 @@ from typing import Self
 
 import msgspec
 
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView
 from resile.client.errors import CommandError
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.core.engine import Engine
 from resile.core.state import JobState, new_state
-from resile.master.journal.sqlite import JobEvent, JournalError, SQLiteJournal
-from resile.master.view import JobView, view
+from resile.master.journal.sqlite import JournalError, SQLiteJournal
+from resile.master.view import view
 from resile.wire.job_directory import DirectoryError
 
 JOURNAL_TRIES = 5

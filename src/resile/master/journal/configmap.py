@@ -31,11 +31,12 @@ from lightkube.types import PatchType
 
 from resile.api.ids import Bytes
 from resile.api.job import JobSpec
+from resile.api.job_event import JobEvent
 from resile.api.manifests.names import master_name
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
-from resile.master.journal.sqlite import History, JobEvent, JournalDamaged, JournalError, JournalGone, JournalTaken
+from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.pods import owned
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from resile.api.job_event import JobEvent
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
 
@@ -40,17 +41,6 @@ class JournalGone(JournalError):
 
 class JournalTaken(JournalDamaged):
     """Another master writes this journal now; whoever is told must end."""
-
-
-class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the story. `number` grows by one; `node` is empty where a line is about the whole job."""
-
-    number: int
-    at: float
-    reason: str
-    message: str
-    node: str = ""
-    warning: bool = False
 
 
 class History(msgspec.Struct, kw_only=True):
