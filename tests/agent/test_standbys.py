@@ -32,6 +32,7 @@ from resile.agent.workers.env import worker_environment
 from resile.agent.workers.output import Outlet, Output
 from resile.agent.workers.workers import Ended, Spawn, WorkerGroup
 from resile.api.ids import Rank, Round
+from resile.common.backoff import Backoff
 from resile.protocol.reports import RendezvousConfig, RoundAssignment
 
 PLACE = RoundAssignment(
@@ -346,7 +347,7 @@ async def test_orphans_that_were_adopted_by_the_way_are_collected(node: Callable
 
 
 async def test_killed_standbys_and_templates_cost_nothing(node: Callable[..., Node], monkeypatch: Any) -> None:
-    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(standbys_module, "BACKOFF", Backoff(0.01, 0.01))
     made = node("print('ran')")
     await made.warm()
     first = made.ready
@@ -376,7 +377,7 @@ async def test_a_process_that_is_wanted_during_the_import_begins_in_that_interpr
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(standbys_module, "ASIDE_FOR", 0.01)
-    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(standbys_module, "BACKOFF", Backoff(0.01, 0.01))
     monkeypatch.setattr(standby_module, "IMPORT_WITHIN", PATIENCE if ending != "frozen" else 0.2)
     made = node("print(torch.__name__)", torch=IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)))
     before = children()
@@ -433,7 +434,7 @@ async def test_more_processes_than_there_are_standbys_share_the_import_as_well(
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr(standbys_module, "WAIT_WITHIN", PATIENCE if template != "frozen" else 0.2)
-    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", PATIENCE)
+    monkeypatch.setattr(standbys_module, "BACKOFF", Backoff(PATIENCE, PATIENCE))
     made = node("import os; print(os.getpid())", torch=COUNT_IMPORTS.format(here=str(tmp_path)), standbys=1)
     await made.warm(1)
     [imported], [ready] = imports(made), made.ready
@@ -473,7 +474,7 @@ async def test_processes_that_wait_for_an_import_start_from_scratch_when_nothing
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(standbys_module, "ASIDE_FOR", 0.01)
-    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(standbys_module, "BACKOFF", Backoff(0.01, 0.01))
     more = {
         "threads": "import threading\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
         "ranked": "os.environ.get('RANK')\n",
@@ -697,7 +698,7 @@ async def test_they_are_given_up_after_failures_in_a_row(
     node: Callable[..., Node], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(standbys_module, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(standbys_module, "BACKOFF", Backoff(0.001, 0.001))
     made = node(torch="import os; os.kill(os.getpid(), 9)")
     made.standbys.warm()
     await until(lambda: "and so it went 5 times" in caplog.text)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from resile.api.exit_codes import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.api.ids import Round
 from resile.master import __main__ as main_module
 from resile.master.kubernetes import app
-from resile.master.supervisor import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.protocol import messages as ms
 from resile.wire.connection import CannotListen
 from resile.wire.handshake import HandshakeRefused

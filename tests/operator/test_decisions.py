@@ -7,9 +7,7 @@ import pytest
 
 from resile.api.kinds.elasticjob import Phase
 from resile.api.manifests.errors import BadManifest
-from resile.master import supervisor
 from resile.operator import settings
-from resile.operator.jobs import decisions
 from resile.operator.jobs.decisions import (
     Action,
     Decision,
@@ -242,12 +240,6 @@ def test_a_final_exit_without_a_word_ends_the_job(code: int, phase: Phase, words
     status = only(SetStatus, decision.actions)
     assert (status.phase, status.message) == (phase, words)
     assert not any(isinstance(action, StartMaster | RemoveMaster) for action in decision.actions)
-
-
-def test_the_operator_reads_the_exit_codes_that_masters_give() -> None:
-    codes = (supervisor.JOB_SUCCEEDED, supervisor.JOB_FAILED, supervisor.CANNOT_SERVE)
-    assert codes == decisions.FINAL
-    assert not {1, 2} & {*codes}
 
 
 @pytest.mark.parametrize("code", [1, 2, 126, 127])

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable
 
 from resile.agent.options import Endpoint
+from resile.common.backoff import Backoff
 from resile.protocol.messages import Heartbeat, Hello, MasterMessage, Message
 from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.frames import encode
@@ -25,8 +26,8 @@ from resile.wire.tls import BadTLS
 
 log = logging.getLogger("resile.agent")
 
-FIRST_PAUSE = 0.02
-LONGEST_PAUSE = 1.0
+BACKOFF = Backoff(first=0.02, limit=1.0)
+"""Between two calls to a master that does not answer, or hangs up at once."""
 CALL_TIMEOUT = 5.0
 
 _HEARTBEAT = encode(Heartbeat())
@@ -90,7 +91,7 @@ class Session:
             BadTLS: a certificate or a key cannot be used, and no call was answered before.
         """
         loop = asyncio.get_running_loop()
-        last, pause = loop.time(), FIRST_PAUSE
+        last, pauses = loop.time(), BACKOFF.pauses()
         known = False
         try:
             while True:
@@ -104,19 +105,17 @@ class Session:
                         raise
                     log.debug("%s", error)
                     self._on_away(loop.time() - last, str(error))
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                    await asyncio.sleep(next(pauses))
                     continue
                 self._connection, known = connection, True
                 connection.send(self._hello(connection.local))
                 since = loop.time()
                 await closed.wait()
                 self._connection, last = None, loop.time()
-                if last - since > LONGEST_PAUSE:
-                    pause = FIRST_PAUSE
+                if last - since > BACKOFF.limit:
+                    pauses = BACKOFF.pauses()
                 else:  # a server that hangs up on us is not to be called in a tight loop
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                    await asyncio.sleep(next(pauses))
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.cancel()

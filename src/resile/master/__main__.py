@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resile.api import exit_codes
 from resile.master import supervisor
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
@@ -27,7 +28,7 @@ LOCK_SECONDS = 0.2
 
 
 def main() -> int:
-    """Serve the job in a directory until it is over; see `supervisor` for the exit codes."""
+    """Serve the job in a directory until it is over; see `exit_codes` for the exit codes."""
     parser = argparse.ArgumentParser(prog="python -m resile.master", description=main.__doc__, allow_abbrev=False)
     parser.add_argument("--directory", required=True, type=Path, help="the job's directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -70,7 +71,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if lock is None:
             why = "has a master already" if in_use else "is not there"
             print(f"resile master: the job in {directory.path} {why}", file=sys.stderr)
-            return supervisor.ALREADY_SERVED if in_use else supervisor.CANNOT_SERVE
+            return exit_codes.ALREADY_SERVED if in_use else exit_codes.CANNOT_SERVE
         if arguments.platform != "local":
             _allow_many_agents()
         tls = None
@@ -88,7 +89,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         full = isinstance(error, JournalError) and not isinstance(error, JournalDamaged)
         in_a_pod = arguments.platform == "kubernetes"
         taken = isinstance(error, CannotListen) and (in_a_pod or directory.address() is not None)
-        return supervisor.TRY_AGAIN if taken or full else supervisor.CANNOT_SERVE
+        return exit_codes.TRY_AGAIN if taken or full else exit_codes.CANNOT_SERVE
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
@@ -100,7 +101,7 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
     except NoJob as error:
         print(f"resile master: {error}", file=sys.stderr)
         # The server may answer, and a bad edit be put right; of a job that is gone, the operator starts no master.
-        return supervisor.TRY_AGAIN
+        return exit_codes.TRY_AGAIN
 
 
 def _lock(directory: JobDirectory) -> int | None:
@@ -129,7 +130,7 @@ async def _until_told(job: Coroutine[Any, Any, bool]) -> int:
         succeeded = await task
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
-    return supervisor.JOB_SUCCEEDED if succeeded else supervisor.JOB_FAILED
+    return exit_codes.JOB_SUCCEEDED if succeeded else exit_codes.JOB_FAILED
 
 
 def _local(arguments: argparse.Namespace, directory: JobDirectory) -> Callable[[str], Platform]:

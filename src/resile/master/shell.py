@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from resile.api.exit_codes import BROKEN
 from resile.api.ids import NodeKey
 from resile.api.job_event import JobEvent
 from resile.core.decisions import AnyDecision, Note
@@ -35,8 +36,6 @@ The snapshot is written on the event loop, which a local disk takes milliseconds
 its own, in the thread that writes."""
 RETRY_SECONDS = 0.5
 """Between two attempts to write a journal that could not be written."""
-BROKEN = 70
-"""The exit code of a master that found itself broken (`EX_SOFTWARE`); its supervisor starts another."""
 
 
 def _die() -> None:

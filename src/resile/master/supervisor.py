@@ -13,21 +13,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-JOB_SUCCEEDED = 0
-JOB_FAILED = 10
-CANNOT_SERVE = 78  # `EX_CONFIG`
-ALREADY_SERVED = 3
-"""Exit codes of a master after which another start would change nothing. None of them is 1 or 2: the one is what Python
-gives for an error that nobody caught, the other what shells and argument parsers give for words that they do not
-understand. Neither comes from a master that has looked at its job, and such a one is started again."""
+from resile.api.exit_codes import ALREADY_SERVED, CANNOT_SERVE, FINAL
+from resile.common.backoff import Backoff
 
-TRY_AGAIN = 75
-"""`EX_TEMPFAIL`: what kept the master from serving may pass."""
-
-FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE, ALREADY_SERVED)
+BACKOFF = Backoff(first=0.1, limit=5.0)
+FREE_STARTS = 4
+"""A master that was killed is started again at once; one that cannot live is not."""
 HEALTHY_SECONDS = 60.0
 """A master that lived so long was well; deaths before that count as one row."""
-LONGEST_PAUSE = 5.0
 MAX_STARTS = 100
 """Starts in a row, the first few at once and the later ones with pauses: about eight minutes of trying."""
 
@@ -53,18 +46,13 @@ def supervise(command: Sequence[str]) -> int:
         if stopping.is_set():
             child.terminate()
         code = child.wait()
-        if stopping.is_set() or code in FINAL:
+        if stopping.is_set() or code in (*FINAL, ALREADY_SERVED):
             return code
         starts = 1 if time.monotonic() - begun > HEALTHY_SECONDS else starts + 1
         if starts >= MAX_STARTS:
             print(f"the master died {starts} times in a row; giving up", file=sys.stderr)
             return CANNOT_SERVE
         print(f"the master ended with {code}; starting it again", file=sys.stderr, flush=True)
-        stopping.wait(pause(starts))
+        stopping.wait(BACKOFF.after(starts - FREE_STARTS))
         if stopping.is_set():
             return code
-
-
-def pause(starts: int) -> float:
-    """How long to wait before the next start: nothing for a master that was killed, more for one that cannot live."""
-    return 0.0 if starts < 5 else min(LONGEST_PAUSE, 0.1 * 2.0 ** (starts - 5))

@@ -27,6 +27,7 @@ from resile.agent.standby.preload import NotEnoughMemory, Preload, cold_because
 from resile.agent.standby.standby import Standby, StartOrder
 from resile.agent.workers import process_control
 from resile.api.ids import Bytes, MiB, Seconds
+from resile.common.backoff import Backoff
 
 log = logging.getLogger("resile.agent")
 
@@ -42,8 +43,8 @@ MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
 ASIDE_FOR = Seconds(5.0)
 """After a template became a process and left no other, until one is made: those that start have the cores first."""
-FIRST_PAUSE = Seconds(1.0)
-"""Before a lost template is made again; doubled with every failure."""
+BACKOFF = Backoff(first=1.0, limit=8.0)
+"""Before a lost template is made again."""
 
 
 class StandbyRequirements(NamedTuple):
@@ -381,7 +382,7 @@ class StandbyPool:
             self._give_up(f"{why}, and so it went {self._failures} times")
             return
         log.info("%s", why)
-        self.later(FIRST_PAUSE * 2 ** (self._failures - 1))
+        self.later(BACKOFF.after(self._failures))
 
     def _give_up(self, why: str, *, quiet: bool = False) -> None:
         self._off = why
@@ -403,7 +404,7 @@ class StandbyPool:
             log.info("standbys are thrown away: %s", why)
         self._drop()
         self._failing = True  # those that have begun with the same will find out, too
-        self.later(FIRST_PAUSE)
+        self.later(BACKOFF.first)
 
     def _drop(self) -> None:
         """End all of them, also those that are on their way; when this returns nothing is left."""

@@ -22,6 +22,7 @@ from resile.agent.workers.attempt import Attempt
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.workers import CannotStart
 from resile.api.ids import NO_ROUND, Round
+from resile.common.backoff import Backoff
 from resile.protocol.messages import (
     CanRegroup,
     Join,
@@ -42,9 +43,8 @@ log = logging.getLogger("resile.agent")
 VERDICT = 0.3
 """Share of the recovery budget in which the master ends a round, if it does: it hears of a process's end at once, and
 of a node's silence after a fifth."""
-FIRST_DELAY = 1.0
-LONGEST_DELAY = 30.0
-"""Seconds before a process is started again that failed before it ever had a place, and did so before."""
+BACKOFF = Backoff(first=1.0, limit=30.0)
+"""Before a process is started again that failed before it ever had a place, and did so before."""
 STAY = 12
 """Times the usual wait for a process to leave its round: as long as nobody else is known to have the state, its step
 may be a long one, and killing it would lose the state."""
@@ -273,7 +273,7 @@ class ElasticWorkers:
         if member:
             self._break_off("a process of this node failed")
         seat.unplaced = 0 if met else seat.unplaced + 1
-        delay = 0.0 if seat.unplaced < 2 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (seat.unplaced - 2))
+        delay = BACKOFF.after(seat.unplaced - 1)
         if delay:
             log.warning(
                 "local rank %d failed %d times before it was ready; next try in %g s", local_rank, seat.unplaced, delay
@@ -445,7 +445,7 @@ class ElasticWorkers:
         except CannotStart as error:
             log.error("%s", error)
             seat.phase = Phase.DOWN
-            seat.wait(LONGEST_DELAY, self._refill)
+            seat.wait(BACKOFF.limit, self._refill)
 
     def _never_ready(self, seat: ElasticWorker) -> None:
         log.error("local rank %d did not get ready within %g s: killing it", seat.local_rank, self._ready_within)

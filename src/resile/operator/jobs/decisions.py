@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from resile.api.exit_codes import CANNOT_SERVE, FINAL, JOB_FAILED, JOB_SUCCEEDED
 from resile.api.ids import Seconds
 from resile.api.kinds.annotations import duration
 from resile.api.kinds.elasticjob import INVALID_SPEC, JOURNAL_GONE, ElasticJob, Phase
@@ -21,13 +22,6 @@ from resile.operator.cluster import Object
 from resile.operator.jobs.master_objects import owned_by
 from resile.operator.pod_status import ContainerEnd, end, short, trouble
 from resile.operator.status import moment
-
-JOB_SUCCEEDED = 0
-JOB_FAILED = 10
-CANNOT_SERVE = 78
-FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE)
-"""Exit codes of a master (`resile.master.supervisor`) after which another start would change nothing."""
-
 
 DELETED = "its pod was deleted"
 
