@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile.api.manifests.errors import MAX_MISTAKES, BadManifest
+from resile.api.manifests.errors import MAX_ERRORS, BadManifest
 from resile.api.manifests.reader import read_manifest
 from tests.api.manifests import bent, job, plan, pod
 
@@ -23,7 +23,7 @@ QUANTITY = "must be a quantity of 0 or more such as 500m, 2, 0.5 or 4Gi"
 def sentences(manifest: Any) -> list[str]:
     with pytest.raises(BadManifest) as caught:
         read_manifest(manifest)
-    return [str(mistake) for mistake in caught.value.mistakes]
+    return [str(error) for error in caught.value.errors]
 
 
 @pytest.mark.parametrize(
@@ -362,13 +362,13 @@ def test_a_master_template_may_be_partial_but_what_it_has_is_checked() -> None:
     assert sentences(wrong) == [f"{at}: {QUANTITY}, not 'x'"]
 
 
-def test_all_mistakes_are_told_at_once_and_each_on_its_own_line() -> None:
+def test_all_errors_are_told_at_once_and_each_on_its_own_line() -> None:
     manifest = job(optimizeMode="x", suspend=3)
     manifest = bent(bent(bent(manifest, "metadata.name", "A"), f"{WORKER}.replicas", "3"), f"{CONTAINER}.name", None)
     manifest = bent(bent(manifest, "apiVersion", "v1"), "metadata.annotations.service_type", "ftp")
     with pytest.raises(BadManifest) as caught:
         read_manifest(manifest)
-    assert sorted(mistake.path for mistake in caught.value.mistakes) == [
+    assert sorted(error.path for error in caught.value.errors) == [
         "apiVersion",
         "metadata.annotations.service_type",
         "metadata.name",
@@ -377,13 +377,13 @@ def test_all_mistakes_are_told_at_once_and_each_on_its_own_line() -> None:
         f"{NAMED}.name",
         "spec.suspend",
     ]
-    assert str(caught.value).splitlines() == [str(mistake) for mistake in caught.value.mistakes]
+    assert str(caught.value).splitlines() == [str(error) for error in caught.value.errors]
 
 
 def test_garbage_by_the_thousand_is_counted_and_not_printed() -> None:
     found = sentences(bent(job(), f"{CONTAINER}.env", [3] * 1000))
-    assert len(found) == MAX_MISTAKES + 1
-    assert found[-1] == f"and {1000 - MAX_MISTAKES} more mistakes"
+    assert len(found) == MAX_ERRORS + 1
+    assert found[-1] == f"and {1000 - MAX_ERRORS} more errors"
 
 
 def test_a_long_value_or_name_is_shortened() -> None:
@@ -395,7 +395,7 @@ def test_a_long_value_or_name_is_shortened() -> None:
     assert sentence.endswith("not a number of more than 60 digits")
 
 
-def test_a_mistake_stays_on_one_line_whatever_the_value() -> None:
+def test_a_error_stays_on_one_line_whatever_the_value() -> None:
     for value in ("a\nb", "\x1b[31m", "\u2028"):
         for manifest in (bent(job(), "spec.optimizeMode", value), bent(job(), f"spec.{value}", 1)):
             (sentence,) = sentences(manifest)
@@ -426,11 +426,11 @@ PLAN_PLACES = [
 ]
 
 
-def mistakes_of(manifest: Any) -> tuple[str, ...]:
+def errors_of(manifest: Any) -> tuple[str, ...]:
     try:
         read_manifest(manifest)
     except BadManifest as bad:
-        return tuple(str(mistake) for mistake in bad.mistakes) or ("refused without a mistake\n",)
+        return tuple(str(error) for error in bad.errors) or ("refused without an error\n",)
     return ()
 
 
@@ -439,11 +439,11 @@ def mistakes_of(manifest: Any) -> tuple[str, ...]:
 def test_anything_anywhere_in_a_job_is_read_or_refused_in_whole_sentences(
     place: str, value: Any, strategy: str
 ) -> None:
-    told = mistakes_of(bent(job(distributionStrategy=strategy), place, value))
+    told = errors_of(bent(job(distributionStrategy=strategy), place, value))
     assert all(len(sentence.splitlines()) == 1 for sentence in told)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(PLAN_PLACES), PLAIN)
 def test_anything_anywhere_in_a_plan_is_read_or_refused_in_whole_sentences(place: str, value: Any) -> None:
-    assert all(len(sentence.splitlines()) == 1 for sentence in mistakes_of(bent(plan(), place, value)))
+    assert all(len(sentence.splitlines()) == 1 for sentence in errors_of(bent(plan(), place, value)))

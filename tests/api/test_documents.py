@@ -77,7 +77,7 @@ def test_a_text_that_is_no_manifest_gets_one_sentence_soon(text: str | bytes, se
     started = time.monotonic()
     with pytest.raises(BadManifest) as caught:
         load_manifests(text)
-    assert [str(mistake) for mistake in caught.value.mistakes] == [sentence]
+    assert [str(error) for error in caught.value.errors] == [sentence]
     assert time.monotonic() - started < 5
 
 
@@ -97,10 +97,10 @@ def test_several_documents_are_read_and_empty_ones_passed_over() -> None:
     assert isinstance(plan, ScalePlan)
 
 
-def test_mistakes_name_their_document_where_there_are_several() -> None:
+def test_errors_name_their_document_where_there_are_several() -> None:
     with pytest.raises(BadManifest) as caught:
         load_manifests(f"{JOB}\n---\n{PLAN}\nspce: 1\n---\nkind: Pod")
-    assert [str(mistake) for mistake in caught.value.mistakes] == [
+    assert [str(error) for error in caught.value.errors] == [
         "document 2: spce: unknown field; did you mean spec?",
         "document 3: apiVersion: must be elastic.iml.github.io/v1alpha1, not nothing",
         "document 3: kind: must be ElasticJob or ScalePlan, not 'Pod'",

@@ -58,9 +58,9 @@ def duration(text: str) -> Seconds | None:
     return Seconds(sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text)))
 
 
-def read_options(annotations: Mapping[str, str], path: str, mistakes: ManifestErrors) -> MasterOptions:
+def read_options(annotations: Mapping[str, str], path: str, errors: ManifestErrors) -> MasterOptions:
     """Read the options among `annotations`; a wrong one is told and keeps its default."""
-    reader = _Reader(annotations, path, mistakes)
+    reader = _Reader(annotations, path, errors)
     pending = reader.whole("pending_timeout", "must be a whole number of seconds, 0 for no limit")
     strategy = reader.choice("pending_fail_strategy", PENDING_STRATEGIES, "1")
     pending_timeout = None if pending is None else Seconds(float(pending))
@@ -80,13 +80,13 @@ def read_options(annotations: Mapping[str, str], path: str, mistakes: ManifestEr
 
 
 class _Reader:
-    def __init__(self, annotations: Mapping[str, str], path: str, mistakes: ManifestErrors) -> None:
+    def __init__(self, annotations: Mapping[str, str], path: str, errors: ManifestErrors) -> None:
         self._annotations = annotations
         self._path = path
-        self._mistakes = mistakes
+        self._errors = errors
 
     def _wrong(self, name: str, allowed: str) -> None:
-        self._mistakes.add(under(self._path, name), f"{allowed}, not {shown(self._annotations[name])}")
+        self._errors.add(under(self._path, name), f"{allowed}, not {shown(self._annotations[name])}")
 
     def _given(self, name: str) -> str | None:
         value = self._annotations.get(name)
@@ -135,6 +135,6 @@ class _Reader:
         try:
             derive(value)
         except BadTimeouts as bad:
-            self._mistakes.add(under(self._path, name), str(bad).partition(": ")[2])
+            self._errors.add(under(self._path, name), str(bad).partition(": ")[2])
             return DEFAULT_RECOVERY_BUDGET
         return value

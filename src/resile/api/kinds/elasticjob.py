@@ -94,23 +94,23 @@ JOURNAL_GONE = "JournalGone"
 """The reason in the status of a job whose journal somebody deleted; its master asks the operator for a new one."""
 
 
-def _check_priority(value: str, path: str, mistakes: ManifestErrors) -> None:
+def _check_priority(value: str, path: str, errors: ManifestErrors) -> None:
     if not _PRIORITY.fullmatch(value):
-        mistakes.add(path, f"must be high, low or a fraction from 0 to 1 such as '0.5', not {shown(value)}")
+        errors.add(path, f"must be high, low or a fraction from 0 to 1 such as '0.5', not {shown(value)}")
 
 
-def _check_critical(value: str, path: str, mistakes: ManifestErrors) -> None:
+def _check_critical(value: str, path: str, errors: ManifestErrors) -> None:
     if not _CRITICAL.fullmatch(value):
-        mistakes.add(path, f"must be all, none or pairs of index:count such as '0:3,1:3', not {shown(value)}")
+        errors.add(path, f"must be all, none or pairs of index:count such as '0:3,1:3', not {shown(value)}")
 
 
-def _check_env(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def _check_env(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     for key, entry in value.items():
-        check_env_name(key, under(path, key), mistakes)
+        check_env_name(key, under(path, key), errors)
         if isinstance(entry, dict):
-            check_env_entry(entry, under(path, key), mistakes)
+            check_env_entry(entry, under(path, key), errors)
             if entry.get("name", key) != key:
-                mistakes.add(under(under(path, key), "name"), f"must be {key} like its key, not {shown(entry['name'])}")
+                errors.add(under(under(path, key), "name"), f"must be {key} like its key, not {shown(entry['name'])}")
 
 
 _ROLES_SCHEMA = {
@@ -120,18 +120,18 @@ _ROLES_SCHEMA = {
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_JOB_NAME, "pattern": matching(JOB_NAMES)}
 
 
-def _check_roles(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def _check_roles(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if not any(role in value for role in ROLES):
-        mistakes.add(path, "must have at least one of worker, chief, ps and evaluator")
+        errors.add(path, "must have at least one of worker, chief, ps and evaluator")
     if MASTER_ROLE in value and LEGACY_MASTER_ROLE in value:
-        mistakes.add(under(path, LEGACY_MASTER_ROLE), f"is the old name of {MASTER_ROLE}, which is given as well")
+        errors.add(under(path, LEGACY_MASTER_ROLE), f"is the old name of {MASTER_ROLE}, which is given as well")
 
 
-def _check_metadata(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def _check_metadata(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if isinstance(value.get("name"), str):
-        check_job_name(value["name"], under(path, "name"), mistakes)
+        check_job_name(value["name"], under(path, "name"), errors)
     if isinstance(value.get("annotations"), dict):
-        read_options(value["annotations"], under(path, "annotations"), mistakes)
+        read_options(value["annotations"], under(path, "annotations"), errors)
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]

@@ -69,9 +69,9 @@ class ReplicaResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         return read_resources(dict(self.resource))
 
 
-def _check_pod(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def _check_pod(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if "name" not in value and not ("type" in value and "id" in value):
-        mistakes.add(path, "must name a pod by its name, or by its type and id")
+        errors.add(path, "must name a pod by its name, or by its type and id")
 
 
 class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -141,24 +141,24 @@ class ScalePlanStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """When it was done, or given up."""
 
 
-def _check_metadata(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def _check_metadata(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if isinstance(value.get("name"), str):
-        check_object_name(value["name"], under(path, "name"), mistakes)
+        check_object_name(value["name"], under(path, "name"), errors)
     scale_type = value.get("labels", {}).get(SCALE_TYPE)
     if isinstance(scale_type, str) and scale_type not in list(ScaleType):
         at = under(under(path, "labels"), SCALE_TYPE)
-        mistakes.add(at, f"must be {listed(ScaleType)}, not {shown(scale_type)}")
+        errors.add(at, f"must be {listed(ScaleType)}, not {shown(scale_type)}")
 
 
 _CHANGES = ("replicaResourceSpecs", "createPods", "removePods", "migratePods", "psHosts")
 
 
-def _check_spec(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def _check_spec(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if not any(value.get(change) for change in _CHANGES):
-        mistakes.add(path, f"must ask for a change with {listed(_CHANGES)}")
+        errors.add(path, f"must ask for a change with {listed(_CHANGES)}")
     for role in value.get("replicaResourceSpecs", {}):
         if role not in ROLES:
-            mistakes.add(under(under(path, "replicaResourceSpecs"), role), f"unknown role; known are {listed(ROLES)}")
+            errors.add(under(under(path, "replicaResourceSpecs"), role), f"unknown role; known are {listed(ROLES)}")
 
 
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_OBJECT_NAME, "pattern": matching(OBJECT_NAMES)}
@@ -187,18 +187,16 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         labels = self.metadata.labels
         return {label: labels[label] for label in JOB_LABELS if label in labels}
 
-    def check(self, mistakes: ManifestErrors) -> None:
-        """Tell the mistakes that only the whole plan shows: which job it is for, and whose pods it names."""
+    def check(self, errors: ManifestErrors) -> None:
+        """Tell the errors that only the whole plan shows: which job it is for, and whose pods it names."""
         if not self.job:
-            mistakes.add("spec.ownerJob", "must be given")
+            errors.add("spec.ownerJob", "must be given")
             return
         for label, job in self._labelled_jobs().items():
             if job != self.job:
-                mistakes.add(f"metadata.labels.{label}", f"must be {self.job} like spec.ownerJob, not {shown(job)}")
+                errors.add(f"metadata.labels.{label}", f"must be {self.job} like spec.ownerJob, not {shown(job)}")
         for field, pods in (("removePods", self.spec.remove_pods), ("migratePods", self.spec.migrate_pods)):
             for at, pod in enumerate(pods):
                 if pod.name and pod.node(self.job) is None:
                     path = f"spec.{field}[{at}].name"
-                    mistakes.add(
-                        path, f"must be a pod of the job such as {self.job}-edljob-ps-0, not {shown(pod.name)}"
-                    )
+                    errors.add(path, f"must be a pod of the job such as {self.job}-edljob-ps-0, not {shown(pod.name)}")

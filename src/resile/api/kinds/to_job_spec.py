@@ -35,12 +35,12 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
     Raises:
         BadManifest: when a master option is wrong, or no role has a replica.
     """
-    mistakes = ManifestErrors()
-    options = read_options(job.metadata.annotations, "metadata.annotations", mistakes)
+    errors = ManifestErrors()
+    options = read_options(job.metadata.annotations, "metadata.annotations", errors)
     roles = _roles(job)
     if not any(role.replicas for role in roles.values()):
-        mistakes.add("spec.replicaSpecs", "must have a role with replicas of 1 or more")
-    mistakes.raise_if_any()
+        errors.add("spec.replicaSpecs", "must have a role with replicas of 1 or more")
+    errors.raise_if_any()
     master = job.spec.replica_specs.master
     return JobSpec(
         name=job.metadata.name,

@@ -1,1 +1,1 @@
-"""Reads manifests: from YAML text to checked, typed resources, with one sentence for every mistake."""
+"""Reads manifests: from YAML text to checked, typed resources, with one sentence for every error."""

@@ -1,10 +1,10 @@
-"""Checks plain data against the types of a resource and collects every mistake on the way.
+"""Checks plain data against the types of a resource and collects every error on the way.
 
-`msgspec.convert` stops at the first mistake and speaks of types; users need all mistakes, in the words of their
-manifest. So the same type annotations are walked here first, and only data without a mistake is converted: one pass
+`msgspec.convert` stops at the first error and speaks of types; users need all errors, in the words of their
+manifest. So the same type annotations are walked here first, and only data without an error is converted: one pass
 more, about a millisecond for a usual manifest.
 
-A field's own rule rides on its type: `Annotated[str, rule(check)]`, where `check(value, path, mistakes)` sees scalars
+A field's own rule rides on its type: `Annotated[str, rule(check)]`, where `check(value, path, errors)` sees scalars
 only if their plain type is right; a mapping it sees in any case and must expect anything inside it. What an API server
 can check of a rule by itself stands beside it, in the words of a schema: `rule(check, pattern=matching(regex))`.
 """
@@ -41,14 +41,14 @@ def matching(regex: re.Pattern[str]) -> str:
     return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
-def read(kind: type[T], document: Any, mistakes: ManifestErrors, path: str = "") -> T | None:
-    """Make a `kind` of plain data, or None if there was a mistake in it; `mistakes` tells all of them.
+def read(kind: type[T], document: Any, errors: ManifestErrors, path: str = "") -> T | None:
+    """Make a `kind` of plain data, or None if there was an error in it; `errors` tells all of them.
 
     Nothing (`null`) counts as absent, as it does for Kubernetes. The given data is not changed and not shared.
     """
-    before = mistakes.count
-    cleaned = _walk(_shape(cast(Hashable, kind)), document, path, mistakes)
-    return msgspec.convert(cleaned, kind) if mistakes.count == before else None
+    before = errors.count
+    cleaned = _walk(_shape(cast(Hashable, kind)), document, path, errors)
+    return msgspec.convert(cleaned, kind) if errors.count == before else None
 
 
 @functools.cache
@@ -56,83 +56,83 @@ def _shape(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _walk(kind: inspect.Type, value: Any, path: str, mistakes: ManifestErrors) -> Any:
+def _walk(kind: inspect.Type, value: Any, path: str, errors: ManifestErrors) -> Any:
     match kind:
         case inspect.Metadata(type=inner, extra=extra):
-            before = mistakes.count
-            cleaned = _walk(inner, value, path, mistakes)
-            # A rule about a whole mapping can stand beside mistakes in its fields; a rule about a scalar cannot.
-            if extra and (mistakes.count == before or isinstance(value, dict)):
-                extra[_RULE](cleaned, path, mistakes)
+            before = errors.count
+            cleaned = _walk(inner, value, path, errors)
+            # A rule about a whole mapping can stand beside errors in its fields; a rule about a scalar cannot.
+            if extra and (errors.count == before or isinstance(value, dict)):
+                extra[_RULE](cleaned, path, errors)
             return cleaned
         case inspect.UnionType(types=types):
-            return _walk_union(types, value, path, mistakes)
+            return _walk_union(types, value, path, errors)
         case inspect.StructType():
-            return _walk_struct(kind, value, path, mistakes)
+            return _walk_struct(kind, value, path, errors)
         case inspect.DictType(value_type=inner):
-            return _walk_mapping(inner, value, path, mistakes)
+            return _walk_mapping(inner, value, path, errors)
         case inspect.VarTupleType(item_type=inner) | inspect.ListType(item_type=inner):
             if not isinstance(value, list | tuple):
-                mistakes.add(path, f"must be a list, not {shown(value)}")
+                errors.add(path, f"must be a list, not {shown(value)}")
                 return []
-            return [_walk(inner, item, under(path, at), mistakes) for at, item in enumerate(value)]
+            return [_walk(inner, item, under(path, at), errors) for at, item in enumerate(value)]
         case inspect.AnyType():
-            return _walk_anything(value, path, mistakes)
+            return _walk_anything(value, path, errors)
     problem = _scalar_problem(kind, value)
     if problem:
-        mistakes.add(path, problem)
+        errors.add(path, problem)
     return value
 
 
-def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, mistakes: ManifestErrors) -> Any:
+def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, errors: ManifestErrors) -> Any:
     kinds = [one for one in types if not isinstance(one, inspect.NoneType)]
     if len(kinds) == 1:
-        return _walk(kinds[0], value, path, mistakes)
+        return _walk(kinds[0], value, path, errors)
     if all(_scalar_problem(one, value) for one in kinds):
-        mistakes.add(path, f"must be text or a number, not {shown(value)}")
+        errors.add(path, f"must be text or a number, not {shown(value)}")
     return value
 
 
-def _walk_struct(kind: inspect.StructType, value: Any, path: str, mistakes: ManifestErrors) -> dict[str, Any]:
+def _walk_struct(kind: inspect.StructType, value: Any, path: str, errors: ManifestErrors) -> dict[str, Any]:
     if not isinstance(value, dict):
-        mistakes.add(path, f"must be a mapping, not {shown(value)}")
+        errors.add(path, f"must be a mapping, not {shown(value)}")
         return {}
     fields = {field.encode_name: field for field in kind.fields}
     cleaned: dict[str, Any] = {}
     for name, item in value.items():
         if not isinstance(name, str):
-            mistakes.add(path, f"every field's name must be text, not {shown(name)}")
+            errors.add(path, f"every field's name must be text, not {shown(name)}")
         elif name not in fields:
-            mistakes.add(under(path, name), unknown_field(name, fields))
+            errors.add(under(path, name), unknown_field(name, fields))
         elif item is not None:
-            cleaned[name] = _walk(fields[name].type, item, under(path, name), mistakes)
+            cleaned[name] = _walk(fields[name].type, item, under(path, name), errors)
     for name, field in fields.items():
         if field.required and value.get(name) is None:
-            mistakes.add(under(path, name), "must be given")
+            errors.add(under(path, name), "must be given")
     return cleaned
 
 
-def _walk_mapping(inner: inspect.Type, value: Any, path: str, mistakes: ManifestErrors) -> dict[str, Any]:
+def _walk_mapping(inner: inspect.Type, value: Any, path: str, errors: ManifestErrors) -> dict[str, Any]:
     if not isinstance(value, dict):
-        mistakes.add(path, f"must be a mapping, not {shown(value)}")
+        errors.add(path, f"must be a mapping, not {shown(value)}")
         return {}
     cleaned: dict[str, Any] = {}
     for name, item in value.items():
         if not isinstance(name, str):
-            mistakes.add(path, f"every key must be text, not {shown(name)}")
+            errors.add(path, f"every key must be text, not {shown(name)}")
         elif item is not None or isinstance(inner, inspect.AnyType):
-            cleaned[name] = _walk(inner, item, under(path, name), mistakes)
+            cleaned[name] = _walk(inner, item, under(path, name), errors)
     return cleaned
 
 
-def _walk_anything(value: Any, path: str, mistakes: ManifestErrors) -> Any:
+def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
     """Data whose shape somebody else checks: copied, and plain enough to be JSON."""
     if isinstance(value, dict):
-        return _walk_mapping(inspect.AnyType(), value, path, mistakes)
+        return _walk_mapping(inspect.AnyType(), value, path, errors)
     if isinstance(value, list | tuple):
-        return [_walk_anything(item, under(path, at), mistakes) for at, item in enumerate(value)]
+        return [_walk_anything(item, under(path, at), errors) for at, item in enumerate(value)]
     if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        mistakes.add(path, f"must be plain text, a number, true or false, not {shown(value)}")
+        errors.add(path, f"must be plain text, a number, true or false, not {shown(value)}")
     return value
 
 

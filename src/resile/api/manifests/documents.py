@@ -1,6 +1,6 @@
 """YAML text to plain documents, safely: bounded in size, depth and in what aliases expand to, without surprising types.
 
-Differs from `yaml.safe_load_all` in what a manifest needs: a key given twice is a mistake, timestamps stay text (as for
+Differs from `yaml.safe_load_all` in what a manifest needs: a key given twice is an error, timestamps stay text (as for
 Kubernetes), and only what JSON has can be written. It uses PyYAML's parser in Python, a few milliseconds for a usual
 manifest, because the one in C cannot be bounded in depth.
 """
@@ -25,7 +25,7 @@ def load_documents(text: str | bytes) -> list[Any]:
     """All documents that are not empty, as dicts, lists, text, numbers, booleans and None.
 
     Raises:
-        BadManifest: with one mistake, since nothing after it can be understood.
+        BadManifest: with one error, since nothing after it can be understood.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > MAX_TEXT:

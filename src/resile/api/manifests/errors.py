@@ -1,7 +1,7 @@
-"""How mistakes in a manifest are told: all of them, each in one sentence that names the field and what is allowed.
+"""How errors in a manifest are told: all of them, each in one sentence that names the field and what is allowed.
 
-A reader of manifests never stops at the first mistake: it collects them in a `ManifestErrors`, so that a user mends a
-file once. The price is that a mistake can have echoes (a misspelt required field is both unknown and missing).
+A reader of manifests never stops at the first error: it collects them in a `ManifestErrors`, so that a user mends a
+file once. The price is that an error can have echoes (a misspelt required field is both unknown and missing).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-MAX_MISTAKES = 100
+MAX_ERRORS = 100
 """More than a person reads; a generated file of garbage must not become a message of megabytes."""
 
 MAX_SHOWN = 60
@@ -34,11 +34,11 @@ class ManifestError(msgspec.Struct, frozen=True):
 
 
 class BadManifest(ValueError):
-    """A manifest that cannot be used. `mistakes` holds at least one; the message has one line for each."""
+    """A manifest that cannot be used. `errors` holds at least one; the message has one line for each."""
 
-    def __init__(self, mistakes: Iterable[ManifestError]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+    def __init__(self, errors: Iterable[ManifestError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
 
 
 class ManifestErrors:
@@ -51,11 +51,11 @@ class ManifestErrors:
         self._left_out = 0
 
     def add(self, path: str, problem: str) -> None:
-        """Note a mistake: the first about a field, the others echo it. Beyond `MAX_MISTAKES` they are only counted."""
+        """Note an error: the first about a field, the others echo it. Beyond `MAX_ERRORS` they are only counted."""
         if path and path in self._paths:
             return
         self._paths.add(path)
-        if len(self._found) >= MAX_MISTAKES:
+        if len(self._found) >= MAX_ERRORS:
             self._left_out += 1
             return
         self._found.append(ManifestError(path, problem, self._document))
@@ -72,7 +72,7 @@ class ManifestErrors:
         """All of them, in the order in which the fields were read."""
         if not self._left_out:
             return tuple(self._found)
-        return (*self._found, ManifestError("", f"and {self._left_out} more mistakes", self._document))
+        return (*self._found, ManifestError("", f"and {self._left_out} more errors", self._document))
 
     def raise_if_any(self) -> None:
         """Raise `BadManifest` with everything found, if anything was."""

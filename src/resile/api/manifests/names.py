@@ -56,58 +56,58 @@ def node_of_pod(name: str, job: str) -> NodeKey | None:
     return NodeKey(match["role"], NodeId(int(match["id"])))
 
 
-def check_job_name(value: str, path: str, mistakes: ManifestErrors) -> None:
+def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
     """A job's name starts the names of Services, which must start with a letter and fit a DNS label."""
     if not JOB_NAMES.fullmatch(value):
-        mistakes.add(
+        errors.add(
             path,
             "must be lower-case letters, digits and '-', starting with a letter and ending with a letter or digit, "
             f"not {shown(value)}",
         )
     elif len(value) > MAX_JOB_NAME:
-        mistakes.add(
+        errors.add(
             path,
             f"must be at most {MAX_JOB_NAME} characters so that {master_name('<name>')} fits into {MAX_LABEL}, "
             f"not {len(value)}",
         )
 
 
-def check_dns_label(value: str, path: str, mistakes: ManifestErrors) -> None:
+def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
     """Names of namespaces and containers."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > MAX_LABEL:
-        mistakes.add(
+        errors.add(
             path,
             f"must be at most {MAX_LABEL} lower-case letters, digits and '-', "
             f"starting and ending with a letter or digit, not {shown(value)}",
         )
 
 
-def check_object_name(value: str, path: str, mistakes: ManifestErrors) -> None:
+def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
     """Names of objects from which no other name is made."""
     if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
-        mistakes.add(
+        errors.add(
             path,
             f"must be at most {MAX_OBJECT_NAME} lower-case letters, digits, '-' and '.', "
             f"starting and ending with a letter or digit, not {shown(value)}",
         )
 
 
-def check_labels(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     """Keys and values that Kubernetes takes as labels."""
     for key, item in value.items():
         if not _LABEL_KEY.fullmatch(key) or len(key.rpartition("/")[2]) > MAX_LABEL:
-            mistakes.add(
+            errors.add(
                 under(path, key), "is not a label's key: letters, digits, '-', '_', '.', after an optional prefix/"
             )
         if isinstance(item, str) and (not _LABEL_VALUE.fullmatch(item) or len(item) > MAX_LABEL):
-            mistakes.add(
+            errors.add(
                 under(path, key),
                 f"must be at most {MAX_LABEL} letters, digits, '-', '_' and '.', "
                 f"starting and ending with a letter or digit, not {shown(item)}",
             )
 
 
-def check_env_name(value: str, path: str, mistakes: ManifestErrors) -> None:
+def check_env_name(value: str, path: str, errors: ManifestErrors) -> None:
     """Names of environment variables that Kubernetes takes."""
     if not _ENV_NAME.fullmatch(value):
-        mistakes.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")
+        errors.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")

@@ -90,21 +90,21 @@ def is_gpu(name: str) -> bool:
     return name.rpartition("/")[2] == "gpu"
 
 
-def check_template(value: Template, path: str, mistakes: ManifestErrors) -> None:
+def check_template(value: Template, path: str, errors: ManifestErrors) -> None:
     """The template of a node: a list with at least one container, each with a name."""
-    spec = _mapping(value, "spec", path, mistakes, required=True)
+    spec = _mapping(value, "spec", path, errors, required=True)
     if spec is not None:
-        _check_pod_spec(spec, under(path, "spec"), mistakes, required=True)
+        _check_pod_spec(spec, under(path, "spec"), errors, required=True)
 
 
-def check_partial_template(value: Template, path: str, mistakes: ManifestErrors) -> None:
+def check_partial_template(value: Template, path: str, errors: ManifestErrors) -> None:
     """The template of a master, which is laid over a complete one and may leave everything out."""
-    spec = _mapping(value, "spec", path, mistakes)
+    spec = _mapping(value, "spec", path, errors)
     if spec is not None:
-        _check_pod_spec(spec, under(path, "spec"), mistakes, required=False)
+        _check_pod_spec(spec, under(path, "spec"), errors, required=False)
 
 
-def check_resources(value: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     """A mapping of resource names to quantities."""
     for name, given in value.items():
         if given is None:
@@ -117,35 +117,33 @@ def check_resources(value: dict[str, Any], path: str, mistakes: ManifestErrors) 
             else:
                 quantity.amount(given)
         except quantity.BadQuantity as bad:
-            mistakes.add(under(path, name), str(bad))
+            errors.add(under(path, name), str(bad))
 
 
-def check_env_entry(entry: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
+def check_env_entry(entry: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     """One variable: a value, or a place to take it from."""
-    _check(entry, "value", str, text_problem, path, mistakes)
-    source = _mapping(entry, "valueFrom", path, mistakes)
+    _check(entry, "value", str, text_problem, path, errors)
+    source = _mapping(entry, "valueFrom", path, errors)
     if source is not None and entry.get("value"):
-        mistakes.add(path, "must have either value or valueFrom, not both")
+        errors.add(path, "must have either value or valueFrom, not both")
 
 
-def _check_pod_spec(spec: dict[str, Any], path: str, mistakes: ManifestErrors, *, required: bool) -> None:
+def _check_pod_spec(spec: dict[str, Any], path: str, errors: ManifestErrors, *, required: bool) -> None:
     if required and not spec.get("containers"):
         got = "nothing" if spec.get("containers") is None else "an empty one"
-        mistakes.add(under(path, "containers"), f"must be a list with at least one container, not {got}")
+        errors.add(under(path, "containers"), f"must be a list with at least one container, not {got}")
     names: set[str] = set()
     for field in ("containers", "initContainers"):
-        for container, at in _mappings(spec, field, path, mistakes):
-            _check_container(container, at, mistakes)
+        for container, at in _mappings(spec, field, path, errors):
+            _check_container(container, at, errors)
             name = container.get("name")
             if isinstance(name, str) and name in names:
-                mistakes.add(
-                    under(at, "name"), f"must differ from the other containers' names, not {shown(name)} again"
-                )
+                errors.add(under(at, "name"), f"must differ from the other containers' names, not {shown(name)} again")
             elif isinstance(name, str):
                 names.add(name)
     grace = spec.get("terminationGracePeriodSeconds")
     if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int) or grace < 0):
-        mistakes.add(
+        errors.add(
             under(path, "terminationGracePeriodSeconds"), f"must be a whole number of 0 or more, not {shown(grace)}"
         )
 
@@ -155,46 +153,46 @@ _CONTAINER_FIELDS = (
     *("volumeMounts", "volumeDevices", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "tty"),
     *("securityContext", "terminationMessagePath", "terminationMessagePolicy", "stdin", "stdinOnce"),
 )
-"""The fields people write; Kubernetes may know others, so only what looks like a slip of these is a mistake."""
+"""The fields people write; Kubernetes may know others, so only what looks like a slip of these is an error."""
 
 
-def _check_container(container: Container, path: str, mistakes: ManifestErrors) -> None:
+def _check_container(container: Container, path: str, errors: ManifestErrors) -> None:
     for field in container:
         near = get_close_matches(field, _CONTAINER_FIELDS, n=1, cutoff=0.8)
         if near and near[0] != field:
-            mistakes.add(under(path, field), f"unknown field; did you mean {near[0]}?")
+            errors.add(under(path, field), f"unknown field; did you mean {near[0]}?")
     name = container.get("name")
     if name is None:
-        mistakes.add(under(path, "name"), "must be given")
-    elif _check(container, "name", str, text_problem, path, mistakes):
-        check_dns_label(name, under(path, "name"), mistakes)
+        errors.add(under(path, "name"), "must be given")
+    elif _check(container, "name", str, text_problem, path, errors):
+        check_dns_label(name, under(path, "name"), errors)
     for field in ("command", "args"):
-        for word, at in _items(container, field, path, mistakes):
+        for word, at in _items(container, field, path, errors):
             if not isinstance(word, str):
-                mistakes.add(at, text_problem(word))
-    for entry, at in _mappings(container, "env", path, mistakes):
+                errors.add(at, text_problem(word))
+    for entry, at in _mappings(container, "env", path, errors):
         if entry.get("name") is None:
-            mistakes.add(under(at, "name"), "must be given")
-        elif _check(entry, "name", str, text_problem, at, mistakes):
-            check_env_name(entry["name"], under(at, "name"), mistakes)
-        check_env_entry(entry, at, mistakes)
-    resources = _mapping(container, "resources", path, mistakes)
+            errors.add(under(at, "name"), "must be given")
+        elif _check(entry, "name", str, text_problem, at, errors):
+            check_env_name(entry["name"], under(at, "name"), errors)
+        check_env_entry(entry, at, errors)
+    resources = _mapping(container, "resources", path, errors)
     if resources is not None:
-        _check_requests_and_limits(resources, under(path, "resources"), mistakes)
+        _check_requests_and_limits(resources, under(path, "resources"), errors)
 
 
-def _check_requests_and_limits(resources: dict[str, Any], path: str, mistakes: ManifestErrors) -> None:
-    before = mistakes.count
-    requests = _mapping(resources, "requests", path, mistakes) or {}
-    limits = _mapping(resources, "limits", path, mistakes) or {}
-    check_resources(requests, under(path, "requests"), mistakes)
-    check_resources(limits, under(path, "limits"), mistakes)
-    if mistakes.count > before:
+def _check_requests_and_limits(resources: dict[str, Any], path: str, errors: ManifestErrors) -> None:
+    before = errors.count
+    requests = _mapping(resources, "requests", path, errors) or {}
+    limits = _mapping(resources, "limits", path, errors) or {}
+    check_resources(requests, under(path, "requests"), errors)
+    check_resources(limits, under(path, "limits"), errors)
+    if errors.count > before:
         return
     for name, given in requests.items():
         limit = limits.get(name)
         if given is not None and limit is not None and quantity.amount(given) > quantity.amount(limit):
-            mistakes.add(
+            errors.add(
                 under(under(path, "requests"), name), f"must be at most the limit of {limit}, not {shown(given)}"
             )
 
@@ -205,38 +203,38 @@ def _check(
     kind: type | tuple[type, ...],
     problem: Callable[[Any], str],
     path: str,
-    mistakes: ManifestErrors,
+    errors: ManifestErrors,
 ) -> bool:
     """Whether the field is absent or of the right kind; if not, that is told."""
     value = owner.get(field)
     if value is None or isinstance(value, kind):
         return True
-    mistakes.add(under(path, field), problem(value))
+    errors.add(under(path, field), problem(value))
     return False
 
 
 def _mapping(
-    owner: dict[str, Any], field: str, path: str, mistakes: ManifestErrors, *, required: bool = False
+    owner: dict[str, Any], field: str, path: str, errors: ManifestErrors, *, required: bool = False
 ) -> dict[str, Any] | None:
     if required and owner.get(field) is None:
-        mistakes.add(under(path, field), "must be given")
+        errors.add(under(path, field), "must be given")
         return None
-    if _check(owner, field, dict, lambda value: f"must be a mapping, not {shown(value)}", path, mistakes):
+    if _check(owner, field, dict, lambda value: f"must be a mapping, not {shown(value)}", path, errors):
         return owner.get(field)
     return None
 
 
-def _items(owner: dict[str, Any], field: str, path: str, mistakes: ManifestErrors) -> Iterator[tuple[Any, str]]:
-    if _check(owner, field, list, lambda value: f"must be a list, not {shown(value)}", path, mistakes):
+def _items(owner: dict[str, Any], field: str, path: str, errors: ManifestErrors) -> Iterator[tuple[Any, str]]:
+    if _check(owner, field, list, lambda value: f"must be a list, not {shown(value)}", path, errors):
         for at, item in enumerate(owner.get(field) or ()):
             yield item, under(under(path, field), at)
 
 
 def _mappings(
-    owner: dict[str, Any], field: str, path: str, mistakes: ManifestErrors
+    owner: dict[str, Any], field: str, path: str, errors: ManifestErrors
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    for item, at in _items(owner, field, path, mistakes):
+    for item, at in _items(owner, field, path, errors):
         if isinstance(item, dict):
             yield item, at
         else:
-            mistakes.add(at, f"must be a mapping, not {shown(item)}")
+            errors.add(at, f"must be a mapping, not {shown(item)}")

@@ -1,4 +1,4 @@
-"""Reads manifests: text, or objects as a cluster returns them, into typed resources, telling every mistake at once."""
+"""Reads manifests: text, or objects as a cluster returns them, into typed resources, telling every error at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_manifests(text: str | bytes) -> list[Resource]:
     """Read every document of a YAML text; empty documents between others are passed over, as by kubectl.
 
     Raises:
-        BadManifest: with all mistakes of all documents; nothing of the text is to be used then.
+        BadManifest: with all errors of all documents; nothing of the text is to be used then.
     """
     from resile.api.manifests.documents import load_documents  # PyYAML takes 20 ms to import
 
@@ -32,9 +32,9 @@ def load_manifests(text: str | bytes) -> list[Resource]:
     resources: list[Resource] = []
     found: list[ManifestError] = []
     for number, document in enumerate(documents, start=1):
-        mistakes = ManifestErrors(f"document {number}" if len(documents) > 1 else "")
-        resource = _read(document, mistakes)
-        found.extend(mistakes.found())
+        errors = ManifestErrors(f"document {number}" if len(documents) > 1 else "")
+        resource = _read(document, errors)
+        found.extend(errors.found())
         if resource is not None:
             resources.append(resource)
     if found:
@@ -46,47 +46,45 @@ def read_manifest(document: Any) -> Resource:
     """Read one object that is plain data already, such as a cluster's answer.
 
     Raises:
-        BadManifest: with all its mistakes.
+        BadManifest: with all its errors.
     """
-    mistakes = ManifestErrors()
-    resource = _read(document, mistakes)
+    errors = ManifestErrors()
+    resource = _read(document, errors)
     if resource is None:
-        raise BadManifest(mistakes.found())
+        raise BadManifest(errors.found())
     return resource
 
 
-def _read(document: Any, mistakes: ManifestErrors) -> Resource | None:
+def _read(document: Any, errors: ManifestErrors) -> Resource | None:
     if not isinstance(document, dict):
-        mistakes.add(
-            "", f"a manifest must be a mapping with apiVersion, kind, metadata and spec, not {shown(document)}"
-        )
+        errors.add("", f"a manifest must be a mapping with apiVersion, kind, metadata and spec, not {shown(document)}")
         return None
     version, kind = document.get("apiVersion"), document.get("kind")
     if version != API_VERSION:
-        mistakes.add("apiVersion", f"must be {API_VERSION}, not {shown(version)}")
+        errors.add("apiVersion", f"must be {API_VERSION}, not {shown(version)}")
     if kind not in KINDS:
-        mistakes.add("kind", f"must be {listed(KINDS)}, not {shown(kind)}")
+        errors.add("kind", f"must be {listed(KINDS)}, not {shown(kind)}")
         return None
     rest = {field: value for field, value in document.items() if field not in ("apiVersion", "kind")}
     if kind == ELASTIC_JOB:
-        return _read_job(rest, mistakes)
-    return _read_plan(rest, mistakes)
+        return _read_job(rest, errors)
+    return _read_plan(rest, errors)
 
 
-def _read_job(document: dict[Any, Any], mistakes: ManifestErrors) -> ElasticJob | None:
-    job = read(ElasticJob, document, mistakes)
+def _read_job(document: dict[Any, Any], errors: ManifestErrors) -> ElasticJob | None:
+    job = read(ElasticJob, document, errors)
     if job is None:
         return None
     try:
         to_job_spec(job)
     except BadManifest as bad:
-        for mistake in bad.mistakes:
-            mistakes.add(mistake.path, mistake.problem)
-    return None if mistakes else job
+        for error in bad.errors:
+            errors.add(error.path, error.problem)
+    return None if errors else job
 
 
-def _read_plan(document: dict[Any, Any], mistakes: ManifestErrors) -> ScalePlan | None:
-    plan = read(ScalePlan, document, mistakes)
+def _read_plan(document: dict[Any, Any], errors: ManifestErrors) -> ScalePlan | None:
+    plan = read(ScalePlan, document, errors)
     if plan is not None:
-        plan.check(mistakes)
-    return None if mistakes else plan
+        plan.check(errors)
+    return None if errors else plan

@@ -80,7 +80,7 @@ def _facts(cluster: Cluster, job: Manifest, seen: JobView) -> str:
         read = read_manifest(job)
         spec = to_job_spec(read) if isinstance(read, ElasticJob) else None
     except BadManifest as bad:
-        return facts(seen, {**more, "Mistake": str(bad.mistakes[0]), "Cluster": cluster.name})
+        return facts(seen, {**more, "Mistake": str(bad.errors[0]), "Cluster": cluster.name})
     if spec is not None:
         more |= {
             "Strategy": spec.strategy.value,

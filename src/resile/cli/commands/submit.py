@@ -108,7 +108,7 @@ def read_manifest_file(path: str) -> list[tuple[dict[str, Any], Resource]]:
     try:
         resources = load_manifests(text)
     except BadManifest as bad:
-        raise NotUsableError("\n".join(f"{path}: {mistake}" for mistake in bad.mistakes)) from bad
+        raise NotUsableError("\n".join(f"{path}: {error}" for error in bad.errors)) from bad
     return list(zip(load_documents(text), resources, strict=True))
 
 

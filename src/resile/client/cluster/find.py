@@ -36,7 +36,7 @@ def spec_there(target: Target, name: str) -> JobSpec:
     try:
         read = read_manifest(on(target, lambda cluster: find(cluster, name)))
     except BadManifest as bad:
-        raise CommandError(f"job {name} cannot be read: {bad.mistakes[0]}") from bad
+        raise CommandError(f"job {name} cannot be read: {bad.errors[0]}") from bad
     if not isinstance(read, ElasticJob):
         raise CommandError(f"job {name} is no {ElasticJob.__name__}")
     return to_job_spec(read)

@@ -190,7 +190,7 @@ class ScalePlanWatch:
         try:
             read = read_manifest(plan)
         except BadManifest as bad:  # whichever job it is for
-            await self._tell(plan, PlanPhase.FAILED, INVALID, "; ".join(str(mistake) for mistake in bad.mistakes))
+            await self._tell(plan, PlanPhase.FAILED, INVALID, "; ".join(str(error) for error in bad.errors))
             return
         if not isinstance(read, ScalePlan) or read.job != self._spec.name or read.scale_type is not ScaleType.MANUAL:
             return

@@ -181,7 +181,7 @@ def phase_of(job: Object) -> Phase | None:
 
 def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
     """A manifest that cannot be run: nothing is started for it, until it is put right."""
-    message = short("; ".join(str(mistake) for mistake in bad.mistakes))
+    message = short("; ".join(str(error) for error in bad.errors))
     ended = phase_of(seen.job) is Phase.FAILED and not _was_invalid(seen.job)
     if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
         return Decision()

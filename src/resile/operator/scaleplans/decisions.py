@@ -38,7 +38,7 @@ def decide_plan(plan: Object, job: Object | None, now: float) -> Refuse | Wait |
     try:
         read = read_manifest(plain(plan))
     except BadManifest as bad:
-        return Refuse("InvalidPlan", short("; ".join(str(mistake) for mistake in bad.mistakes)))
+        return Refuse("InvalidPlan", short("; ".join(str(error) for error in bad.errors)))
     assert isinstance(read, ScalePlan)
     if read.scale_type is ScaleType.AUTO:
         return None
