@@ -24,7 +24,9 @@ import msgspec
 from benchmarks.harness import GaveUp, Story, Workplace, asking, file_limit, say
 from resile.api.ids import NO_ROUND, Round
 from resile.api.job import FrontDoor, JobSpec
-from resile.protocol.messages import PROTOCOL, Hello, Join, MasterMessage, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.agent_to_master import Hello, Join
+from resile.protocol.master_to_agent import MasterMessage, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 from resile.wire.frames import HEARTBEAT_FRAME, MAX_ANSWER, MAX_FRAME
 from resile.wire.job_directory import JobDirectory
@@ -163,7 +165,7 @@ class Players:
             address="127.0.0.1",
             host=f"host-{number}",
             nproc=8,
-            meeting=RendezvousConfig(min_nodes=self._total, max_nodes=self._total),
+            rendezvous=RendezvousConfig(min_nodes=self._total, max_nodes=self._total),
         )
 
     async def _join(self) -> Report:

@@ -22,7 +22,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from resile.protocol.messages import Answer, Ask, Heartbeat, Message, RoundOver, ToMaster
+from resile.protocol.agent_to_master import Heartbeat
+from resile.protocol.commands import Answer, Ask, ToMaster
+from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
 from resile.wire.connection import Connection, serve
 from resile.wire.frames import HEARTBEAT_FRAME, PREFIX, MessageDecoder, encode
 from resile.wire.handshake import ClientHandshake

@@ -10,20 +10,19 @@ import pytest
 
 from resile.agent.workers.elastic_workers import ElasticWorkers
 from resile.api.ids import Rank, Round
-from resile.protocol.messages import (
+from resile.protocol.agent_to_master import (
     CanRegroup,
     Join,
     LastStepTaken,
-    Message,
     NodeFinished,
-    RoundOver,
-    WorkerAssignment,
     WorkerFailed,
-    WorkerReady,
     WorkersChanged,
     WorkerStuck,
 )
+from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
+from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
 
 
 class Line:

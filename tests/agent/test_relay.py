@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from resile.agent.relay import Relay
 from resile.api.ids import Round
-from resile.protocol.messages import (
-    Attach,
-    Message,
-    OpenDataset,
-    ShardGranted,
-    ShardProgress,
-    StepReport,
-    TakeShard,
-    WorkerGone,
-    WorkerMessage,
-)
+from resile.protocol.agent_to_master import StepReport, WorkerGone
+from resile.protocol.message import Message
+from resile.protocol.shards import OpenDataset, ShardGranted, ShardProgress, TakeShard
+from resile.protocol.worker_to_agent import Attach, WorkerMessage
 
 
 class Line:

@@ -20,7 +20,7 @@ from resile.api.ids import Round
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.checksums import sums_of
 from resile.checkpoint.memory_client import COPY_GRACE
-from resile.protocol.messages import ReplicaAnswer, ReplicaOffer
+from resile.protocol.replicas import ReplicaAnswer, ReplicaOffer
 from resile.protocol.reports import ReplicaEndpoint
 from resile.wire import bulk_stream
 from resile.wire.bulk_stream import BulkStream, admit, call

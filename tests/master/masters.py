@@ -17,7 +17,10 @@ import msgspec
 from resile.api.ids import NodeId
 from resile.api.job import FrontDoor, JobSpec
 from resile.api.timeouts import derive
-from resile.protocol import messages as ms
+from resile.protocol.agent_to_master import Hello
+from resile.protocol.commands import Answer, Ask, FromMaster
+from resile.protocol.master_to_agent import Welcome
+from resile.protocol.message import PROTOCOL, Message
 from resile.protocol.reports import RendezvousConfig
 from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.job_directory import JobDirectory
@@ -55,7 +58,7 @@ def master(directory: JobDirectory, *flags: str) -> Iterator[subprocess.Popen[st
 
 
 class Peer:
-    """Speaks to a master: `await peer.hear(ms.Welcome)` gives the next message of that kind."""
+    """Speaks to a master: `await peer.hear(Welcome)` gives the next message of that kind."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -76,7 +79,7 @@ class Peer:
                             address.reachable_host,
                             address.port,
                             token=token or directory.token(),
-                            decode=ms.MasterMessage,
+                            decode=FromMaster,
                             on_message=peer._message,
                             on_close=lambda *_: peer.closed.set(),
                         )
@@ -98,31 +101,31 @@ class Peer:
                 self._news.clear()
                 await self._news.wait()
 
-    def say(self, message: ms.Message) -> None:
+    def say(self, message: Message) -> None:
         self.connection.send(message)
 
-    def greeting(self, incarnation: str, **fields: Any) -> ms.Hello:
+    def greeting(self, incarnation: str, **fields: Any) -> Hello:
         words: dict[str, Any] = {
-            "protocol": ms.PROTOCOL,
+            "protocol": PROTOCOL,
             "job": "job",
             "incarnation": incarnation,
             "address": "127.0.0.1",
             "host": "here",
             "nproc": 1,
-            "meeting": RendezvousConfig(min_nodes=2, max_nodes=2),
+            "rendezvous": RendezvousConfig(min_nodes=2, max_nodes=2),
         }
-        return ms.Hello(**(words | fields))
+        return Hello(**(words | fields))
 
-    async def hello(self, incarnation: str, **fields: Any) -> ms.Welcome:
+    async def hello(self, incarnation: str, **fields: Any) -> Welcome:
         self.say(self.greeting(incarnation, **fields))
-        welcome = await self.hear(ms.Welcome)
-        assert isinstance(welcome, ms.Welcome)
+        welcome = await self.hear(Welcome)
+        assert isinstance(welcome, Welcome)
         return welcome
 
-    async def ask(self, what: str, **arguments: Any) -> ms.Answer:
-        self.say(ms.Ask(request=1, what=what, arguments=arguments))
-        answer = await self.hear(ms.Answer)
-        assert isinstance(answer, ms.Answer)
+    async def ask(self, what: str, **arguments: Any) -> Answer:
+        self.say(Ask(request=1, what=what, arguments=arguments))
+        answer = await self.hear(Answer)
+        assert isinstance(answer, Answer)
         return answer
 
     async def status(self) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from resile.api.exit_codes import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.api.ids import Round
 from resile.master import __main__ as main_module
 from resile.master.kubernetes import app
-from resile.protocol import messages as ms
+from resile.protocol.agent_to_master import Heartbeat, Join, NodeFinished, StandbyReport
+from resile.protocol.master_to_agent import JobOver, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.shards import OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 from resile.wire.connection import CannotListen
 from resile.wire.handshake import HandshakeRefused
 from tests.master.masters import PATIENCE, Peer, command, master, new_job
@@ -31,15 +33,15 @@ async def test_two_agents_meet_and_the_job_ends_when_both_finish(tmp_path: Path)
         for number, peer in enumerate(peers):
             welcome = await peer.hello(f"agent-{number}")
             assert (welcome.node.id, welcome.rank) == (number, number)
-            peer.say(ms.Join(after=Round(0), port=20000 + number))
+            peer.say(Join(after=Round(0), port=20000 + number))
         for number, peer in enumerate(peers):
-            formed = await peer.hear(ms.RoundFormed)
+            formed = await peer.hear(RoundFormed)
             assert formed.round == 1
             assert (formed.place.group_rank, formed.place.world_size) == (number, 2)
             assert formed.place.master_port == 20000
-            peer.say(ms.NodeFinished(round=Round(1)))
+            peer.say(NodeFinished(round=Round(1)))
         for peer in peers:
-            assert (await peer.hear(ms.JobOver)).succeeded
+            assert (await peer.hear(JobOver)).succeeded
             peer.connection.close()
         assert await asyncio.to_thread(process.wait, PATIENCE) == 0
 
@@ -68,7 +70,7 @@ async def test_garbage_half_messages_and_oversized_ones_do_not_disturb_a_master(
         bad.connection._transport.write((2**31).to_bytes(4, "big"))  # type: ignore[union-attr]
         await asyncio.wait_for(bad.closed.wait(), PATIENCE)
         rude = await Peer.call(directory)
-        rude.say(ms.Heartbeat())
+        rude.say(Heartbeat())
         await asyncio.wait_for(rude.closed.wait(), PATIENCE)
         assert (await good.status())["phase"] == "Running"
 
@@ -76,7 +78,7 @@ async def test_garbage_half_messages_and_oversized_ones_do_not_disturb_a_master(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"protocol": 99}, "this master speaks protocol 4, and the agent speaks 99"),
+        ({"protocol": 99}, "this master speaks protocol 5, and the agent speaks 99"),
         ({"job": "other"}, "this is the master of job job, not of other"),
         ({"nproc": 0}, "the rules of rendezvous make no sense"),
     ],
@@ -89,7 +91,7 @@ async def test_an_agent_that_does_not_belong_is_told_why(
         peer = await Peer.call(directory)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(peer.hello("stranger", **fields), 0.5)
-        refused = await peer.hear(ms.Refused)
+        refused = await peer.hear(Refused)
         assert sentence in refused.because
         await asyncio.wait_for(peer.closed.wait(), PATIENCE)
 
@@ -100,14 +102,14 @@ async def test_a_killed_master_comes_back_with_rounds_nodes_and_shards(tmp_path:
         peers = [await Peer.call(directory), await Peer.call(directory)]
         for number, peer in enumerate(peers):
             await peer.hello(f"agent-{number}")
-            peer.say(ms.Join(after=Round(0), port=20000 + number))
+            peer.say(Join(after=Round(0), port=20000 + number))
         for peer in peers:
-            await peer.hear(ms.RoundFormed)
-        peers[0].say(ms.OpenDataset(worker="w", request=1, name="data", size=100, shard_size=10))
-        peers[0].say(ms.TakeShard(worker="w", request=2, dataset="data"))
-        granted = await peers[0].hear(ms.ShardGranted)
-        peers[0].say(ms.ShardProgress(worker="w", request=3, dataset="data", lease=granted.lease, upto=5))
-        assert (await peers[0].hear(ms.ShardNoted)).counted
+            await peer.hear(RoundFormed)
+        peers[0].say(OpenDataset(worker="w", request=1, name="data", size=100, shard_size=10))
+        peers[0].say(TakeShard(worker="w", request=2, dataset="data"))
+        granted = await peers[0].hear(ShardGranted)
+        peers[0].say(ShardProgress(worker="w", request=3, dataset="data", lease=granted.lease, upto=5))
+        assert (await peers[0].hear(ShardNoted)).counted
         before = await peers[0].status()
 
         address = directory.address()
@@ -119,16 +121,16 @@ async def test_a_killed_master_comes_back_with_rounds_nodes_and_shards(tmp_path:
             welcome = await peer.hello(f"agent-{number}", node_id=number, round=1, running=True)
             assert welcome.node.id == number
         # the same request again gets the same shard again, not another one
-        fresh[0].say(ms.TakeShard(worker="w", request=2, dataset="data"))
-        again = await fresh[0].hear(ms.ShardGranted)
+        fresh[0].say(TakeShard(worker="w", request=2, dataset="data"))
+        again = await fresh[0].hear(ShardGranted)
         assert (again.lease, again.start, again.end) == (granted.lease, 5, granted.end)
-        fresh[0].say(ms.ShardProgress(worker="w", request=4, dataset="data", lease=again.lease, upto=10))
-        assert (await fresh[0].hear(ms.ShardNoted)).counted
+        fresh[0].say(ShardProgress(worker="w", request=4, dataset="data", lease=again.lease, upto=10))
+        assert (await fresh[0].hear(ShardNoted)).counted
         after = await fresh[0].status()
         assert (after["round"], after["phase"]) == (before["round"], "Running")
         assert [node["name"] for node in after["nodes"]] == [node["name"] for node in before["nodes"]]
         assert after["datasets"][0]["done"] == 10
-        assert not [message for message in fresh[0].heard if isinstance(message, ms.RoundOver)]
+        assert not [message for message in fresh[0].heard if isinstance(message, RoundOver)]
 
 
 async def test_asks_are_answered_or_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ async def test_asks_are_answered_or_refused_with_a_sentence(tmp_path: Path) -> N
         story = (await peer.ask("events")).result
         assert [line["reason"] for line in story] == ["JobStarted", "NodeCame", "ScaleRefused"]
         assert not (await peer.ask("stop", because="enough")).error
-        over = await peer.hear(ms.JobOver)
+        over = await peer.hear(JobOver)
         assert (over.succeeded, over.reason, over.message) == (False, "Stopped", "enough")
         peer.connection.close()
         assert await asyncio.to_thread(process.wait, PATIENCE) == JOB_FAILED
@@ -226,7 +228,7 @@ async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_noth
                 file.write(b"x" * 512)
         late = await Peer.call(directory)
         late.say(late.greeting("late"))
-        first.say(ms.Join(after=Round(0), port=20000))
+        first.say(Join(after=Round(0), port=20000))
         full = f"the journal {directory.journal} cannot be written: database or disk is full"
         assert process.stdout is not None
         lines = process.stdout
@@ -234,9 +236,9 @@ async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_noth
         assert (await first.status())["phase"] == "Running", "questions are answered all the same"
         assert not late.heard, "nobody is admitted before it is written down"
         ballast.unlink()
-        assert (await late.hear(ms.Welcome)).rank == 1
-        late.say(ms.Join(after=Round(0), port=20001))
-        assert (await first.hear(ms.RoundFormed)).round == 1
+        assert (await late.hear(Welcome)).rank == 1
+        late.say(Join(after=Round(0), port=20001))
+        assert (await first.hear(RoundFormed)).round == 1
 
 
 async def test_a_master_killed_on_a_full_disk_serves_again_and_says_so_once_there_is_room(small_disk: Path) -> None:
@@ -268,7 +270,7 @@ async def test_metrics_tell_what_the_command_line_tells(tmp_path: Path) -> None:
     with master(directory, "--metrics-port", str(port)):
         peer = await Peer.call(directory)
         await peer.hello("one")
-        peer.say(ms.StandbyReport(ready=2, memory=3 << 20))
+        peer.say(StandbyReport(ready=2, memory=3 << 20))
         (node,) = (await peer.status())["nodes"]
         page = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
     assert 'resile_nodes{job="job",namespace="default",role="worker",status="Running"} 1.0' in page

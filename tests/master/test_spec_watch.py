@@ -16,7 +16,7 @@ from resile.core.state import new_state
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.spec_watch import LAST_SEEN, SpecWatch, WantedSpec
-from resile.protocol.messages import Ask
+from resile.protocol.commands import Ask
 from tests.kube.namespace import job
 
 SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from resile.api.ids import Rank, Round
-from resile.protocol.messages import WorkerAssignment
+from resile.protocol.worker_to_agent import WorkerAssignment
 
 
 def placed(rank: int, world: int, port: int) -> WorkerAssignment:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from resile.protocol.messages import ToMaster
+from resile.protocol.commands import ToMaster
 from resile.wire.connection import serve
 from tests.wire.peers import TOKEN, Ear, Place, Serve
 

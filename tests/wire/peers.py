@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from resile.protocol.messages import Answer, Ask, Heartbeat, MasterMessage, Message
+from resile.protocol.agent_to_master import Heartbeat
+from resile.protocol.commands import Answer, Ask, FromMaster
+from resile.protocol.message import Message
 from resile.wire.connection import Connection, Server, connect
 from resile.wire.handshake import ClientHandshake
 
@@ -102,7 +104,7 @@ class Place:
             "127.0.0.1",
             self.server.port,
             token=token,
-            decode=MasterMessage,
+            decode=FromMaster,
             on_message=ear.on_message,
             on_close=ear.on_close,
             **options,

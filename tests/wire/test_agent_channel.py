@@ -18,19 +18,10 @@ from typing import TypeVar
 import pytest
 
 from resile.api.ids import Round
-from resile.protocol.messages import (
-    Attach,
-    DatasetOpen,
-    Message,
-    NodeFinished,
-    OpenDataset,
-    ShardGranted,
-    ShardNoted,
-    ShardProgress,
-    StepReport,
-    TakeShard,
-    WorkerMessage,
-)
+from resile.protocol.agent_to_master import NodeFinished, StepReport
+from resile.protocol.message import Message
+from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
+from resile.protocol.worker_to_agent import Attach, WorkerMessage
 from resile.wire.agent_client import STEP_INTERVAL, AgentClient, AgentNotAnswering
 from resile.wire.agent_socket import AgentSocket, serve_local
 from resile.wire.connection import CannotListen, Connection

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resile.protocol.messages import JobOver, NodeFinished
+from resile.protocol.agent_to_master import NodeFinished
+from resile.protocol.master_to_agent import JobOver
 from resile.wire.connection import HandshakeRefused
 from resile.wire.frames import MAX_FRAME, PREFIX, encode
 from resile.wire.handshake import MAGIC, REFUSAL, ClientHandshake

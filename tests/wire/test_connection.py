@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-from resile.protocol.messages import Answer, Ask, Heartbeat, MasterMessage, Message, NodeFinished, RoundOver, ToMaster
+from resile.protocol.agent_to_master import Heartbeat, NodeFinished
+from resile.protocol.commands import Answer, Ask, FromMaster, ToMaster
+from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
 from resile.wire.connection import (
     BadFrame,
     CannotConnect,
@@ -113,13 +116,13 @@ async def test_a_defect_in_the_owner_ends_that_connection_alone(place: Place) ->
     server = await serve("127.0.0.1", 0, token=TOKEN, decode=ToMaster, on_message=broken, on_close=place.ear.on_close)
     ear = Ear()
     connection = await connect(
-        "127.0.0.1", server.port, token=TOKEN, decode=MasterMessage, on_message=ear.on_message, on_close=ear.on_close
+        "127.0.0.1", server.port, token=TOKEN, decode=FromMaster, on_message=ear.on_message, on_close=ear.on_close
     )
     connection.send(NodeFinished(round=1))
     await place.ear.until(lambda: place.ear.closed)
     assert trouble == ["a defect"]
     assert place.ear.closed[0].endswith("was given up after an error here: RuntimeError('a defect')")
-    again = await connect("127.0.0.1", server.port, token=TOKEN, decode=MasterMessage, on_message=ear.on_message)
+    again = await connect("127.0.0.1", server.port, token=TOKEN, decode=FromMaster, on_message=ear.on_message)
     again.close()
     server.close()
     await again.wait_closed()

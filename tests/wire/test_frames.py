@@ -2,17 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resile.protocol.messages import (
-    Answer,
-    Heartbeat,
-    Hello,
-    MasterMessage,
-    NodeFinished,
-    StepReport,
-    ToMaster,
-    WorkerMessage,
-)
+from resile.protocol.agent_to_master import Heartbeat, Hello, NodeFinished, StepReport
+from resile.protocol.commands import Answer, FromMaster, ToMaster
 from resile.protocol.reports import RendezvousConfig
+from resile.protocol.worker_to_agent import WorkerMessage
 from resile.wire.frames import MAX_FRAME, PREFIX, BadFrame, FrameDecoder, MessageDecoder, encode
 
 
@@ -75,7 +68,7 @@ def test_a_message_comes_back_as_it_went() -> None:
         address="a",
         host="h",
         nproc=2,
-        meeting=RendezvousConfig(min_nodes=1, max_nodes=4),
+        rendezvous=RendezvousConfig(min_nodes=1, max_nodes=4),
     )
     assert MessageDecoder(ToMaster).decode(encode(hello)[PREFIX:]) == hello
 
@@ -142,6 +135,6 @@ def test_a_complaint_quotes_the_peer_in_one_short_line() -> None:
 
 def test_only_a_union_with_heartbeats_recognises_their_frame() -> None:
     assert MessageDecoder(ToMaster).heartbeat == encode(Heartbeat())
-    assert MessageDecoder(MasterMessage).heartbeat is None
+    assert MessageDecoder(FromMaster).heartbeat is None
     assert MessageDecoder(WorkerMessage).heartbeat is None
     assert MessageDecoder(StepReport).heartbeat is None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resile.protocol.messages import MasterMessage, NodeFinished
+from resile.protocol.agent_to_master import NodeFinished
+from resile.protocol.commands import FromMaster
 from resile.wire.connection import CannotConnect, HandshakeRefused, connect
 from resile.wire.tls import BadTLS, client_context, server_context
 from tests.support.certificates import Authority
@@ -96,7 +97,7 @@ async def test_a_server_that_ends_in_the_middle_of_tls_may_be_called_again(autho
                 "127.0.0.1",
                 port,
                 token=b"token",
-                decode=MasterMessage,
+                decode=FromMaster,
                 on_message=lambda *_: None,
                 tls=client_context(authority.file),
             )
@@ -158,12 +159,12 @@ PEER = """
 import asyncio, sys
 from pathlib import Path
 from resile.wire.connection import connect
-from resile.protocol.messages import MasterMessage
+from resile.protocol.commands import FromMaster
 from resile.wire.tls import client_context
 
 async def main():
     port, ca, token = int(sys.argv[1]), Path(sys.argv[2]), bytes.fromhex(sys.argv[3])
-    await connect("127.0.0.1", port, token=token, decode=MasterMessage, on_message=print, tls=client_context(ca))
+    await connect("127.0.0.1", port, token=token, decode=FromMaster, on_message=print, tls=client_context(ca))
     print("connected", flush=True)
     await asyncio.Event().wait()
 

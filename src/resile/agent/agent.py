@@ -29,8 +29,31 @@ from resile.agent.workers.ports import free_port
 from resile.agent.workers.workers import stdin
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.checkpoint.memory_client import SOCKET as CHECKPOINT_SOCKET
-from resile.protocol import messages as ms
+from resile.protocol.agent_to_master import (
+    Hello,
+    Join,
+    LastStepTaken,
+    Leaving,
+    NodeFinished,
+    StandbyReport,
+    StepReport,
+    WorkerFailed,
+)
+from resile.protocol.commands import Answer
+from resile.protocol.master_to_agent import (
+    JobOver,
+    Leave,
+    MasterMessage,
+    Refused,
+    RoundFormed,
+    RoundOver,
+    StateHeld,
+    Welcome,
+)
+from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RoundAssignment, WorkerFailure
+from resile.protocol.shards import DatasetOpen, ShardGranted, ShardNoted
+from resile.protocol.worker_to_agent import WorkerMessage, WorkerReady
 from resile.wire.transport import Connection
 
 log = logging.getLogger("resile.agent")
@@ -58,7 +81,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class JobWasOver(Exception):
     """The master's job had ended before this node came: a new run has to wait until that master is gone."""
 
-    def __init__(self, over: ms.JobOver) -> None:
+    def __init__(self, over: JobOver) -> None:
         super().__init__(f"the job was over when this node came: {over.message}")
         self.succeeded = over.succeeded
 
@@ -98,7 +121,7 @@ class Agent:
         self._crashes = 0
         """Attempts that a process of this node brought to their end."""
         self._waiting = WaitLog(options.meeting, options.timeouts, None if options.managed else options.endpoint)
-        self._join: ms.Join | None = None
+        self._join: Join | None = None
         """Said, and not answered by a round yet."""
         self._next: tuple[Round, RoundAssignment] | None = None
         """A round to start as soon as the processes of the last one are gone."""
@@ -128,19 +151,19 @@ class Agent:
 
     # the master ----------------------------------------------------------------------------------------------------
 
-    def hello(self, local_address: str) -> ms.Hello:
+    def hello(self, local_address: str) -> Hello:
         """The greeting: who this is and all it holds."""
         identity, attempt, seats = self._identity, self._attempt, self.seats
         current = attempt is not None and attempt.round == self._newest
         runs = seats.in_round if seats.active else current and attempt is not None and attempt.sound
-        return ms.Hello(
-            protocol=ms.PROTOCOL,
+        return Hello(
+            protocol=PROTOCOL,
             job=self._options.job_name,
             incarnation=self._incarnation,
             address=identity.address or local_address,
             host=identity.host,
             nproc=self._options.nproc,
-            meeting=self._options.meeting,
+            rendezvous=self._options.meeting,
             role=identity.role,
             node_id=identity.node_id,
             rank=self._rank,
@@ -151,18 +174,18 @@ class Agent:
             replica_endpoint=self.vault.copies.replica_endpoint(identity.address or local_address),
         )
 
-    def on_message(self, message: ms.MasterMessage) -> None:
+    def on_message(self, message: MasterMessage) -> None:
         """One word of the master."""
         match message:
-            case ms.Welcome():
+            case Welcome():
                 self._welcome(message)
-            case ms.DatasetOpen() | ms.ShardGranted() | ms.ShardNoted():
+            case DatasetOpen() | ShardGranted() | ShardNoted():
                 self.relay.answer(message)
-            case ms.Answer():
+            case Answer():
                 return  # meant for a command line
             case _ if self._leaving or self.done.done():
                 return  # on its way out already, with an exit code of its own
-            case ms.RoundFormed():
+            case RoundFormed():
                 if message.round > self._newest:
                     self._newest, self._join = message.round, None
                     self.vault.enter(message.round, message.place.partner)
@@ -171,7 +194,7 @@ class Agent:
                     else:
                         self._next = (message.round, message.place)
                         self._go_on()
-            case ms.RoundOver():
+            case RoundOver():
                 if message.round > self._newest or (message.round == self._newest and self._join is None):
                     log.info("round %d is over: %s", message.round, message.because)
                     self._newest, self._join, self._next = message.round, None, None
@@ -182,26 +205,26 @@ class Agent:
                             self.vault.rescue()
                     else:
                         self._go_on()
-            case ms.StateHeld():
+            case StateHeld():
                 self.seats.held(message.round)
-            case ms.Leave():
+            case Leave():
                 log.warning("this node leaves the job: %s", message.because)
                 self._leave(message.exit_code)
-            case ms.Refused():
+            case Refused():
                 log.error("the master refused this node: %s", message.because)
                 self._leave(FAILED)
-            case ms.JobOver():
+            case JobOver():
                 self._job_over(message)
 
-    def on_worker(self, connection: Connection, message: ms.WorkerMessage) -> None:
+    def on_worker(self, connection: Connection, message: WorkerMessage) -> None:
         """One word of a training process."""
-        if isinstance(message, ms.WorkerReady):
+        if isinstance(message, WorkerReady):
             self.seats.on_ready(connection, message)
-        elif isinstance(message, ms.LastStepTaken):
+        elif isinstance(message, LastStepTaken):
             self.seats.on_complete(connection, message)
         else:
             self.relay.on_message(connection, message)
-            if isinstance(message, ms.StepReport) and not self._stepped:
+            if isinstance(message, StepReport) and not self._stepped:
                 self._stepped = True
                 self.standbys.warm()  # training is under way: now there is time for it
 
@@ -226,7 +249,7 @@ class Agent:
             log.error("the master cannot be reached for %.0f s: %s", seconds, why)
             self._leave(FAILED)
 
-    def _welcome(self, welcome: ms.Welcome) -> None:
+    def _welcome(self, welcome: Welcome) -> None:
         self._waiting.met()
         if self._node != welcome.node:
             log.info("this node is %s with rank %d", welcome.node, welcome.rank)
@@ -244,13 +267,13 @@ class Agent:
             return
         if self._attempt is not None and self._attempt.round == self._newest:
             for failure in self._attempt.failures:
-                self.session.send(ms.WorkerFailed(round=self._newest, failure=failure))
+                self.session.send(WorkerFailed(round=self._newest, failure=failure))
         if self._join is not None:
             self.session.send(self._join)
         elif self._newest == NO_ROUND:
             self._go_on()
 
-    def _job_over(self, over: ms.JobOver) -> None:
+    def _job_over(self, over: JobOver) -> None:
         if self._node is None and not self._options.managed:
             self.done.set_exception(JobWasOver(over))
         elif over.succeeded:
@@ -263,7 +286,7 @@ class Agent:
     def _tell_standbys(self, facts: StandbyRequirements) -> None:
         if facts != self._told:
             self._told = facts
-            self.session.send(ms.StandbyReport(ready=facts.ready, memory=facts.memory))
+            self.session.send(StandbyReport(ready=facts.ready, memory=facts.memory))
 
     # rounds --------------------------------------------------------------------------------------------------------
 
@@ -283,7 +306,7 @@ class Agent:
         elif self.seats.elastic and (self._attempt is None or not self._attempt.failures):
             self._start_ahead()
         else:
-            self._join = ms.Join(after=self._newest, port=free_port())
+            self._join = Join(after=self._newest, port=free_port())
             self.session.send(self._join)
             self._waiting.joined(again=self._attempts > 0)
             self.standbys.later(IDLE_FOR)
@@ -370,12 +393,12 @@ class Agent:
             return
         for failure in failures:
             log.error("%s", failure)
-            self.session.send(ms.WorkerFailed(round=attempt.round, failure=failure))
+            self.session.send(WorkerFailed(round=attempt.round, failure=failure))
         if failures:
             self._go_on()
         elif attempt.finished:
             log.info("all training processes of this node ended well")
-            self.session.send(ms.NodeFinished(round=attempt.round))
+            self.session.send(NodeFinished(round=attempt.round))
 
     # the end -------------------------------------------------------------------------------------------------------
 
@@ -394,10 +417,10 @@ class Agent:
         else:
             log.warning("%s: this node leaves", name)
         if number == signal.SIGTERM or not self._options.managed:
-            self.session.send(ms.Leaving(because=f"it got {name}"))
+            self.session.send(Leaving(because=f"it got {name}"))
         self._leave(SIGNALLED + number, number)
 
-    def _leave(self, exit_code: int, number: int = signal.SIGTERM, over: ms.JobOver | None = None) -> None:
+    def _leave(self, exit_code: int, number: int = signal.SIGTERM, over: JobOver | None = None) -> None:
         """Stop what runs and end. The first reason to leave counts; a signal may still hurry it."""
         if self._leaving or self.done.done():
             return
@@ -408,7 +431,7 @@ class Agent:
             self._task.cancel()
         self._task = self._run(self._stop_and_exit(exit_code, number, over))
 
-    async def _stop_and_exit(self, exit_code: int, number: int, over: ms.JobOver | None) -> None:
+    async def _stop_and_exit(self, exit_code: int, number: int, over: JobOver | None) -> None:
         if self._attempt is not None:
             await self._attempt.stop(self._exit_grace, number)
             interrupted = exit_code > SIGNALLED and not self._options.managed

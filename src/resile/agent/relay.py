@@ -16,18 +16,10 @@ from collections import deque
 from collections.abc import Callable
 
 from resile.api.ids import Round, Seconds
-from resile.protocol.messages import (
-    Attach,
-    Message,
-    OpenDataset,
-    ShardAnswer,
-    ShardMessage,
-    ShardProgress,
-    StepReport,
-    TakeShard,
-    WorkerGone,
-    WorkerMessage,
-)
+from resile.protocol.agent_to_master import StepReport, WorkerGone
+from resile.protocol.message import Message
+from resile.protocol.shards import OpenDataset, ShardAnswer, ShardMessage, ShardProgress, TakeShard
+from resile.protocol.worker_to_agent import Attach, WorkerMessage
 from resile.wire.transport import Connection
 
 MAX_OPEN = 10_000

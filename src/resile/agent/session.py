@@ -17,7 +17,9 @@ from collections.abc import Callable
 
 from resile.agent.options import Endpoint
 from resile.common.backoff import Backoff
-from resile.protocol.messages import Heartbeat, Hello, MasterMessage, Message
+from resile.protocol.agent_to_master import Heartbeat, Hello
+from resile.protocol.master_to_agent import MasterMessage
+from resile.protocol.message import Message
 from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.frames import encode
 from resile.wire.handshake import HandshakeRefused

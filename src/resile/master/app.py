@@ -24,7 +24,7 @@ from resile.master.server import AgentConnections, Executor
 from resile.master.shell import RETRY_SECONDS, Shell
 from resile.master.view import view
 from resile.platform.base import Launch, Observation, Platform
-from resile.protocol.messages import ToMaster
+from resile.protocol.commands import ToMaster
 from resile.wire.connection import Server, serve
 from resile.wire.job_directory import JobDirectory, MasterAddress
 

@@ -14,7 +14,7 @@ from resile.core.decisions import Reply
 from resile.core.events import PlanWanted, ScaleWanted, StopWanted, SuspendWanted
 from resile.master.journal.sqlite import Journal, JournalError
 from resile.master.shell import Shell
-from resile.protocol.messages import Ask
+from resile.protocol.commands import Ask
 
 Answer = Callable[[str, Any], None]
 

@@ -12,13 +12,31 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.master.shell import Shell
 from resile.master.view import StandbyView
-from resile.protocol import messages as ms
+from resile.protocol.agent_to_master import (
+    CanRegroup,
+    Heartbeat,
+    Hello,
+    Join,
+    LastStepTaken,
+    Leaving,
+    NodeFinished,
+    StandbyReport,
+    StepReport,
+    WorkerFailed,
+    WorkerGone,
+    WorkersChanged,
+    WorkerStuck,
+)
+from resile.protocol.commands import Answer, Ask, ToMaster
+from resile.protocol.master_to_agent import JobOver, Leave, Refused, RoundFormed, RoundOver, StateHeld, Welcome
+from resile.protocol.message import PROTOCOL, Message
+from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 from resile.wire.connection import Connection
 from resile.wire.frames import encode
 
 log = logging.getLogger("resile.master")
 
-Answerer = Callable[[ms.Ask, Callable[[str, Any], None]], None]
+Answerer = Callable[[Ask, Callable[[str, Any], None]], None]
 """Handles an Ask and calls back with (error, result), now or later."""
 
 
@@ -45,23 +63,23 @@ class AgentConnections:
 
     # what comes in -----------------------------------------------------------------------------------------------
 
-    def on_message(self, connection: Connection, message: ms.ToMaster) -> None:
+    def on_message(self, connection: Connection, message: ToMaster) -> None:
         """One message of an agent or of a command line."""
         node = self._nodes.get(connection)
         if node is not None:
             self._heard(node)
-            if type(message) is ms.Heartbeat:
+            if type(message) is Heartbeat:
                 return
-            if isinstance(message, ms.StandbyReport):
+            if isinstance(message, StandbyReport):
                 self.standbys[node] = StandbyView(message.ready, Bytes(message.memory))
                 return
             event = _event_of(node, message)
             if event is not None:
                 self._submit(event)
                 return
-        if isinstance(message, ms.Hello):
+        if isinstance(message, Hello):
             self._hello(connection, message)
-        elif isinstance(message, ms.Ask):
+        elif isinstance(message, Ask):
             self._ask(connection, message)
         elif node is None and connection not in self._numbers_of:
             connection.close("it spoke before it said Hello")
@@ -79,14 +97,14 @@ class AgentConnections:
             self.standbys.pop(node, None)
         self._submit(ev.AgentWent(node=node, session=session))
 
-    def _hello(self, connection: Connection, hello: ms.Hello) -> None:
+    def _hello(self, connection: Connection, hello: Hello) -> None:
         error = ""
-        if hello.protocol != ms.PROTOCOL:
-            error = f"this master speaks protocol {ms.PROTOCOL}, and the agent speaks {hello.protocol}"
+        if hello.protocol != PROTOCOL:
+            error = f"this master speaks protocol {PROTOCOL}, and the agent speaks {hello.protocol}"
         elif hello.job != self._job:
             error = f"this is the master of job {self._job}, not of {hello.job}"
         if error:
-            connection.send(ms.Refused(because=error))
+            connection.send(Refused(because=error))
             connection.close(error)
             return
         session = self._numbers_of.get(connection) or next(self._numbers)
@@ -99,7 +117,7 @@ class AgentConnections:
                 address=hello.address,
                 host=hello.host,
                 nproc=hello.nproc,
-                meeting=hello.meeting,
+                meeting=hello.rendezvous,
                 role=hello.role,
                 node_id=hello.node_id,
                 rank=hello.rank,
@@ -111,10 +129,10 @@ class AgentConnections:
             )
         )
 
-    def _ask(self, connection: Connection, ask: ms.Ask) -> None:
+    def _ask(self, connection: Connection, ask: Ask) -> None:
         def reply(error: str, result: Any) -> None:
             if not connection.closed:
-                connection.send(ms.Answer(request=ask.request, error=error, result=result))
+                connection.send(Answer(request=ask.request, error=error, result=result))
 
         if self.answer is None:
             reply("the master is still starting; ask again", None)
@@ -123,7 +141,7 @@ class AgentConnections:
 
     # what goes out -----------------------------------------------------------------------------------------------
 
-    def admit(self, decision: de.Admit, welcome: ms.Welcome) -> None:
+    def admit(self, decision: de.Admit, welcome: Welcome) -> None:
         """From now on this connection is that node's agent; an older connection of the node is closed."""
         connection = self._sessions.get(decision.session)
         if connection is None:
@@ -140,7 +158,7 @@ class AgentConnections:
         """One sentence, and the end."""
         connection = self._sessions.get(decision.session)
         if connection is not None:
-            connection.send(ms.Refused(because=decision.because))
+            connection.send(Refused(because=decision.because))
             connection.close(decision.because)
 
     def drop(self, node: NodeKey) -> None:
@@ -151,19 +169,19 @@ class AgentConnections:
             self.standbys.pop(node, None)
             connection.abort(f"{node} was declared lost")
 
-    def tell(self, node: NodeKey, message: ms.Message) -> None:
+    def tell(self, node: NodeKey, message: Message) -> None:
         """Send to a node's agent; one that is not connected is told when it comes again."""
         connection = self._connections.get(node)
         if connection is not None:
             connection.send(message)
 
-    def tell_session(self, session: int, message: ms.Message) -> None:
+    def tell_session(self, session: int, message: Message) -> None:
         """Send to a connection that is not (yet) a node's."""
         connection = self._sessions.get(session)
         if connection is not None:
             connection.send(message)
 
-    def tell_many(self, nodes: tuple[NodeKey, ...] | None, message: ms.Message) -> None:
+    def tell_many(self, nodes: tuple[NodeKey, ...] | None, message: Message) -> None:
         """Send the same words to many agents (None: to all), encoded once."""
         frame = encode(message)
         for node in tuple(self._connections) if nodes is None else nodes:
@@ -172,10 +190,10 @@ class AgentConnections:
                 connection.send_frame(frame)
 
 
-def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
+def _event_of(node: NodeKey, message: ToMaster) -> ev.AnyEvent | None:
     """The event that an admitted agent's message is; None for those that are none."""
     match message:
-        case ms.Join():
+        case Join():
             return ev.AgentJoined(
                 node=node,
                 after=message.after,
@@ -184,15 +202,15 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
                 elastic=message.elastic,
                 holds=message.holds,
             )
-        case ms.CanRegroup():
+        case CanRegroup():
             return ev.CanRegroup(node=node)
-        case ms.WorkersChanged():
+        case WorkersChanged():
             return ev.WorkersChanged(node=node, round=message.round, nproc=message.nproc)
-        case ms.LastStepTaken():
+        case LastStepTaken():
             return ev.LastStepTaken(node=node, round=message.round)
-        case ms.WorkerStuck():
+        case WorkerStuck():
             return ev.WorkerStuck(node=node, round=message.round)
-        case ms.WorkerFailed():
+        case WorkerFailed():
             return ev.WorkerFailed(
                 node=node,
                 round=message.round,
@@ -201,15 +219,15 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
                 left=message.left,
                 placed=message.placed,
             )
-        case ms.NodeFinished():
+        case NodeFinished():
             return ev.NodeFinished(node=node, round=message.round)
-        case ms.StepReport():
+        case StepReport():
             return ev.StepReport(node=node, round=message.round, step=message.step, total=message.total)
-        case ms.WorkerGone():
+        case WorkerGone():
             return ev.WorkerWent(node=node, worker=message.worker)
-        case ms.Leaving():
+        case Leaving():
             return ev.AgentLeaving(node=node, because=message.because)
-        case ms.OpenDataset():
+        case OpenDataset():
             return ev.DatasetOpened(
                 node=node,
                 worker=message.worker,
@@ -220,9 +238,9 @@ def _event_of(node: NodeKey, message: ms.ToMaster) -> ev.AnyEvent | None:
                 epochs=message.epochs,
                 seed=message.seed,
             )
-        case ms.TakeShard():
+        case TakeShard():
             return ev.ShardWanted(node=node, worker=message.worker, request=message.request, dataset=message.dataset)
-        case ms.ShardProgress():
+        case ShardProgress():
             return ev.ShardAdvanced(
                 node=node,
                 worker=message.worker,
@@ -254,20 +272,20 @@ class Executor:
                 self.noted(decision)
             case de.FormRound():
                 for node, place in decision.places.items():
-                    board.tell(node, ms.RoundFormed(round=decision.round, place=place))
+                    board.tell(node, RoundFormed(round=decision.round, place=place))
             case de.EndRound():
-                over = ms.RoundOver(
+                over = RoundOver(
                     round=decision.round, because=decision.because, elastic=decision.elastic, lost=decision.lost
                 )
                 board.tell_many(decision.nodes, over)
             case de.TellStateHeld():
-                board.tell(decision.node, ms.StateHeld(round=decision.round))
+                board.tell(decision.node, StateHeld(round=decision.round))
             case de.Admit():
                 board.admit(decision, self._welcome(decision))
             case de.Refuse():
                 board.refuse(decision)
             case de.SendAway():
-                board.tell(decision.node, ms.Leave(because=decision.because, exit_code=decision.exit_code))
+                board.tell(decision.node, Leave(because=decision.because, exit_code=decision.exit_code))
             case de.Drop():
                 board.drop(decision.node)
             case de.LaunchNode():
@@ -277,7 +295,7 @@ class Executor:
             case de.AnswerShard():
                 board.tell(
                     decision.node,
-                    ms.ShardGranted(
+                    ShardGranted(
                         worker=decision.worker,
                         request=decision.request,
                         lease=decision.lease,
@@ -290,21 +308,21 @@ class Executor:
             case de.AnswerProgress():
                 board.tell(
                     decision.node,
-                    ms.ShardNoted(worker=decision.worker, request=decision.request, counted=decision.counted),
+                    ShardNoted(worker=decision.worker, request=decision.request, counted=decision.counted),
                 )
             case de.AnswerDataset():
                 board.tell(
                     decision.node,
-                    ms.DatasetOpen(worker=decision.worker, request=decision.request, error=decision.error),
+                    DatasetOpen(worker=decision.worker, request=decision.request, error=decision.error),
                 )
             case de.Reply():
                 self.reply(decision)
             case de.Finish():
                 self._finish(decision)
 
-    def _welcome(self, decision: de.Admit) -> ms.Welcome:
+    def _welcome(self, decision: de.Admit) -> Welcome:
         timeouts = self.shell.engine.state.spec.timeouts
-        return ms.Welcome(
+        return Welcome(
             node=decision.node,
             rank=decision.rank,
             heartbeat=timeouts.heartbeat,
@@ -315,7 +333,7 @@ class Executor:
         )
 
     def _finish(self, decision: de.Finish) -> None:
-        over = ms.JobOver(
+        over = JobOver(
             succeeded=decision.succeeded,
             reason=decision.reason,
             message=decision.message,

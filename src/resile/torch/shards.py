@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from resile.protocol.messages import OpenDataset, ShardProgress, TakeShard
+from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 from resile.wire.agent_client import AgentClient
 
 FOR_EVER = math.inf

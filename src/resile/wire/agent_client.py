@@ -23,19 +23,19 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, Round, Seconds
 from resile.common import unix_sockets
-from resile.protocol.messages import (
-    Attach,
+from resile.protocol.agent_to_master import StepReport
+from resile.protocol.message import Message
+from resile.protocol.shards import (
     DatasetOpen,
-    Message,
     OpenDataset,
     ShardAnswer,
     ShardGranted,
     ShardMessage,
     ShardNoted,
     ShardProgress,
-    StepReport,
     TakeShard,
 )
+from resile.protocol.worker_to_agent import Attach
 from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 

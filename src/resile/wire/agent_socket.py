@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 from resile.common import unix_sockets
-from resile.protocol.messages import WorkerMessage
+from resile.protocol.worker_to_agent import WorkerMessage
 from resile.wire.connection import CannotListen
 from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from resile.protocol.messages import Message
+from resile.protocol.message import Message
 from resile.protocol.reports import ReplicaEndpoint
 from resile.wire.frames import PREFIX, BadFrame, MessageDecoder, encode
 from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, HandshakeRefused, ServerHandshake

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from resile.api.ids import Bytes, MiB
-from resile.protocol.messages import Heartbeat, Message
+from resile.protocol.agent_to_master import Heartbeat
+from resile.protocol.message import Message
 
 PREFIX = 4
 """Bytes of the length before each body."""

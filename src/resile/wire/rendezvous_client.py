@@ -15,7 +15,10 @@ from collections.abc import Callable
 
 from resile.api.ids import NO_ROUND, Round
 from resile.common import unix_sockets
-from resile.protocol.messages import LastStepTaken, Message, RendezvousMessage, RoundOver, WorkerAssignment, WorkerReady
+from resile.protocol.agent_to_master import LastStepTaken
+from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
+from resile.protocol.worker_to_agent import RendezvousMessage, WorkerAssignment, WorkerReady
 from resile.wire.env import AGENT_SOCKET, WORKER
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 

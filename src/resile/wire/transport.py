@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from resile.api.ids import Bytes, MiB, Seconds
-from resile.protocol.messages import Message
+from resile.protocol.message import Message
 from resile.wire.frames import HEARTBEAT, MAX_ANSWER, MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, HandshakeRefused, ServerHandshake
 

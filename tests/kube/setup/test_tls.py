@@ -16,7 +16,7 @@ CALLS = """
 import asyncio, json, ssl, sys
 from pathlib import Path
 from resile.wire.connection import connect
-from resile.protocol.messages import MasterMessage
+from resile.protocol.master_to_agent import MasterMessage
 from resile.wire.tls import client_context
 
 here = Path("/var/run/secrets/resile")

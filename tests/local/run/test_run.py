@@ -202,7 +202,7 @@ import os
 from probe import note
 from resile.checkpoint.memory_client import Line
 from resile.wire.agent_client import AgentClient
-from resile.protocol.messages import OpenDataset
+from resile.protocol.shards import OpenDataset
 from resile.wire.rendezvous_client import RendezvousClient
 from resile.wire.env import AGENT_SOCKET, WORKER
 

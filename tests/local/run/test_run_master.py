@@ -94,7 +94,7 @@ SIZE, SHARD, EPOCHS = 400, 8, 2
 SHARDS = f"""
 from probe import *
 from resile.wire.agent_client import AgentClient
-from resile.protocol.messages import OpenDataset, TakeShard, ShardProgress
+from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 note("start", round=int(os.environ["RESILE_ROUND"]))
 channel = AgentClient.from_environment()
 opened = channel.request(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from resile.protocol.messages import DatasetOpen, ShardGranted
+from resile.protocol.shards import DatasetOpen, ShardGranted
 from resile.torch.shards import ElasticShards, NoAgentError, NotServedError
 from resile.wire.agent_client import AgentClient
 from tests.local.resile_run import Runs, kill, opened, wait_until

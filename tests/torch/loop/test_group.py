@@ -65,13 +65,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from resile.torch._loop.group import Group, GroupLost
-from resile.protocol.messages import Placed
+from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.agent.workers.ports import free_port
 
 
 def placed(round_, rank, world, port):
-    return Placed(round=round_, rank=rank, world_size=world, local_rank=rank, local_world_size=world, group_rank=0,
-                  group_world_size=1, master_addr="127.0.0.1", master_port=port)
+    return WorkerAssignment(round=round_, rank=rank, world_size=world, local_rank=rank, local_world_size=world,
+                            group_rank=0, group_world_size=1, master_addr="127.0.0.1", master_port=port)
 
 
 def wait_until(it_is, what):

@@ -14,7 +14,7 @@ from resile.agent.workers.ports import free_port
 from resile.api.ids import Rank, Round
 from resile.checkpoint.errors import NotReadable
 from resile.checkpoint.storage import Storage
-from resile.protocol.messages import WorkerAssignment
+from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._checkpoint import restore
 from resile.torch._loop import rendezvous
 from resile.torch._loop.group import Group, GroupLost

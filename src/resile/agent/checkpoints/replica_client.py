@@ -15,7 +15,7 @@ from resile.api.ids import NO_ROUND, Round
 from resile.checkpoint.buffer import PAGE, Buffer, IncompleteBuffer, Record
 from resile.checkpoint.memory_client import COPY_SLOWEST
 from resile.checkpoint.storage import sealed
-from resile.protocol.messages import ReplicaAnswer, ReplicaOffer
+from resile.protocol.replicas import ReplicaAnswer, ReplicaOffer
 from resile.protocol.reports import ReplicaEndpoint
 from resile.wire.bulk_stream import BulkStream, call
 from resile.wire.handshake import HandshakeRefused

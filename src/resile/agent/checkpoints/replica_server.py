@@ -24,7 +24,7 @@ from resile.api.ids import NO_ROUND, Round
 from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
 from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.memory_client import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
-from resile.protocol.messages import ReplicaAnswer, ReplicaOffer
+from resile.protocol.replicas import ReplicaAnswer, ReplicaOffer
 from resile.protocol.reports import ReplicaEndpoint
 from resile.wire.bulk_stream import BulkStream, admit, fingerprint
 from resile.wire.handshake import HandshakeRefused

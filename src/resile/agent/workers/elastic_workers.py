@@ -23,20 +23,19 @@ from resile.agent.workers.ports import free_port
 from resile.agent.workers.workers import CannotStart
 from resile.api.ids import NO_ROUND, Round
 from resile.common.backoff import Backoff
-from resile.protocol.messages import (
+from resile.protocol.agent_to_master import (
     CanRegroup,
     Join,
     LastStepTaken,
-    Message,
     NodeFinished,
-    RoundOver,
-    WorkerAssignment,
     WorkerFailed,
-    WorkerReady,
     WorkersChanged,
     WorkerStuck,
 )
+from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
+from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
 
 log = logging.getLogger("resile.agent")
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from resile.client.errors import CommandError
-from resile.protocol.messages import Answer, Ask, MasterMessage
+from resile.protocol.commands import Answer, Ask
 from resile.wire.connection import BadFrame, CannotConnect, Connection, HandshakeRefused, connect
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
@@ -105,7 +105,7 @@ class MasterClient:
                 address.reachable_host,
                 address.port,
                 token=self._directory.token(),
-                decode=MasterMessage,
+                decode=Answer,
                 on_message=self._hear,
                 on_close=self._closed,
                 timeout=seconds,

@@ -23,7 +23,7 @@ from resile.api.manifests.reader import read_manifest
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.platform.kubernetes import client as kube
-from resile.protocol.messages import Ask
+from resile.protocol.commands import Ask
 
 log = logging.getLogger("resile.master")
 

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from resile.api.ids import Round
-from resile.protocol.messages import WorkerAssignment
+from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._loop import sockets
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import os
 import torch.distributed as dist
 
 from resile.api.ids import NO_ROUND, Round
-from resile.protocol.messages import WorkerAssignment
+from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._loop import state_sync
 from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import Group, GroupLost, time_to_connect

@@ -1,0 +1,12 @@
+"""The base of all messages, and the version of the protocol."""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL = 5
+"""Raised with every change that an older agent or master would misunderstand."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all messages; the type's name is the tag on the wire and in the journal. All messages are one-way."""

@@ -1,0 +1,25 @@
+"""What an agent and the agent that keeps the replicas of its checkpoints say to each other."""
+
+from __future__ import annotations
+
+from resile.api.ids import Round
+from resile.protocol.message import Message
+
+
+class ReplicaOffer(Message, frozen=True, kw_only=True):
+    """A checkpoint to keep: once it is welcome, its layout, checksums and data follow, as so many bytes each."""
+
+    round: Round
+    """The newest that the sender knows: whoever was left behind by an older one overwrites nothing."""
+    local_rank: int
+    sequence: int
+    step: int
+    layout: int
+    sums: int
+    data: int
+
+
+class ReplicaAnswer(Message, frozen=True, kw_only=True):
+    """Answer to Copy: that it is welcome, and after the last byte that it is kept; `error` is empty or one sentence."""
+
+    error: str = ""

@@ -1,0 +1,47 @@
+"""What a training process and its own agent say to each other, over a Unix socket."""
+
+from __future__ import annotations
+
+from resile.api.ids import NO_ROUND, Round
+from resile.protocol.agent_to_master import LastStepTaken, StepReport
+from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
+from resile.protocol.shards import ShardMessage
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    """The first message of a training process to its agent."""
+
+    worker: str
+
+
+class WorkerReady(Message, frozen=True, kw_only=True):
+    """An elastic training process is in no round and can meet in a new one; the first word on a line of its own."""
+
+    worker: str
+    step: int
+    """Steps completed."""
+    agreed: Round = NO_ROUND
+    """The newest round in which it came to one state with all members: it has that round's state, but for a step."""
+
+
+class WorkerAssignment(Message, frozen=True, kw_only=True):
+    """Answer to Ready, now or later: the process's place in a new round, as torchrun's variables would say it."""
+
+    round: Round
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+    verdict: float = 3.0
+    """Seconds in which the master ends this round, if it does, after an error although nobody hung up."""
+
+
+WorkerMessage = Attach | StepReport | WorkerReady | LastStepTaken | ShardMessage
+"""What an agent hears from its training processes."""
+RendezvousMessage = WorkerAssignment | RoundOver
+"""What an elastic training process hears on the connection on which it said `WorkerReady`."""
