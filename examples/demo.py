@@ -13,8 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import click
-
 from resile.api.ids import Seconds
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, OutageView
@@ -159,6 +157,6 @@ def accuracy_in(logs: Path) -> float | None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except click.ClickException as error:
-        print(f"the demo: {error.format_message()}", file=sys.stderr)
+    except CommandError as error:
+        print(f"the demo: {error}", file=sys.stderr)
         sys.exit(1)

@@ -527,6 +527,18 @@ def test_run_and_the_overview_load_neither_click_nor_rich_nor_asyncio_nor_torch(
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["get", "--help"], ["run", "--help"], ["explain"]])
+def test_a_reader_that_leaves_before_the_help_is_printed_sees_no_traceback(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        ended = subprocess.run(
+            [Path(sys.executable).with_name("resile"), *words], stdout=closed, stderr=subprocess.PIPE, timeout=60
+        )
+    assert ended.stderr == b""
+    assert ended.returncode in (0, 1)  # argparse does not mind
+
+
 def test_the_overview_lists_every_command() -> None:
     from resile.cli.main import COMMANDS, overview
 

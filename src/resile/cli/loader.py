@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -11,7 +10,9 @@ from typing import NoReturn
 import click
 
 from resile import __version__
-from resile.client.errors import BAD_USAGE, FAILED, INTERRUPTED
+from resile.cli.closed_pipe import quiet_if_reader_leaves
+from resile.cli.exit_codes import BAD_USAGE, FAILED, INTERRUPTED
+from resile.client.errors import CommandError, NotUsableError
 
 MODULES = {
     "submit": "submit",
@@ -54,28 +55,30 @@ def cli() -> None:
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Run a command and end the process: 0, 1 with one sentence, 2 for what cannot be used, 130 after Ctrl-C."""
+    with quiet_if_reader_leaves():
+        sys.exit(_exit_code(argv))
+
+
+def _exit_code(argv: Sequence[str]) -> int:
     try:
         code = cli.main(args=list(argv), prog_name="resile", standalone_mode=False)
-        sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:  # a group without its command
         click.echo(error.format_message())
-        sys.exit(0)
+        return 0
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "resile"
         _say(f"{path}: {' '.join(error.format_message().split())}")
         _say(f"`{path} --help` explains it")
-        sys.exit(BAD_USAGE)
-    except click.ClickException as error:
-        for sentence in error.format_message().splitlines():
+        return BAD_USAGE
+    except (click.ClickException, CommandError) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        for sentence in text.splitlines():
             _say(f"resile: {sentence}")
-        sys.exit(error.exit_code)
+        return BAD_USAGE if isinstance(error, NotUsableError) else FAILED
     except (click.Abort, KeyboardInterrupt):
         _say("resile: interrupted")
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        sys.exit(FAILED)  # as click does where it notices first
+        return INTERRUPTED
 
 
 def _say(sentence: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from resile import __version__
+from resile.cli.closed_pipe import quiet_if_reader_leaves
+from resile.cli.exit_codes import BAD_USAGE, INTERRUPTED
 
 COMMANDS: dict[str, str] = {
     "run": "run a training script on this machine, alone or together with others",
@@ -28,9 +30,6 @@ COMMANDS: dict[str, str] = {
     "chaos": "break something on purpose and watch the job recover",
 }
 """Every command and what it is for; the overview below is made from this."""
-
-BAD_USAGE = 2
-INTERRUPTED = 130
 
 
 def overview() -> str:
@@ -60,9 +59,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         run(words[1:], "resile run")
     elif first in ("--help", "-h", "help"):
-        print(overview())
+        with quiet_if_reader_leaves():
+            print(overview())
     elif first in ("--version", "-V"):
-        print(f"resile {__version__}")
+        with quiet_if_reader_leaves():
+            print(f"resile {__version__}")
     elif first in COMMANDS:
         try:
             from resile.cli.loader import main as command

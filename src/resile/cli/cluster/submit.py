@@ -16,10 +16,11 @@ from resile.api.kinds.elasticjob import ElasticJob, Phase
 from resile.api.manifests.reader import Resource
 from resile.cli.cluster.describe import failure_lines, journal_view
 from resile.cli.common_options import print_json
+from resile.cli.exit_codes import FAILED, INTERRUPTED, SIGNALLED
 from resile.cli.output.follow import Dismissed, Screen, closing_words, screen_for
 from resile.client.cluster import view
 from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch, on
-from resile.client.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
+from resile.client.errors import CommandError, NotUsableError
 from resile.client.target import Target
 from resile.platform.kubernetes import client as kube
 

@@ -14,9 +14,10 @@ from contextlib import ExitStack
 import click
 
 from resile.cli.common_options import output_option, target_options
+from resile.cli.exit_codes import FAILED
 from resile.cli.output import rows
 from resile.cli.output.listing import FORMATS, Entry, Listing, kind_of
-from resile.client.errors import FAILED, CommandError, NotUsableError
+from resile.client.errors import CommandError, NotUsableError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find
 from resile.client.target import Target, configured
@@ -109,7 +110,7 @@ class Looking:
                 if len(self._looks) == 1:
                     raise
                 self.failed = True
-                click.echo(f"resile: {look.job}: {error.format_message()}", err=True)
+                click.echo(f"resile: {look.job}: {error}", err=True)
         return found
 
     def _of(self, look: JobReader) -> list[Entry]:

@@ -9,7 +9,8 @@ import sys
 
 import click
 
-from resile.client.errors import FAILED
+from resile.cli.exit_codes import FAILED
+from resile.client.errors import CommandError
 
 ALL = "all"
 
@@ -88,7 +89,7 @@ def operator(
     try:
         return asyncio.run(main())
     except NoCluster as error:
-        raise click.ClickException(f"no cluster: {error}; set KUBECONFIG") from error
+        raise CommandError(f"no cluster: {error}; set KUBECONFIG") from error
     except OSError as error:
         click.echo(f"resile: {error.strerror or error}", err=True)
         return FAILED

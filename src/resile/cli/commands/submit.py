@@ -27,8 +27,9 @@ from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import Resource, load_manifests
 from resile.cli.commands.describe import failed_node_text, failure_text, first_failure
 from resile.cli.common_options import output_option, print_json, target_options
+from resile.cli.exit_codes import FAILED, INTERRUPTED, SIGNALLED
 from resile.cli.output.follow import STOPPED, Dismissed, Follower, PlainScreen, Screen, closing_words, screen_for
-from resile.client.errors import FAILED, INTERRUPTED, SIGNALLED, CommandError, NotUsableError
+from resile.client.errors import CommandError, NotUsableError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until

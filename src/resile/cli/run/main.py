@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from resile.agent.options import RunOptions
+from resile.cli.closed_pipe import quiet_if_reader_leaves
+from resile.cli.exit_codes import BAD_USAGE
 from resile.cli.run.flags import FlagError, parse
 from resile.cli.run.options import resolve
-
-BAD_USAGE = 2
 
 
 def options(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Runs the script and ends the process with the run's exit code; 2 means that nothing was started."""
     name = prog or os.path.basename(sys.argv[0])
     try:
-        chosen = options(sys.argv[1:] if argv is None else argv, os.environ, name)
+        with quiet_if_reader_leaves():  # the help is printed in here
+            chosen = options(sys.argv[1:] if argv is None else argv, os.environ, name)
     except FlagError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(BAD_USAGE)
