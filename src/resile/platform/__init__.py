@@ -1,1 +1,1 @@
-"""Where nodes run: one port (`port.Platform`), one adapter per place."""
+"""Where nodes run: one interface (`base.Platform`), one adapter for each place."""

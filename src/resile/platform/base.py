@@ -1,9 +1,9 @@
-"""The port between the master and the place where nodes run.
+"""The interface between the master and the platform on which its nodes run.
 
 A platform does what it is told (launch, delete) and tells what it sees (observations); it decides nothing. Calls return
 at once and are idempotent by node key, so a master that restarts may repeat them. Everything a platform launched
 outlives the master: after a restart `adopt` finds it again and reports how it is, including how it ended
-while nobody was looking.
+while no master watched.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     """0 if it never ran."""
     ended_at: float
-    """0 while it runs, and when nobody saw the end."""
+    """0 while it runs, and when no process saw the end."""
 
     def pids(self) -> list[int]:
         """Every live process of the node, the main process first; empty if it does not run. Reads all of /proc."""

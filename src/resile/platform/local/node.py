@@ -54,7 +54,7 @@ class LocalNode:
 
     def launched(self, pid: int, pipe: int) -> None:
         """The shim has been started and speaks through `pipe`; both belong to this object now."""
-        start = start_time(pid)  # a child that nobody has collected: the pid is ours
+        start = start_time(pid)  # a child that was not reaped yet: the pid is ours
         self.record = msgspec.structs.replace(
             self.record, shim_pid=pid, shim_start=start, boot=processes.boot_id(), launched_at=time.time()
         )

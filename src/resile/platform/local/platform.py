@@ -41,7 +41,7 @@ _RESTORED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 class LocalPlatform:
-    """The nodes of one job on this machine. See `port.Platform` for what each method promises."""
+    """The nodes of one job on this machine. `base.Platform` says what each method promises."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class LocalPlatform:
         self._workdir = (workdir or Path.cwd()).absolute()
         self._environment = dict(os.environ if environment is None else environment)
         self._addresses = Addresses()
-        self._places: AddressBook | None = None
+        self._address_book: AddressBook | None = None
         if spec.strategy is Strategy.PARAMETER_SERVER:
             roles = [(role, spec.roles[role].replicas) for role in ROLES if role in spec.roles]
             places = [(role, Rank(rank)) for role, replicas in roles for rank in range(replicas)]
-            self._places = AddressBook(self._addresses, places)
+            self._address_book = AddressBook(self._addresses, places)
         self._nodes: dict[NodeKey, LocalNode] = {}
         self._observe: Callable[[Observation], None] | None = None
         self._limits: MemoryLimits | None = None
@@ -103,8 +103,8 @@ class LocalPlatform:
                 node = LocalNode(record, directory, self._tell)
                 self._nodes[record.key] = node
                 node.adopt()
-                if self._places is not None and record.role in self._spec.roles and not node.status.ended:
-                    self._places.keep(record.role, Rank(record.rank), record.address)
+                if self._address_book is not None and record.role in self._spec.roles and not node.status.ended:
+                    self._address_book.keep(record.role, Rank(record.rank), record.address)
 
     async def adopt(self) -> list[Observation]:
         """Every node of the job directory as it is now, the ended and the deleted included. Call it after `start`."""
@@ -169,8 +169,8 @@ class LocalPlatform:
 
     def _with_resources(self, record: files.NodeFile, launch: Launch) -> files.NodeFile:
         in_use = {node.record.address for node in self._nodes.values() if not node.status.ended}
-        if self._places is not None:
-            address = self._places.take(record.role, launch.rank, in_use)
+        if self._address_book is not None:
+            address = self._address_book.take(record.role, launch.rank, in_use)
         else:
             address = self._addresses.take(in_use)
         record = msgspec.structs.replace(record, address=address)
@@ -235,9 +235,9 @@ class LocalPlatform:
             **self._secrets,
             COOKIE: str(files.node_directory(self._directory, record.key)),
         }
-        if self._places is not None:
+        if self._address_book is not None:
             ports = {role: PS_PORT if role == PS else TASK_PORT for role in self._spec.roles}
-            environment["TF_CONFIG"] = tf_config(self._places.by_role(ports), role=record.role, rank=launch.rank)
+            environment["TF_CONFIG"] = tf_config(self._address_book.by_role(ports), role=record.role, rank=launch.rank)
         # First of all, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         return environment
