@@ -1,7 +1,7 @@
 """Processes by what does not lie: a pid together with its start time and the boot it belongs to.
 
-A bare pid from a file may belong to another process by the time it is read. Everything here that hands out a pid or a pidfd
-has checked that it is still the process that was meant. Linux only: it reads /proc and needs pidfd_open (kernel 5.3).
+A bare pid from a file may belong to another process by the time it is read. Every function here that returns a pid or a
+pidfd has checked that it is still the process that was meant. Linux only: reads /proc, needs pidfd_open (kernel 5.3).
 """
 
 from __future__ import annotations
