@@ -22,7 +22,7 @@ from benchmarks.harness import GaveUp, Row, Workplace, asking, say, wait_for
 from resile.api.job import JobSpec, RoleSpec
 from resile.client.local.supervision import end_by_force, start_master
 from resile.core.engine import Engine
-from resile.core.events import AgentCame, MasterReturned
+from resile.core.events import AgentConnected, MasterReturned
 from resile.core.ledger import Dataset
 from resile.master.journal.sqlite import History, JournalError, SQLiteJournal
 from resile.wire.job_directory import JobDirectory
@@ -155,8 +155,8 @@ def _came_since(history: History, at: float) -> list[float]:
     for when, event in history.events:
         if isinstance(event, MasterReturned) and when >= at:
             times, returned = {}, True
-        elif isinstance(event, AgentCame) and returned and event.running:
-            times.setdefault(event.incarnation, when)
+        elif isinstance(event, AgentConnected) and returned and event.hello.running:
+            times.setdefault(event.hello.incarnation, when)
     return list(times.values())
 
 

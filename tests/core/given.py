@@ -14,9 +14,14 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import JobState, Node, RoundRunning, new_state
-from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig, WorkerFailure
+from resile.protocol.agent_to_master import AgentMessage, Hello, Join, StepReport, WorkerFailed
+from resile.protocol.master_to_agent import RoundFormed
+from resile.protocol.message import PROTOCOL, Message
+from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig, RoundAssignment, WorkerFailure
 
 D = TypeVar("D", bound=de.Decision)
+M = TypeVar("M", bound=Message)
+CARRIERS = (de.Send, de.Admit, de.Refuse, de.Finish)
 
 
 def key(number: int, role: str = WORKER) -> NodeKey:
@@ -77,35 +82,53 @@ class Job:
     def said(self, kind: type[D], out: Iterable[de.AnyDecision] | None = None) -> list[D]:
         return [d for d in (self.out if out is None else out) if isinstance(d, kind)]
 
+    def sent(self, kind: type[M], out: Iterable[de.AnyDecision] | None = None) -> list[M]:
+        """The messages of this kind that agents are sent, each once however many get it."""
+        carriers = (d for d in (self.out if out is None else out) if isinstance(d, CARRIERS))
+        return [d.message for d in carriers if isinstance(d.message, kind)]
+
+    def told(self, kind: type[M]) -> tuple[NodeKey, ...]:
+        """The nodes that are sent a message of this kind."""
+        return tuple(node for d in self.said(de.Send) if isinstance(d.message, kind) for node in d.to)
+
+    @property
+    def assignments(self) -> dict[NodeKey, RoundAssignment]:
+        """What the members of a round are told."""
+        sends = [d for d in self.said(de.Send) if isinstance(d.message, RoundFormed)]
+        return {node: d.message.assignment for d in sends for node in d.to}
+
     def notes(self) -> list[str]:
         return [note.reason for note in self.said(de.Note)]
 
     # what agents do
 
+    def says(self, number: int | NodeKey, message: AgentMessage) -> list[de.AnyDecision]:
+        node = number if isinstance(number, NodeKey) else key(number)
+        return self.does(ev.AgentSaid(node=node, message=message))
+
     def comes(self, number: int | None = None, name: str = "", **more) -> list[de.AnyDecision]:
         self.sessions += 1
-        fields = {"nproc": 1, "meeting": self.meeting, "host": "host", "address": "10.0.0.1"} | more
-        return self.does(
-            ev.AgentCame(
-                session=self.sessions,
-                incarnation=name or f"agent{number}",
-                node_id=None if number is None else NodeId(number),
-                **fields,
-            )
+        hello = Hello(
+            protocol=PROTOCOL,
+            job="job",
+            incarnation=name or f"agent{number}",
+            node_id=None if number is None else NodeId(number),
+            **{"nproc": 1, "rendezvous": self.meeting, "host": "host", "address": "10.0.0.1"} | more,
         )
+        return self.does(ev.AgentConnected(session=self.sessions, hello=hello))
 
     def joins(self, number: int, after: int = 0) -> list[de.AnyDecision]:
-        return self.does(ev.AgentJoined(node=key(number), after=Round(after), port=29500))
+        return self.says(number, Join(after=Round(after), port=29500))
 
     def fails(self, number: int, why: WorkerFailure | None = None, round_: int | None = None) -> list[de.AnyDecision]:
         number_of_round = self.state.last_round if round_ is None else Round(round_)
-        return self.does(ev.WorkerFailed(node=key(number), round=number_of_round, failure=why or failure()))
+        return self.says(number, WorkerFailed(round=number_of_round, failure=why or failure()))
 
     def seen(self, number: int, status: NodeStatus, end: NodeEnd | None = None, role: str = WORKER, host: str = ""):
         return self.does(ev.NodeSeen(node=key(number, role), status=status, end=end or NodeEnd(), host=host))
 
     def steps(self, step: int, number: int = 0, total: int = 0) -> list[de.AnyDecision]:
-        return self.does(ev.StepReport(node=key(number), round=self.state.last_round, step=step, total=total))
+        return self.says(number, StepReport(round=self.state.last_round, step=step, total=total))
 
     def train(self, seconds: float, number: int = 0) -> None:
         """So much training time passes."""

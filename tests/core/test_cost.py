@@ -6,6 +6,8 @@ from collections.abc import Callable
 from resile.api.ids import Round
 from resile.core import events as ev
 from resile.core.engine import Engine
+from resile.protocol.agent_to_master import Join, StepReport, WorkerGone
+from resile.protocol.shards import OpenDataset, TakeShard
 from resile.sim.scale import crowd, last_joins
 from tests.core.given import key
 
@@ -40,15 +42,20 @@ def ratio(event: Callable[[int], ev.AnyEvent], jobs: dict[int, Engine]) -> float
 def test_no_event_of_a_quiet_life_costs_more_with_ten_thousand_nodes_than_with_a_hundred():
     jobs = {FEW: job_with(FEW), MANY: job_with(MANY)}
     for job in jobs.values():
-        job.handle(ev.DatasetOpened(node=key(0), worker="a", request=1, name="d", size=10**9, shard_size=1), 1.0)
+        job.handle(
+            ev.AgentSaid(node=key(0), message=OpenDataset(worker="a", request=1, name="d", size=10**9, shard_size=1)),
+            1.0,
+        )
         for number in range(len(job.state.nodes)):
-            job.handle(ev.ShardWanted(node=key(number), worker=f"w{number}", request=1, dataset="d"), 1.0)
+            job.handle(
+                ev.AgentSaid(node=key(number), message=TakeShard(worker=f"w{number}", request=1, dataset="d")), 1.0
+            )
     quiet: dict[str, Callable[[int], ev.AnyEvent]] = {
-        "step": lambda n: ev.StepReport(node=key(0), round=Round(1), step=n),
-        "shard": lambda n: ev.ShardWanted(node=key(n % FEW), worker=f"x{n}", request=1, dataset="d"),
-        "blink": lambda n: ev.AgentWent(node=key(n % FEW), session=n % FEW + 1),
-        "late join": lambda n: ev.AgentJoined(node=key(n % FEW), after=Round(0), port=1),
-        "worker gone": lambda n: ev.WorkerWent(node=key(n % FEW), worker=f"x{n}"),
+        "step": lambda n: ev.AgentSaid(node=key(0), message=StepReport(round=Round(1), step=n)),
+        "shard": lambda n: ev.AgentSaid(node=key(n % FEW), message=TakeShard(worker=f"x{n}", request=1, dataset="d")),
+        "blink": lambda n: ev.AgentDisconnected(node=key(n % FEW), session=n % FEW + 1),
+        "late join": lambda n: ev.AgentSaid(node=key(n % FEW), message=Join(after=Round(0), port=1)),
+        "worker gone": lambda n: ev.AgentSaid(node=key(n % FEW), message=WorkerGone(worker=f"x{n}")),
     }
     slower = {name: ratio(event, jobs) for name, event in quiet.items()}
     assert all(times < ALLOWED for times in slower.values()), slower

@@ -9,6 +9,17 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.nodes.relaunch import LOST
 from resile.core.state import Idle, Resting, Stuck, Training, Waiting
+from resile.protocol.agent_to_master import (
+    CanRegroup,
+    Join,
+    LastStepTaken,
+    Leaving,
+    NodeFinished,
+    WorkerFailed,
+    WorkersChanged,
+    WorkerStuck,
+)
+from resile.protocol.master_to_agent import Leave, RoundOver, StateHeld, Welcome
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running, running_bare
 
@@ -17,7 +28,7 @@ def elastic(nodes: int, least: int = 1, make=running, **more) -> Job:
     """A job in its first round whose processes all turned out to be elastic."""
     job = make(nodes, least, nodes, **more)
     for number in range(nodes):
-        job.does(ev.CanRegroup(node=key(number)))
+        job.says(number, CanRegroup())
     return job
 
 
@@ -25,11 +36,11 @@ def interrupted(nodes: int) -> Job:
     """The same, and one more has come and ended the round."""
     job = running_bare(nodes, 1, nodes + 1)
     for number in range(nodes):
-        job.does(ev.CanRegroup(node=key(number)))
+        job.says(number, CanRegroup())
     steps(job)
     job.comes(name=f"agent{nodes}")
     rejoins(job, nodes, after=0)
-    assert [d.because for d in job.said(de.EndRound)] == [f"worker-{nodes} is ready to join"]
+    assert [over.because for over in job.sent(RoundOver)] == [f"worker-{nodes} is ready to join"]
     return job
 
 
@@ -41,8 +52,7 @@ def steps(job: Job) -> None:
 
 def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None, holds: int = 0) -> list[de.AnyDecision]:
     last = job.state.last_round if after is None else Round(after)
-    joined = ev.AgentJoined(node=key(number), after=last, port=29500, nproc=nproc, elastic=True, holds=Round(holds))
-    return job.does(joined)
+    return job.says(number, Join(after=last, port=29500, nproc=nproc, elastic=True, holds=Round(holds)))
 
 
 def settles(job: Job) -> None:
@@ -52,27 +62,30 @@ def settles(job: Job) -> None:
     job.wait(job.timeouts.straggler_wait)
 
 
-def stuck(job: Job, number: int, round_: int = 1) -> list[de.TellStateHeld]:
+def stuck(job: Job, number: int, round_: int = 1) -> list[de.Send]:
     """A process of this node does not leave its round; what its agent is told at once."""
-    job.does(ev.WorkerStuck(node=key(number), round=Round(round_)))
-    return job.said(de.TellStateHeld)
+    job.says(number, WorkerStuck(round=Round(round_)))
+    return held(job)
+
+
+def held(job: Job) -> list[de.Send]:
+    """Who is told that another node has the state of a round."""
+    return [sent for sent in job.said(de.Send) if isinstance(sent.message, StateHeld)]
 
 
 def dies(
     job: Job, number: int, left: int = 0, pid: int = 7, member: bool = True, placed: int = 0
 ) -> list[de.AnyDecision]:
     last, what = job.state.last_round, failure(pid=pid)
-    return job.does(
-        ev.WorkerFailed(node=key(number), round=last, failure=what, member=member, left=left, placed=Round(placed))
-    )
+    return job.says(number, WorkerFailed(round=last, failure=what, member=member, left=left, placed=Round(placed)))
 
 
 def test_survivors_meet_again_without_waiting_for_the_process_that_died():
     job = elastic(3)
     dies(job, 1)
-    (over,) = job.said(de.EndRound)
+    (over,) = job.sent(RoundOver)
     assert over.lost
-    assert {each.id for each in over.nodes} == {0, 1, 2}
+    assert {each.id for each in job.told(RoundOver)} == {0, 1, 2}
     assert isinstance(job.node(1).agent.phase, Idle)
     rejoins(job, 0)
     assert not job.members
@@ -88,12 +101,12 @@ def test_the_replacement_comes_in_with_a_new_round_and_gets_its_old_place():
     rejoins(job, 2)
     steps(job)
     rejoins(job, 1, after=1)
-    (over,) = job.said(de.EndRound)
+    (over,) = job.sent(RoundOver)
     assert (over.because, over.lost) == ("worker-1 is ready to join", False)
     rejoins(job, 2)
     rejoins(job, 0)
     assert job.members == [0, 1, 2]
-    assert job.said(de.FormRound)[0].places[key(1)].first_rank == 1
+    assert job.assignments[key(1)].first_rank == 1
 
 
 def test_a_round_takes_a_step_before_it_takes_a_newcomer_in():
@@ -116,7 +129,7 @@ def test_a_round_takes_a_step_before_it_takes_a_newcomer_in():
 def test_however_many_come_one_after_the_other_steps_are_taken_in_between():
     job = running_bare(2, 1, 40)
     for number in range(2):
-        job.does(ev.CanRegroup(node=key(number)))
+        job.says(number, CanRegroup())
     for new in range(2, 32):
         job.comes(name=f"agent{new}")
         rejoins(job, new, after=0)
@@ -178,7 +191,7 @@ def test_a_node_that_lost_one_of_its_processes_is_near_and_brings_the_others():
     rejoins(job, 0, nproc=3)
     assert not job.members
     rejoins(job, 1, nproc=2)
-    places = job.said(de.FormRound)[0].places
+    places = job.assignments
     assert [(p.first_rank, p.nproc, p.world_size) for p in places.values()] == [(0, 3, 5), (3, 2, 5)]
 
 
@@ -192,10 +205,10 @@ def short_of_one(**more) -> Job:
     return job
 
 
-def replaced(job: Job) -> list[de.EndRound]:
+def replaced(job: Job) -> list[RoundOver]:
     """The process that the second node has lost is replaced, and ready; who is told at once to leave the round."""
-    job.does(ev.WorkersChanged(node=key(1), round=job.state.last_round, nproc=3))
-    return job.said(de.EndRound)
+    job.says(1, WorkersChanged(round=job.state.last_round, nproc=3))
+    return job.sent(RoundOver)
 
 
 def test_a_node_with_more_processes_than_places_gets_a_new_round():
@@ -205,7 +218,7 @@ def test_a_node_with_more_processes_than_places_gets_a_new_round():
     assert (over.round, over.because, over.lost) == (2, "worker-1 has 3 processes ready, not 2", False)
     rejoins(job, 0, nproc=3)
     rejoins(job, 1, nproc=3)
-    assert job.said(de.FormRound)[0].places[key(1)].world_size == 6
+    assert job.assignments[key(1)].world_size == 6
 
 
 def test_a_round_takes_a_step_before_it_takes_a_replaced_process_in():
@@ -260,7 +273,7 @@ def test_a_round_is_not_ended_for_a_replaced_process_that_has_failed_again():
 def test_a_round_that_some_have_finished_is_not_ended_for_a_replaced_process():
     job = short_of_one()
     replaced(job)
-    job.does(ev.NodeFinished(node=key(0), round=Round(2)))
+    job.says(0, NodeFinished(round=Round(2)))
     steps(job)
     assert job.members == [0, 1]
 
@@ -270,13 +283,13 @@ def test_word_of_a_change_in_an_older_round_changes_nothing():
     dies(job, 1, left=1)
     rejoins(job, 0)
     rejoins(job, 1)
-    job.does(ev.WorkersChanged(node=key(1), round=Round(1), nproc=2))
+    job.says(1, WorkersChanged(round=Round(1), nproc=2))
     assert job.members == [0, 1]
 
 
 def test_a_node_without_processes_for_its_place_is_not_waited_for():
     job = elastic(3)
-    job.does(ev.WorkersChanged(node=key(2), round=Round(1), nproc=0))
+    job.says(2, WorkersChanged(round=Round(1), nproc=0))
     rejoins(job, 0)
     rejoins(job, 1)
     assert job.members == [0, 1]
@@ -287,7 +300,7 @@ def test_a_node_whose_connection_is_gone_is_not_waited_for_though_it_is_not_lost
     rejoins(job, 0)  # its collective broke
     rejoins(job, 1)
     assert not job.members
-    job.does(ev.AgentWent(node=key(2), session=job.node(2).agent.session))
+    job.does(ev.AgentDisconnected(node=key(2), session=job.node(2).agent.session))
     assert job.members == [0, 1]
     assert job.node(2).alive
 
@@ -303,10 +316,10 @@ def test_a_node_that_is_near_and_does_not_come_is_waited_for_no_longer_than_sett
 def test_a_new_agent_is_told_that_the_job_is_elastic():
     job = managed(2, most=3)
     job.comes(0)
-    assert not job.said(de.Admit)[0].elastic
-    job.does(ev.CanRegroup(node=key(0)))
+    assert not job.sent(Welcome)[0].elastic
+    job.says(0, CanRegroup())
     job.comes(1)
-    assert job.said(de.Admit)[0].elastic
+    assert job.sent(Welcome)[0].elastic
 
 
 def test_every_failure_of_an_elastic_process_counts_once_though_its_peers_left_first():
@@ -338,7 +351,7 @@ def test_a_process_that_dies_after_its_node_joined_takes_the_round_with_it_at_on
     rejoins(job, 1)
     assert job.members == [0, 1]
     # said before the agent heard of round 2
-    job.does(ev.WorkerFailed(node=key(1), round=Round(1), failure=failure(pid=9), left=0))
+    job.says(1, WorkerFailed(round=Round(1), failure=failure(pid=9), left=0))
     assert not job.members
     rejoins(job, 0)
     assert job.members == [0]
@@ -346,7 +359,7 @@ def test_a_process_that_dies_after_its_node_joined_takes_the_round_with_it_at_on
 
 def test_rigid_nodes_among_elastic_ones_are_waited_for_as_ever():
     job = running(3)
-    job.does(ev.CanRegroup(node=key(0)))
+    job.says(0, CanRegroup())
     job.fails(1)
     job.joins(1, after=1)
     rejoins(job, 0)
@@ -359,7 +372,7 @@ def test_an_elastic_agent_that_comes_back_from_another_round_rests_and_is_near()
     job = elastic(3)
     dies(job, 1)
     job.comes(2, round=Round(1), running=True, elastic=True)
-    assert job.said(de.EndRound)[0].nodes == (key(2),)
+    assert job.told(RoundOver) == (key(2),)
     assert job.node(2).agent.phase == Resting(Round(1))
     rejoins(job, 0)
     assert not job.members
@@ -383,61 +396,61 @@ def test_a_late_word_about_joining_an_older_round_is_not_believed():
     dies(job, 1, left=1)
     rejoins(job, 0)
     rejoins(job, 1)
-    job.does(ev.AgentJoined(node=key(1), after=Round(1), port=1, nproc=1, elastic=True))
+    job.says(1, Join(after=Round(1), port=1, nproc=1, elastic=True))
     assert job.node(1).agent.phase == Training(Round(2))
 
 
 def test_a_round_that_a_newcomer_ends_while_its_processes_end_well_has_finished():
     job = interrupted(2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Running", "the other one may go on with the state"
-    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+    job.says(1, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
 
 def test_processes_may_end_well_although_their_agent_was_silent_and_counted_as_lost():
     for finished in (False, True):
         job = running_bare(1, 1, 1)
-        job.does(ev.CanRegroup(node=key(0)))
+        job.says(0, CanRegroup())
         job.wait(job.timeouts.heartbeat_timeout + 1.0)
         assert job.node(0).status is NodeStatus.FAILED
         job.comes(0, name="agent0", round=1, running=not finished, finished=finished, elastic=True)
         assert key(1) in job.state.nodes, "it is another node now"
         if not finished:
             assert job.state.phase == "Running"
-            job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+            job.says(1, NodeFinished(round=Round(1)))
         assert job.state.phase == "Succeeded"
 
 
 def test_a_member_that_did_not_get_to_the_end_takes_a_newcomer_there():
     job = interrupted(2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     rejoins(job, 1)
     assert job.members == [1, 2]
-    job.does(ev.NodeFinished(node=key(1), round=Round(2)))
-    job.does(ev.NodeFinished(node=key(2), round=Round(2)))
+    job.says(1, NodeFinished(round=Round(2)))
+    job.says(2, NodeFinished(round=Round(2)))
     assert job.state.phase == "Succeeded"
 
 
 def test_the_last_step_of_a_round_counts_although_a_member_was_lost_right_after_it():
     for end in (NodeEnd(reason=LOST), NodeEnd(exit_code=137), NodeEnd(reason="Evicted")):
         job = elastic(2)
-        job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+        job.says(0, NodeFinished(round=Round(1)))
         job.seen(1, NodeStatus.FAILED, end)
         assert job.state.phase == "Succeeded"
 
 
 def test_a_script_that_fails_after_the_last_step_is_tried_again_with_those_that_had_ended_well():
     job = elastic(2, least=2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     dies(job, 1)
-    assert job.said(de.EndRound)[0].nodes == (key(0), key(1))
+    assert job.told(RoundOver) == (key(0), key(1))
     rejoins(job, 1)
     assert job.state.phase == "Running"
     rejoins(job, 0)
     assert job.members == [0, 1]
     for number in range(2):
-        job.does(ev.NodeFinished(node=key(number), round=Round(2)))
+        job.says(number, NodeFinished(round=Round(2)))
     assert job.state.phase == "Succeeded"
 
 
@@ -465,30 +478,30 @@ def test_processes_that_fail_while_they_wait_for_a_round_count_each(member: bool
 
 def test_the_first_failure_counts_also_of_a_node_that_was_in_no_round():
     job = running_bare(1, 1, 2, max_restarts=0)
-    job.does(ev.CanRegroup(node=key(0)))
+    job.says(0, CanRegroup())
     job.comes(name="agent1")
     rejoins(job, 1, after=0)
-    job.does(ev.WorkerFailed(node=key(1), round=Round(0), failure=failure(pid=8), left=0))
+    job.says(1, WorkerFailed(round=Round(0), failure=failure(pid=8), left=0))
     assert job.state.phase == "Failed"
 
 
 def test_those_that_end_well_are_told_to_come_again_whoever_is_heard_first():
     job = elastic(2)
     dies(job, 1)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
-    assert [(d.round, d.nodes) for d in job.said(de.EndRound)] == [(1, (key(0),))]
+    job.says(0, NodeFinished(round=Round(1)))
+    assert [(over.round, job.told(RoundOver)) for over in job.sent(RoundOver)] == [(1, (key(0),))]
     assert job.replayed().state == job.state
 
     job = interrupted(2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     dies(job, 1)
-    assert [(d.round, d.nodes) for d in job.said(de.EndRound)] == [(1, (key(0),))]
+    assert [(over.round, job.told(RoundOver)) for over in job.sent(RoundOver)] == [(1, (key(0),))]
     assert isinstance(job.node(0).agent.phase, Idle)
 
 
 def complete(job: Job, number: int, round_: int = 1) -> list[de.AnyDecision]:
     """All of a round have taken the last step; this node's agent says so."""
-    return job.does(ev.LastStepTaken(node=key(number), round=Round(round_)))
+    return job.says(number, LastStepTaken(round=Round(round_)))
 
 
 def waits_in_vain(job: Job) -> None:
@@ -503,15 +516,15 @@ def waits_in_vain(job: Job) -> None:
 
 def test_who_comes_after_the_last_step_ends_no_round():
     job = running_bare(1, 1, 2)
-    job.does(ev.CanRegroup(node=key(0)))
+    job.says(0, CanRegroup())
     steps(job)
     complete(job, 0)
     job.comes(name="agent1")
     rejoins(job, 1, after=0)
     waits_in_vain(job)
-    assert (job.said(de.EndRound), job.members) == ([], [0])
+    assert (job.sent(RoundOver), job.members) == ([], [0])
     assert job.replayed().state.gathering == job.state.gathering
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
 
@@ -520,7 +533,7 @@ def test_who_came_before_that_was_known_does_not_train_all_over_again():
     complete(job, 0)
     waits_in_vain(job)
     assert job.state.last_round == 1
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
 
@@ -535,7 +548,7 @@ def test_who_comes_after_the_last_step_meets_the_others_in_another_loop():
 def test_who_comes_after_the_last_step_begins_anew_if_those_that_took_it_are_lost():
     job = interrupted(1)
     complete(job, 0)
-    job.does(ev.AgentLeaving(node=key(0), because="it got SIGTERM"))
+    job.says(0, Leaving(because="it got SIGTERM"))
     assert job.members == [1]
 
 
@@ -554,22 +567,22 @@ def test_a_script_that_fails_after_the_last_step_is_not_waited_for_as_one_that_i
 
 def test_a_process_that_fails_ahead_of_the_next_round_says_nothing_about_the_last_step():
     job = interrupted(2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     dies(job, 1, member=False)
-    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+    job.says(1, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
 
 def test_a_script_that_failed_after_the_last_step_is_not_forgiven_because_its_node_is_gone():
     job = elastic(2, max_restarts=0)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     dies(job, 1)
-    assert job.said(de.SendAway)[0].node == key(1)
+    assert job.told(Leave) == (key(1),)
     assert job.launched == [2], "its place is filled again, as after any crash"
     assert job.state.phase == "Running"
 
     job = elastic(2, max_restarts=3)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     dies(job, 1)
     job.seen(1, NodeStatus.DELETED)
     assert job.state.phase == "Running"
@@ -577,7 +590,7 @@ def test_a_script_that_failed_after_the_last_step_is_not_forgiven_because_its_no
 
 def test_a_job_whose_script_always_fails_after_the_last_step_fails():
     job = elastic(2, least=2, max_restarts=0, crash_budget=0)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     dies(job, 1)
     assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
 
@@ -585,7 +598,7 @@ def test_a_job_whose_script_always_fails_after_the_last_step_fails():
 def test_a_node_that_crashed_or_ran_out_of_memory_after_the_last_step_is_not_merely_lost():
     for end in (NodeEnd(exit_code=1), NodeEnd(reason="OOMKilled", exit_code=137)):
         job = elastic(2)
-        job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+        job.says(0, NodeFinished(round=Round(1)))
         job.seen(1, NodeStatus.FAILED, end)
         assert job.state.phase == "Running"
         assert job.launched == [2]
@@ -598,7 +611,7 @@ def test_a_newcomer_that_began_without_those_who_had_finished_is_not_trained_for
         job.heartbeats()
         job.wait(job.timeouts.heartbeat_timeout / 2)
     assert job.members == [1], "nobody waits for one that does not come"
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
 
@@ -615,7 +628,7 @@ def hanging(least: int = 1) -> Job:
 def test_a_node_whose_process_hangs_is_told_at_once_if_another_one_has_the_state():
     job = hanging()
     rejoins(job, 1, holds=1)
-    assert stuck(job, 0) == [de.TellStateHeld(node=key(0), round=Round(1))]
+    assert stuck(job, 0) == [de.Send(to=(key(0),), message=StateHeld(round=Round(1)))]
     assert job.node(0).agent.phase == Idle()
 
 
@@ -624,11 +637,11 @@ def test_a_node_whose_process_hangs_is_told_when_another_one_comes_that_has_the_
     assert stuck(job, 0) == []
     assert job.node(0).agent.phase == Stuck(Round(1))
     rejoins(job, 2, after=1)  # its process is a new one
-    assert job.said(de.TellStateHeld) == []
+    assert held(job) == []
     rejoins(job, 1, holds=1)
-    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))]
+    assert held(job) == [de.Send(to=(key(0),), message=StateHeld(round=Round(1)))]
     rejoins(job, 1, holds=1)
-    assert job.said(de.TellStateHeld) == [], "it is told once"
+    assert held(job) == [], "it is told once"
     assert stuck(job, 0), "but again if it asks again"
 
 
@@ -641,7 +654,7 @@ def test_the_last_that_has_the_state_is_never_taken_for_another_one():
     assert stuck(job, 0, round_=2) == [], "what others have is the state of a round before, or none"
     rejoins(job, 1, after=2)  # its process is a new one
     assert job.members == [1]
-    assert job.said(de.TellStateHeld) == []
+    assert held(job) == []
     assert job.node(0).agent.phase == Stuck(Round(2))
 
 
@@ -653,17 +666,17 @@ def test_the_state_of_an_older_round_is_not_the_state_of_the_one_in_which_a_proc
     assert job.members == [0]  # the second node was in a long step, and comes late
     steps(job)
     rejoins(job, 1, holds=1)
-    assert job.said(de.EndRound)
+    assert job.sent(RoundOver)
     assert stuck(job, 0, round_=2) == []
 
 
 def test_who_lost_a_process_or_its_connection_is_not_known_to_have_the_state_any_more():
     job = hanging(least=3)
     rejoins(job, 1, holds=1)
-    job.does(ev.AgentWent(node=key(1), session=job.node(1).agent.session))
+    job.does(ev.AgentDisconnected(node=key(1), session=job.node(1).agent.session))
     assert stuck(job, 0) == []
     job.comes(1, round=Round(1), elastic=True)
-    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))], "it came back within a blink"
+    assert held(job) == [de.Send(to=(key(0),), message=StateHeld(round=Round(1)))], "it came back within a blink"
     dies(job, 1, left=1, pid=8)
     assert stuck(job, 0) == []
 
@@ -689,12 +702,12 @@ def test_who_asked_and_who_has_the_state_is_known_after_a_return_from_the_journa
     stuck(job, 0)
     job.engine = job.replayed()
     rejoins(job, 1, holds=1)
-    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))]
+    assert held(job) == [de.Send(to=(key(0),), message=StateHeld(round=Round(1)))]
     job.does(ev.MasterReturned())
     job.comes(0, round=Round(1), elastic=True)
     assert stuck(job, 0) == [], "nobody else is there yet"
     job.comes(1, round=Round(1), elastic=True)
-    assert job.said(de.TellStateHeld) == [de.TellStateHeld(node=key(0), round=Round(1))]
+    assert held(job) == [de.Send(to=(key(0),), message=StateHeld(round=Round(1)))]
 
 
 def test_nobody_who_is_near_waits_for_a_process_that_hangs():
@@ -711,5 +724,5 @@ def test_processes_that_have_ended_have_no_state():
     rejoins(job, 2, after=1)
     settles(job)
     assert job.members == [1, 2]
-    job.does(ev.NodeFinished(node=key(1), round=Round(2)))
+    job.says(1, NodeFinished(round=Round(2)))
     assert stuck(job, 0) == []

@@ -4,6 +4,8 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.state import Phase
+from resile.protocol.agent_to_master import Leaving, NodeFinished
+from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.reports import NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
 
@@ -14,8 +16,7 @@ def test_a_silent_agent_is_lost_and_its_peers_are_told_at_once():
     job.engine.heard(key(2), job.now + 5)
     job.wait(job.timeouts.heartbeat_timeout)
     assert job.node(1).status is NodeStatus.FAILED
-    (over,) = job.said(de.EndRound)
-    assert over.nodes == (key(0), key(2))
+    assert job.told(RoundOver) == (key(0), key(2))
     assert job.said(de.Drop) == [de.Drop(node=key(1))]
     assert (job.deleted, job.launched) == ([1], [3])
 
@@ -30,7 +31,7 @@ def test_an_agent_that_speaks_now_and_then_is_not_lost():
 
 def test_a_connection_may_blink():
     job = running(2)
-    job.does(ev.AgentWent(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), session=2))
     job.wait(job.timeouts.reconnect * 0.9)
     job.comes(1, round=1, running=True)
     job.wait(job.timeouts.reconnect)
@@ -39,7 +40,7 @@ def test_a_connection_may_blink():
 
 def test_a_connection_that_does_not_come_back_costs_the_node():
     job = running(2)
-    job.does(ev.AgentWent(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), session=2))
     job.wait(job.timeouts.reconnect)
     assert job.members == []
     assert job.node(1).status is NodeStatus.FAILED
@@ -48,7 +49,7 @@ def test_a_connection_that_does_not_come_back_costs_the_node():
 def test_the_end_of_an_old_connection_says_nothing():
     job = running(2)
     job.comes(1, round=1, running=True)
-    job.does(ev.AgentWent(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), session=2))
     job.wait(job.timeouts.reconnect)
     assert job.members == [0, 1]
 
@@ -85,12 +86,12 @@ def test_after_its_return_a_master_waits_for_its_agents_to_come_home():
 
 def test_the_last_bare_node_may_be_late_but_not_too_late():
     job = running_bare(1, most=2)
-    job.does(ev.AgentWent(node=key(0), session=1))
+    job.does(ev.AgentDisconnected(node=key(0), session=1))
     job.wait(job.timeouts.reconnect)
     assert job.state.phase == "Running"
     job.comes(name="agent0", round=1, running=True)
-    assert job.said(de.EndRound)[0].nodes == (key(1),)
-    job.does(ev.AgentWent(node=key(1), session=2))
+    assert job.told(RoundOver) == (key(1),)
+    job.does(ev.AgentDisconnected(node=key(1), session=2))
     job.wait(job.timeouts.reconnect + job.timeouts.master_recovery)
     assert job.state.reason == "NoNodesLeft"
 
@@ -98,13 +99,13 @@ def test_the_last_bare_node_may_be_late_but_not_too_late():
 def test_the_last_bare_node_that_leaves_ends_the_job():
     job = bare(1, 2)
     job.comes(name="a")
-    job.does(ev.AgentLeaving(node=key(0), because="SIGTERM"))
+    job.says(0, Leaving(because="SIGTERM"))
     assert job.state.message == "worker-0 was the last node, and it was deleted (Left): SIGTERM"
 
 
 def test_a_node_that_leaves_by_itself_is_replaced_without_costing_a_crash():
     job = running(2, crash_budget=0)
-    job.does(ev.AgentLeaving(node=key(1), because="SIGTERM"))
+    job.says(1, Leaving(because="SIGTERM"))
     assert job.launched == [2]
 
 
@@ -168,7 +169,7 @@ def test_an_unwatched_node_is_not_missed():
 
 def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
     job = running(3, least=2)
-    job.does(ev.AgentWent(node=key(2), session=3))
+    job.does(ev.AgentDisconnected(node=key(2), session=3))
     job.wait(job.timeouts.reconnect)
     joins_again(job, 0, 1)
     assert job.members == []
@@ -181,7 +182,7 @@ def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
 def test_a_node_that_is_out_of_reach_when_the_job_ends_well_is_removed_in_the_end():
     job = running(2)
     for number in (0, 1):
-        job.does(ev.NodeFinished(node=key(number), round=job.state.last_round))
+        job.says(number, NodeFinished(round=job.state.last_round))
     assert (job.state.phase, job.deleted) == (Phase.SUCCEEDED, [])
     job.seen(0, NodeStatus.SUCCEEDED)
     job.wait(job.timeouts.exit_grace)

@@ -4,6 +4,7 @@ import pytest
 
 from resile.core import events as ev
 from resile.core.progress import Progress, goodput, noted, speed, stepped, stopped
+from resile.protocol.agent_to_master import StepReport
 from tests.core.given import joins_again, key, running
 
 
@@ -92,7 +93,7 @@ def test_step_reports_are_not_durable_and_a_summary_of_them_is():
     (summary,) = job.engine.due(job.now)
     assert isinstance(summary, ev.StepsNoted)
     assert job.engine.durable(summary)
-    assert not job.engine.durable(ev.StepReport(node=key(0), round=job.state.last_round, step=1))
+    assert not job.engine.durable(ev.AgentSaid(node=key(0), message=StepReport(round=job.state.last_round, step=1)))
 
 
 def test_summaries_are_rare():
@@ -110,5 +111,5 @@ def test_summaries_are_rare():
 
 def test_a_step_of_somebody_who_is_no_member_does_not_count():
     job = running(2)
-    job.does(ev.StepReport(node=key(9), round=job.state.last_round, step=7))
+    job.says(9, StepReport(round=job.state.last_round, step=7))
     assert job.state.progress.step == -1

@@ -17,6 +17,7 @@ from resile.core.nodes.relaunch import (
     cause_of,
     decide,
 )
+from resile.protocol.master_to_agent import JobOver
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, joins_again, key, managed, place_of, running
 
@@ -120,7 +121,7 @@ def test_a_crash_is_forgiven_after_enough_training():
 def test_a_lost_node_whose_end_the_platform_explains_later_is_charged_to_the_right_budget():
     job = running(2, crash_budget=3)
     job.engine.heard(job.node(0).key, job.now + 10)
-    job.does(ev.AgentWent(node=job.node(1).key, session=2))
+    job.does(ev.AgentDisconnected(node=job.node(1).key, session=2))
     job.wait(job.timeouts.reconnect)
     assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 1
     job.seen(1, NodeStatus.FAILED, CRASH)
@@ -153,7 +154,7 @@ def test_memory_that_is_used_up_at_the_cap_ends_the_job_with_that_reason():
 
 def lose(job, number: int, session: int) -> None:
     job.heartbeats()
-    job.does(ev.AgentWent(node=job.node(number).key, session=session))
+    job.does(ev.AgentDisconnected(node=job.node(number).key, session=session))
     job.wait(job.timeouts.reconnect)
 
 
@@ -222,7 +223,7 @@ def test_nobody_waits_for_a_node_that_is_held_back_and_a_returned_master_remembe
 def test_a_program_that_is_not_there_is_not_tried_again():
     job = managed(1, crash_budget=9)
     job.seen(0, NodeStatus.FAILED, NodeEnd(exit_code=127, reason="StartError", message="no such program"))
-    (finish,) = job.said(de.Finish)
+    (finish,) = job.sent(JobOver)
     assert finish.message == "worker-0 failed (StartError): no such program; it is not replaced: it cannot be started"
 
 
@@ -281,7 +282,7 @@ def test_a_machine_is_not_blamed_for_a_crash_a_preemption_or_a_closed_connection
         job.seen(1, NodeStatus.FAILED, end, host="m1")
         assert avoided(job) == [()]
     job = on_machines(2)
-    job.does(ev.AgentWent(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), session=2))
     job.wait(job.timeouts.reconnect)
     assert avoided(job) == [()]
 

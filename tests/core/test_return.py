@@ -7,6 +7,7 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
+from resile.protocol.agent_to_master import Leaving
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running
 
@@ -93,7 +94,7 @@ def test_what_appears_of_a_node_after_it_was_deleted_is_removed():
 
 def test_a_node_that_takes_its_leave_is_left_to_it():
     job = running(2)
-    job.does(ev.AgentLeaving(node=key(1), because="it was told to"))
+    job.says(1, Leaving(because="it was told to"))
     job.seen(1, NodeStatus.RUNNING)
     assert job.deleted == []
 

@@ -1,8 +1,9 @@
 """Rounds close at once when they can, wait only as long as it pays, and end when it must be."""
 
 from resile.api.ids import Round
-from resile.core import decisions as de
 from resile.core import events as ev
+from resile.protocol.agent_to_master import NodeFinished, StepReport
+from resile.protocol.master_to_agent import JobOver, RoundOver
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
 
@@ -118,8 +119,7 @@ def test_the_lowest_ranks_come_first_and_group_ranks_are_contiguous():
     job.joins(3)
     job.comes(1, nproc=4, address="10.0.0.9")
     job.joins(1)
-    (formed,) = job.said(de.FormRound)
-    first, second = formed.places[key(1)], formed.places[key(3)]
+    first, second = job.assignments[key(1)], job.assignments[key(3)]
     assert (first.group_rank, second.group_rank) == (0, 1)
     assert (first.first_rank, second.first_rank) == (0, 4)
     assert first.world_size == second.world_size == 6
@@ -131,8 +131,7 @@ def test_a_newcomer_ends_the_round_if_that_makes_it_larger():
     job.does(ev.ScaleWanted(role="worker", replicas=3))
     job.comes(2)
     job.joins(2)
-    (over,) = job.said(de.EndRound)
-    assert set(over.nodes) == {key(0), key(1)}
+    assert set(job.told(RoundOver)) == {key(0), key(1)}
     joins_again(job, 0, 1)
     assert job.members == [0, 1, 2]
     assert job.state.last_round == 2
@@ -142,10 +141,10 @@ def test_a_newcomer_that_does_not_fill_a_unit_waits_without_disturbing_anybody()
     job = running_bare(2, least=2, most=4, node_unit=2)
     job.comes(name="c")
     job.joins(2)
-    assert job.said(de.EndRound) == []
+    assert job.sent(RoundOver) == []
     job.comes(name="d")
     job.joins(3)
-    assert len(job.said(de.EndRound)) == 1
+    assert len(job.sent(RoundOver)) == 1
 
 
 def test_a_newcomer_beyond_the_maximum_waits():
@@ -157,7 +156,7 @@ def test_a_newcomer_beyond_the_maximum_waits():
 
 def test_a_newcomer_does_not_disturb_a_round_that_is_about_to_end_well():
     job = running(2, most=3)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     job.does(ev.ScaleWanted(role="worker", replicas=3))
     job.comes(2)
     job.joins(2)
@@ -186,10 +185,10 @@ def test_words_about_an_old_round_change_nothing():
     job = running(2)
     job.fails(0)
     joins_again(job, 0, 1)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
-    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
+    job.says(1, NodeFinished(round=Round(1)))
     job.fails(1, round_=1)
-    job.does(ev.StepReport(node=key(0), round=Round(1), step=99))
+    job.says(0, StepReport(round=Round(1), step=99))
     assert job.members == [0, 1]
     assert job.state.progress.step == -1
     assert job.state.phase == "Running"
@@ -246,17 +245,17 @@ def test_a_job_that_can_do_without_a_pending_node_goes_on():
 
 def test_when_all_members_have_finished_so_has_the_job():
     job = running(2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Running"
-    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
-    (finish,) = job.said(de.Finish)
+    job.says(1, NodeFinished(round=Round(1)))
+    (finish,) = job.sent(JobOver)
     assert finish.succeeded
     assert job.deleted == []
 
 
 def test_a_member_that_finished_and_went_does_not_end_the_round_of_the_others():
     job = running(2)
-    job.does(ev.NodeFinished(node=key(0), round=Round(1)))
+    job.says(0, NodeFinished(round=Round(1)))
     job.seen(0, NodeStatus.SUCCEEDED)
-    job.does(ev.NodeFinished(node=key(1), round=Round(1)))
+    job.says(1, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"

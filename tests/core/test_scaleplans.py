@@ -8,6 +8,7 @@ from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import JobState
+from resile.protocol.agent_to_master import CanRegroup, LastStepTaken
 from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus, RendezvousConfig
 from tests.core.given import Job, joins_again, key, managed, running
 
@@ -276,9 +277,9 @@ def test_a_node_that_finishes_needs_no_heir():
 def test_nor_does_one_that_has_taken_the_last_step_and_evaluates():
     job = running(2)
     for number in (0, 1):
-        job.does(ev.CanRegroup(node=key(number)))
+        job.says(number, CanRegroup())
     plan(job, migrate=(move(1),))
-    job.does(ev.LastStepTaken(node=key(0), round=Round(1)))
+    job.says(0, LastStepTaken(round=Round(1)))
     job.seen(2, NodeStatus.RUNNING)
     job.comes(2)
     job.joins(2)

@@ -5,6 +5,7 @@ import pytest
 from resile.api.job import MAX_REPLICAS, RoleSpec
 from resile.core import decisions as de
 from resile.core import events as ev
+from resile.protocol.master_to_agent import Refused
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, place_of, running
 
@@ -118,6 +119,6 @@ def test_a_node_that_leaves_is_not_part_of_the_job_any_more():
     job = running(2)
     scale(job, 1)
     job.comes(1, round=1, running=True)
-    assert job.said(de.Refuse)[0].because == "worker-1 was scaled down; it is not part of the job any more"
+    assert job.sent(Refused)[0].because == "worker-1 was scaled down; it is not part of the job any more"
     assert job.joins(1, after=1) == []
     assert key(1) not in job.engine._index.waiting

@@ -11,9 +11,10 @@ from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec
 from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
-from resile.core.events import AnyEvent, ScaleWanted, Started, WorkerWent
+from resile.core.events import AgentSaid, AnyEvent, ScaleWanted, Started
 from resile.core.state import new_state
 from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal
+from resile.protocol.agent_to_master import WorkerGone
 
 NODE = NodeKey("worker", NodeId(0))
 
@@ -34,7 +35,10 @@ def test_a_new_journal_knows_nothing(tmp_path: Path) -> None:
 
 def test_what_was_appended_is_there_after_reopening_in_order(tmp_path: Path) -> None:
     journal = started(tmp_path / "j.db")
-    events: list[tuple[float, AnyEvent]] = [(2.0, Started()), (3.0, WorkerWent(node=NODE, worker="w"))]
+    events: list[tuple[float, AnyEvent]] = [
+        (2.0, Started()),
+        (3.0, AgentSaid(node=NODE, message=WorkerGone(worker="w"))),
+    ]
     journal.append(events, [told(1)])
     journal.close()
 
@@ -77,7 +81,7 @@ def test_others_can_read_while_the_master_writes(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(small_disk: Path) -> None:
     journal = started(small_disk / "j.db")
-    batch: list[tuple[float, AnyEvent]] = [(2.0, WorkerWent(node=NODE, worker="w" * 1000))] * 20
+    batch: list[tuple[float, AnyEvent]] = [(2.0, AgentSaid(node=NODE, message=WorkerGone(worker="w" * 1000)))] * 20
     written = 0
 
     def fill() -> None:
@@ -148,7 +152,7 @@ def test_a_journal_of_another_format_is_refused_with_both_numbers(tmp_path: Path
     db.execute("update meta set value = '99' where key = 'format'")
     db.commit()
     db.close()
-    with pytest.raises(JournalError, match="has format 99, and this version reads format 1"):
+    with pytest.raises(JournalError, match="has format 99, and this version reads format 2"):
         SQLiteJournal(path)
 
 

@@ -37,8 +37,8 @@ async def test_two_agents_meet_and_the_job_ends_when_both_finish(tmp_path: Path)
         for number, peer in enumerate(peers):
             formed = await peer.hear(RoundFormed)
             assert formed.round == 1
-            assert (formed.place.group_rank, formed.place.world_size) == (number, 2)
-            assert formed.place.master_port == 20000
+            assert (formed.assignment.group_rank, formed.assignment.world_size) == (number, 2)
+            assert formed.assignment.master_port == 20000
             peer.say(NodeFinished(round=Round(1)))
         for peer in peers:
             assert (await peer.hear(JobOver)).succeeded

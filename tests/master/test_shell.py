@@ -13,11 +13,13 @@ from resile.api.job_event import JobEvent
 from resile.api.timeouts import derive
 from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, LaunchNode, Note, Reply
 from resile.core.engine import Engine
-from resile.core.events import AgentCame, AnyEvent, ScaleWanted, Started, StopWanted
+from resile.core.events import AgentConnected, AnyEvent, ScaleWanted, Started, StopWanted
 from resile.core.state import JobState, new_state
 from resile.master import shell as shell_module
 from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken
 from resile.master.shell import Shell
+from resile.protocol.agent_to_master import Hello
+from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 
 SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
@@ -294,13 +296,15 @@ async def test_a_master_that_stood_still_blames_nobody_for_the_silence() -> None
     watched.shell.close()
 
 
-def came(number: int, session: int) -> AgentCame:
-    return AgentCame(
-        session=session,
+def came(number: int, session: int) -> AgentConnected:
+    hello = Hello(
+        protocol=PROTOCOL,
+        job="job",
         incarnation=f"agent-{number}",
         address="127.0.0.1",
         host="h",
         nproc=1,
-        meeting=RendezvousConfig(max_nodes=2),
+        rendezvous=RendezvousConfig(max_nodes=2),
         node_id=NodeId(number),
     )
+    return AgentConnected(session=session, hello=hello)

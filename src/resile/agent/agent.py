@@ -39,7 +39,6 @@ from resile.protocol.agent_to_master import (
     StepReport,
     WorkerFailed,
 )
-from resile.protocol.commands import Answer
 from resile.protocol.master_to_agent import (
     JobOver,
     Leave,
@@ -181,18 +180,16 @@ class Agent:
                 self._welcome(message)
             case DatasetOpen() | ShardGranted() | ShardNoted():
                 self.relay.answer(message)
-            case Answer():
-                return  # meant for a command line
             case _ if self._leaving or self.done.done():
                 return  # on its way out already, with an exit code of its own
             case RoundFormed():
                 if message.round > self._newest:
                     self._newest, self._join = message.round, None
-                    self.vault.enter(message.round, message.place.partner)
+                    self.vault.enter(message.round, message.assignment.partner)
                     if self.seats.active:
-                        self.seats.formed(message.round, message.place)
+                        self.seats.formed(message.round, message.assignment)
                     else:
-                        self._next = (message.round, message.place)
+                        self._next = (message.round, message.assignment)
                         self._go_on()
             case RoundOver():
                 if message.round > self._newest or (message.round == self._newest and self._join is None):

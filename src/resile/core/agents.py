@@ -7,8 +7,8 @@ from resile.core import completion, ledger
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
-from resile.core.decisions import Admit, DeleteNode, EndRound, FormRound, Refuse, SendAway
-from resile.core.events import AgentCame, AgentLeaving, NodeFinished, WorkerFailed
+from resile.core.decisions import Admit, DeleteNode, Refuse
+from resile.core.events import AgentConnected
 from resile.core.nodes import lifecycle
 from resile.core.rendezvous import rounds, state_holders
 from resile.core.state import (
@@ -24,56 +24,58 @@ from resile.core.state import (
     RoundRunning,
     Training,
 )
+from resile.protocol.agent_to_master import Hello, Leaving, NodeFinished, WorkerFailed
+from resile.protocol.master_to_agent import Leave, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig
 
 MAX_BLAMED = 64
 """How many failures of one round are kept: the first is the one that matters, the rest are collateral."""
 
 
-def came(ctx: Context, event: AgentCame) -> None:
+def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
     """An agent said Hello: find or make its node, and bring both sides to the same view of the round."""
-    state = ctx.state
+    state, hello, session = ctx.state, event.hello, event.session
     if state.phase.over:
-        completion.tell(ctx, event.session)
+        ctx.decide(Refuse(session=session, message=completion.job_over(state)))
         return
-    error = _rules_error(state, event)
+    error = _rules_error(state, hello)
     if error:
-        ctx.decide(Refuse(session=event.session, because=error))
+        ctx.decide(Refuse(session=session, message=Refused(because=error)))
         return
-    node = _node_of(ctx, event)
+    node = _node_of(ctx, hello)
     if isinstance(node, str):
-        ctx.decide(Refuse(session=event.session, because=node))
+        ctx.decide(Refuse(session=session, message=Refused(because=node)))
         return
-    if node.agent is not None and node.agent.incarnation == event.incarnation and event.session < node.agent.session:
+    if node.agent is not None and node.agent.incarnation == hello.incarnation and session < node.agent.session:
         return  # it has come again since, on a newer connection: this one is closed or about to be
     opens = state.meeting is None or (isinstance(state.gathering, RoundForming) and not ctx.index.trainers)
-    state.meeting = _merge(state, event.meeting)
+    state.meeting = _merge(state, hello.rendezvous)
     # A master whose journal was lost must not give a number out again: the agent would take it for an old round's.
-    state.last_round = max(state.last_round, event.round)
+    state.last_round = max(state.last_round, hello.round)
     if opens:
         rounds.open_forming(ctx)
-    if node.agent is not None and node.agent.incarnation != event.incarnation:
+    if node.agent is not None and node.agent.incarnation != hello.incarnation:
         _forget_process(ctx, node)
     node.agent = Agent(
-        incarnation=event.incarnation,
-        address=event.address,
-        host=event.host,
-        nproc=event.nproc,
-        session=event.session,
+        incarnation=hello.incarnation,
+        address=hello.address,
+        host=hello.host,
+        nproc=hello.nproc,
+        session=session,
         phase=node.agent.phase if node.agent is not None else Idle(),
-        elastic=event.elastic,
+        elastic=hello.elastic,
         holds=node.agent.holds if node.agent is not None else NO_ROUND,
-        replica_endpoint=event.replica_endpoint,
+        replica_endpoint=hello.replica_endpoint,
     )
-    node.host = event.host
+    node.host = hello.host
     node.status = NodeStatus.RUNNING
     state.suspects.pop(node.machine, None)
     if state.phase in (Phase.CREATED, Phase.PENDING):
         state.phase = Phase.RUNNING
     ctx.deadlines.clear(Alarm.AWAY, node.key)
     ctx.deadlines.watch(node.key, ctx.now)
-    ctx.decide(Admit(session=event.session, node=node.key, rank=node.rank, elastic=bool(ctx.index.elastic)))
-    _agree_on_round(ctx, node, node.agent, event)
+    ctx.decide(Admit(session=session, message=_welcome(ctx, node)))
+    _agree_on_round(ctx, node, node.agent, hello)
     ctx.touch(node)
     state_holders.answer_stuck(ctx)
     rounds.form(ctx)
@@ -99,7 +101,7 @@ def elastic(ctx: Context, node: Node) -> None:
         ctx.touch(node)
 
 
-def leaving(ctx: Context, node: Node, event: AgentLeaving) -> None:
+def leaving(ctx: Context, node: Node, event: Leaving) -> None:
     """An agent takes its leave: its peers need not find out the hard way."""
     if node.alive:
         lifecycle.ended(ctx, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
@@ -151,7 +153,7 @@ def worker_failed(ctx: Context, node: Node, event: WorkerFailed) -> None:
         return
     message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
     if state.spec.managed:
-        ctx.decide(SendAway(node=node.key, because=message, exit_code=1))
+        ctx.send(node.key, Leave(because=message, exit_code=1))
         lifecycle.ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
     else:
         completion.fail(ctx, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
@@ -174,54 +176,67 @@ def _blame(state: JobState, node: NodeKey, event: WorkerFailed) -> None:
         known.append((node, event.failure))
 
 
-def _agree_on_round(ctx: Context, node: Node, agent: Agent, event: AgentCame) -> None:
+def _welcome(ctx: Context, node: Node) -> Welcome:
+    timeouts = ctx.timeouts
+    return Welcome(
+        node=node.key,
+        rank=node.rank,
+        heartbeat=timeouts.heartbeat,
+        heartbeat_timeout=timeouts.heartbeat_timeout,
+        regroup_grace=timeouts.regroup_grace,
+        exit_grace=timeouts.exit_grace,
+        elastic=bool(ctx.index.elastic),
+    )
+
+
+def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> None:
     gathering = ctx.state.gathering
     place = gathering.places.get(node.key) if isinstance(gathering, RoundRunning) else None
     number = gathering.round if isinstance(gathering, RoundRunning) else Round(0)
-    if event.finished and rounds.finished(ctx, node, NodeFinished(node=node.key, round=event.round)):
+    if hello.finished and rounds.finished(ctx, node, NodeFinished(round=hello.round)):
         return
-    if event.running or event.finished:
-        agent.phase = Training(event.round)
-        if place is None or event.round != number:
-            if agent.elastic and event.running:
-                agent.phase = Resting(event.round)
+    if hello.running or hello.finished:
+        agent.phase = Training(hello.round)
+        if place is None or hello.round != number:
+            if agent.elastic and hello.running:
+                agent.phase = Resting(hello.round)
             because = "the job is in another round"
-            ctx.decide(EndRound(round=event.round, because=because, nodes=(node.key,)))
-    elif place is not None and event.round < number:
+            ctx.send(node.key, RoundOver(round=hello.round, because=because))
+    elif place is not None and hello.round < number:
         # It is a member and does not know: the word was lost with its connection, or with the old master.
         agent.phase = Training(number)
-        ctx.decide(FormRound(round=number, places={node.key: place}))
+        ctx.send(node.key, RoundFormed(round=number, assignment=place))
     elif isinstance(agent.phase, Done) or place is None:
         agent.phase = Idle()
 
 
-def _node_of(ctx: Context, event: AgentCame) -> Node | str:
+def _node_of(ctx: Context, hello: Hello) -> Node | str:
     """The node an agent speaks for, or one sentence saying why it is not welcome."""
     state = ctx.state
-    if event.node_id is not None:
-        node = state.nodes.get(NodeKey(event.role, event.node_id))
+    if hello.node_id is not None:
+        node = state.nodes.get(NodeKey(hello.role, hello.node_id))
         if node is not None and node.alive:
             return node
         if state.spec.managed:
             if node is None:
-                return f"this job has no node {event.role}-{event.node_id}"
+                return f"this job has no node {hello.role}-{hello.node_id}"
             how = node.leaving or lifecycle.describe(node.status, node.end)
             return f"{node.key} {how}; it is not part of the job any more"
     elif state.spec.managed:
         return "this job's nodes have ids (NODE_ID) and this agent has none"
-    known = ctx.index.incarnations.get(event.incarnation)
+    known = ctx.index.incarnations.get(hello.incarnation)
     if known is not None and state.nodes[known].alive:
         return state.nodes[known]
     node = Node(
-        key=lifecycle.new_key(ctx, event.role),
-        rank=_free_rank(ctx, event.role, event.rank),
+        key=lifecycle.new_key(ctx, hello.role),
+        rank=_free_rank(ctx, hello.role, hello.rank),
         status=NodeStatus.RUNNING,
         launched_at=ctx.now,
     )
     state.nodes[node.key] = node
     if known is not None:
         rounds.renamed(ctx, known, node.key)
-    ctx.note("NodeCame", f"{node.key} came from {event.host} with rank {node.rank}", node.key)
+    ctx.note("NodeCame", f"{node.key} came from {hello.host} with rank {node.rank}", node.key)
     return node
 
 
@@ -236,9 +251,9 @@ def _free_rank(ctx: Context, role: str, wanted: Rank | None) -> Rank:
     return Rank(hint)
 
 
-def _rules_error(state: JobState, event: AgentCame) -> str:
-    meeting, new = state.meeting, event.meeting
-    if not 1 <= new.min_nodes <= new.max_nodes or new.node_unit < 1 or event.nproc < 1:
+def _rules_error(state: JobState, hello: Hello) -> str:
+    meeting, new = state.meeting, hello.rendezvous
+    if not 1 <= new.min_nodes <= new.max_nodes or new.node_unit < 1 or hello.nproc < 1:
         return "the rules of rendezvous make no sense: 1 <= min <= max nodes, node_unit >= 1 and nproc >= 1 are needed"
     if meeting is None:
         return ""

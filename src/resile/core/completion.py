@@ -10,6 +10,7 @@ from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Finish
 from resile.core.nodes import scale_operations
 from resile.core.state import TRAINERS, JobState, Node, Phase
+from resile.protocol.master_to_agent import JobOver
 from resile.protocol.reports import NodeStatus, WorkerFailure
 
 
@@ -43,19 +44,15 @@ def first_failure(state: JobState) -> tuple[NodeKey, WorkerFailure] | None:
     return min(state.round_failures.failures, key=lambda pair: pair[1].at, default=None)
 
 
-def tell(ctx: Context, session: int = 0) -> None:
-    """Tell every agent, or the one on `session`, how the job ended."""
-    state = ctx.state
+def job_over(state: JobState) -> JobOver:
+    """How the job ended, for its agents."""
     first = first_failure(state) if state.phase is Phase.FAILED else None
-    ctx.decide(
-        Finish(
-            succeeded=state.phase is Phase.SUCCEEDED,
-            reason=state.reason,
-            message=state.message,
-            failure=first[1] if first else None,
-            failed_node=str(first[0]) if first else "",
-            session=session,
-        )
+    return JobOver(
+        succeeded=state.phase is Phase.SUCCEEDED,
+        reason=state.reason,
+        message=state.message,
+        failure=first[1] if first else None,
+        failed_node=str(first[0]) if first else "",
     )
 
 
@@ -92,7 +89,7 @@ def _finish(ctx: Context, phase: Phase, reason: Reason, message: str) -> None:
     ctx.deadlines.reset()
     ctx.note(f"Job{phase}", message, warning=phase is Phase.FAILED)
     scale_operations.abandon(ctx, scale_operations.OVER, f"the job is over ({phase})")
-    tell(ctx)
+    ctx.decide(Finish(message=job_over(state)))
     if not state.spec.managed:
         return
     for key, node in state.nodes.items():

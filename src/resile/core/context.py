@@ -5,8 +5,9 @@ from __future__ import annotations
 from resile.api.ids import NodeKey, Rank, Round
 from resile.api.timeouts import Timeouts
 from resile.core.deadlines import Alarm, Deadlines
-from resile.core.decisions import AnyDecision, Note
+from resile.core.decisions import AnyDecision, Note, Send
 from resile.core.state import TRAINERS, Idle, JobState, Node, Resting, Stuck, Waiting
+from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.reports import NodeStatus
 
 
@@ -107,6 +108,10 @@ class Context:
     def decide(self, decision: AnyDecision) -> None:
         """Want something done."""
         self.decisions.append(decision)
+
+    def send(self, node: NodeKey, message: MasterMessage) -> None:
+        """Send a message to one node's agent."""
+        self.decisions.append(Send(to=(node,), message=message))
 
     def note(self, reason: str, message: str, node: NodeKey | None = None, *, warning: bool = False) -> None:
         """Add a line to the job's story."""

@@ -1,11 +1,15 @@
-"""What the core wants done. Decisions are values: the shell executes them, tests compare them."""
+"""What the core wants done. Decisions are values: the shell executes them, tests compare them.
+
+What an agent is to hear is inside as the message that it will get: a new message to agents needs no decision.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from resile.api.ids import NodeKey, Rank, Round
-from resile.protocol.reports import NodeResources, RoundAssignment, WorkerFailure
+from resile.api.ids import NodeKey, Rank
+from resile.protocol.master_to_agent import JobOver, MasterMessage, Refused, Welcome
+from resile.protocol.reports import NodeResources
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -33,102 +37,36 @@ class DeleteNode(Decision, frozen=True, kw_only=True):
 
 
 class Admit(Decision, frozen=True, kw_only=True):
-    """Connection `session` is this node's agent."""
+    """Connection `session` is the agent of the node that the message names."""
 
     session: int
-    node: NodeKey
-    rank: Rank
-    elastic: bool = False
-    """The job's processes meet without restarts."""
+    message: Welcome
 
 
 class Refuse(Decision, frozen=True, kw_only=True):
-    """Connection `session` gets one sentence and is closed."""
+    """Connection `session` gets this message and is closed."""
 
     session: int
-    because: str
+    message: Refused | JobOver
 
 
-class FormRound(Decision, frozen=True, kw_only=True):
-    """Tell every member its place."""
+class Send(Decision, frozen=True, kw_only=True):
+    """Send a message to the agents of these nodes. One that is not connected hears the state of things when it is."""
 
-    round: Round
-    places: dict[NodeKey, RoundAssignment]
-
-
-class EndRound(Decision, frozen=True, kw_only=True):
-    """Tell these members that the round is over and to join again."""
-
-    round: Round
-    because: str
-    nodes: tuple[NodeKey, ...]
-    elastic: bool = False
-    """The job's processes meet without restarts."""
-    lost: bool = False
-    """A member was lost, or leaves."""
-
-
-class TellStateHeld(Decision, frozen=True, kw_only=True):
-    """Tell this node that another one has the state of `round`: a process of its own that stays there is not needed."""
-
-    node: NodeKey
-    round: Round
-
-
-class SendAway(Decision, frozen=True, kw_only=True):
-    """Tell this node's agent to stop its processes and exit."""
-
-    node: NodeKey
-    because: str
-    exit_code: int
+    to: tuple[NodeKey, ...]
+    message: MasterMessage
 
 
 class Drop(Decision, frozen=True, kw_only=True):
-    """Close the connection of this node's agent without a word; an agent that lives will come again and be told."""
+    """Close the connection of this node's agent without a message; an agent that lives connects again."""
 
     node: NodeKey
 
 
 class Finish(Decision, frozen=True, kw_only=True):
-    """The job has ended: tell every agent, or the one on `session` that came after the end."""
+    """The job has ended: tell every agent that is connected."""
 
-    succeeded: bool
-    reason: str
-    message: str
-    failure: WorkerFailure | None = None
-    failed_node: str = ""
-    session: int = 0
-
-
-class AnswerDataset(Decision, frozen=True, kw_only=True):
-    """Answer to DatasetOpened; `error` is empty or one sentence."""
-
-    node: NodeKey
-    worker: str
-    request: int
-    error: str = ""
-
-
-class AnswerShard(Decision, frozen=True, kw_only=True):
-    """Answer to ShardWanted; lease 0 means there is no more, unless `error` says that it cannot be answered."""
-
-    node: NodeKey
-    worker: str
-    request: int
-    lease: int = 0
-    epoch: int = 0
-    start: int = 0
-    end: int = 0
-    error: str = ""
-
-
-class AnswerProgress(Decision, frozen=True, kw_only=True):
-    """Answer to ShardAdvanced."""
-
-    node: NodeKey
-    worker: str
-    request: int
-    counted: bool
+    message: JobOver
 
 
 class Reply(Decision, frozen=True, kw_only=True):
@@ -147,20 +85,4 @@ class Note(Decision, frozen=True, kw_only=True):
     warning: bool = False
 
 
-AnyDecision = (
-    LaunchNode
-    | DeleteNode
-    | Admit
-    | Refuse
-    | FormRound
-    | EndRound
-    | TellStateHeld
-    | SendAway
-    | Drop
-    | Finish
-    | AnswerDataset
-    | AnswerShard
-    | AnswerProgress
-    | Reply
-    | Note
-)
+AnyDecision = LaunchNode | DeleteNode | Admit | Refuse | Send | Drop | Finish | Reply | Note

@@ -9,17 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
-from resile.core import agents, completion, ledger, progress
+from resile.core import agents, completion, ledger, progress, shards
 from resile.core import events as ev
 from resile.core.completion import Reason
 from resile.core.context import Context, Index
 from resile.core.deadlines import Alarm, Deadlines
-from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard, AnyDecision, Reply
-from resile.core.ledger import Lease, ShardRequest
+from resile.core.decisions import AnyDecision, Reply
 from resile.core.nodes import lifecycle, scale_operations, scaling
 from resile.core.rendezvous import rounds, state_holders
-from resile.core.state import JobState, Phase, RoundForming, RoundRunning
+from resile.core.state import JobState, Node, Phase, RoundForming, RoundRunning
+from resile.protocol.agent_to_master import (
+    AgentMessage,
+    CanRegroup,
+    Join,
+    LastStepTaken,
+    Leaving,
+    NodeFinished,
+    StepReport,
+    WorkerFailed,
+    WorkerGone,
+    WorkersChanged,
+    WorkerStuck,
+)
 from resile.protocol.reports import NodeStatus
+from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 
 NOTE_STEPS = 1 / 60
 """Of the time after which a failure is forgiven: how much training time the journal may lack."""
@@ -73,13 +86,13 @@ class Engine:
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
         """Whether the journal must have this event: all but step reports, of which `due` gives a summary."""
-        return not isinstance(event, ev.StepReport)
+        return not (isinstance(event, ev.AgentSaid) and isinstance(event.message, StepReport))
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
         """Change the state by one event and say what is to be done. Repeated and late events are harmless."""
         ctx = Context(self.state, self._index, self._deadlines, now)
         _handle(ctx, event)
-        _serve_wishes(ctx)
+        shards.grant_waiting(ctx)
         scale_operations.settle(ctx)
         if ctx.note_steps:
             self._steps_due = now
@@ -97,8 +110,8 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
             lifecycle.seen(ctx, event)
         case ev.NodesListed():
             lifecycle.listed(ctx, event)
-        case ev.AgentCame():
-            agents.came(ctx, event)
+        case ev.AgentConnected():
+            agents.on_agent_connected(ctx, event)
         case ev.ScaleWanted():
             scaling.scale(ctx, event)
         case ev.PlanWanted():
@@ -118,58 +131,67 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
             state.trained = max(state.trained, event.trained)
             progress.noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
             rounds.stepped(ctx, event.round)
-        case ev.DatasetOpened():
-            error = ledger.open_dataset(
-                state.ledger, event.name, event.size, event.shard_size, event.epochs, event.seed
-            )
-            ctx.decide(AnswerDataset(node=event.node, worker=event.worker, request=event.request, error=error))
-        case _:
-            _handle_of_node(ctx, event)
+        case _:  # the others concern a node; of nodes that are unknown or have ended they say nothing new
+            node = state.nodes.get(event.node)
+            if node is None:
+                return
+            if isinstance(event, ev.AgentSaid):
+                _handle_message(ctx, node, event.message)
+            elif not node.status.ended:
+                _handle_of_node(ctx, node, event)
 
 
-def _handle_of_node(ctx: Context, event: ev.AnyEvent) -> None:
-    """Events that concern a node; those of unknown nodes and of nodes that ended say nothing new."""
-    node = ctx.state.nodes.get(event.node)  # type: ignore[union-attr]  # every remaining event has a node
-    if node is None:
-        return
-    match event:
-        case ev.ShardAdvanced():  # before the check below: even a lost node gets the truth about its report
-            _advance(ctx, event)
+def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
+    """What the agent of a known node said. The ledger answers even a node that was lost."""
+    match message:
+        case OpenDataset():
+            shards.on_open_dataset(ctx, node.key, message)
+        case ShardProgress():
+            shards.on_shard_progress(ctx, node.key, message)
         case _ if node.status.ended:
             return
-        case ev.AgentWent():
-            agents.went(ctx, node, event.session)
-        case ev.WorkerWent():
-            ledger.release_worker(ctx.state.ledger, event.node, event.worker)
-        case ev.AgentStayedAway() if ctx.state.phase.over:
-            completion.clear_away(ctx, node)
+        case WorkerGone():
+            ledger.release_worker(ctx.state.ledger, node.key, message.worker)
         case _ if ctx.state.phase.over:
             return
-        case ev.AgentLeaving():
-            agents.leaving(ctx, node, event)
-        case ev.AgentJoined():
+        case Leaving():
+            agents.leaving(ctx, node, message)
+        case Join():
             if node.replaces is not None and rounds.took_the_last_step(ctx, node.replaces):
                 lifecycle.dismiss_reserve(ctx, ctx.state.nodes[node.replaces])
             else:
                 lifecycle.take_over(ctx, node)
-            rounds.join(ctx, node, event)
-        case ev.CanRegroup():
+            rounds.join(ctx, node, message)
+        case CanRegroup():
             agents.elastic(ctx, node)
-        case ev.WorkersChanged():
-            rounds.changed(ctx, node, event)
-        case ev.LastStepTaken():
-            rounds.complete(ctx, node, event)
-        case ev.WorkerStuck():
-            state_holders.stuck(ctx, node, event)
+        case WorkersChanged():
+            rounds.changed(ctx, node, message)
+        case LastStepTaken():
+            rounds.complete(ctx, node, message)
+        case WorkerStuck():
+            state_holders.stuck(ctx, node, message)
             rounds.form(ctx)  # nobody who is near waits for it any more
-        case ev.WorkerFailed():
-            agents.worker_failed(ctx, node, event)
-        case ev.NodeFinished():
-            rounds.finished(ctx, node, event)
-        case ev.StepReport():
-            _stepped(ctx, event)
-        case ev.ShardWanted():
-            _want_shard(ctx, event)
+        case WorkerFailed():
+            agents.worker_failed(ctx, node, message)
+        case NodeFinished():
+            rounds.finished(ctx, node, message)
+        case StepReport():
+            _stepped(ctx, node, message)
+        case TakeShard():
+            shards.on_take_shard(ctx, node.key, message)
+
+
+NodeEvent = ev.AgentDisconnected | ev.AgentSilent | ev.AgentStayedAway | ev.LaunchDue | ev.PendOver
+
+
+def _handle_of_node(ctx: Context, node: Node, event: NodeEvent) -> None:
+    match event:
+        case ev.AgentDisconnected():
+            agents.went(ctx, node, event.session)
+        case ev.AgentStayedAway() if ctx.state.phase.over:
+            completion.clear_away(ctx, node)
+        case _ if ctx.state.phase.over:
+            return
         case ev.AgentSilent():
             if node.connected:
                 lifecycle.suspect(ctx, node)
@@ -231,18 +253,18 @@ def _join_over(ctx: Context) -> None:
         rounds.join_over(ctx)
 
 
-def _stepped(ctx: Context, event: ev.StepReport) -> None:
+def _stepped(ctx: Context, node: Node, report: StepReport) -> None:
     state = ctx.state
     gathering = state.gathering
-    if not isinstance(gathering, RoundRunning) or gathering.round != event.round or event.node not in gathering.places:
+    if not isinstance(gathering, RoundRunning) or gathering.round != report.round or node.key not in gathering.places:
         return
     first = state.progress.step < 0
-    outage = progress.stepped(state.progress, event.round, event.step, event.total, ctx.now)
+    outage = progress.stepped(state.progress, report.round, report.step, report.total, ctx.now)
     if outage is not None:
         took = ctx.now - outage.noticed_at
-        ctx.note("TrainingResumed", f"resumed at step {event.step}, {took:.2f} s after: {outage.because}", event.node)
+        ctx.note("TrainingResumed", f"resumed at step {report.step}, {took:.2f} s after: {outage.because}", node.key)
     elif first:
-        ctx.note("TrainingStarted", f"step {event.step} was taken", event.node)
+        ctx.note("TrainingStarted", f"step {report.step} was taken", node.key)
     behind = state.progress.trained - state.trained
     ctx.note_steps = first or outage is not None or behind >= ctx.timeouts.budget_window * NOTE_STEPS
 
@@ -251,40 +273,4 @@ def _steps_noted(state: JobState) -> ev.StepsNoted:
     now = state.progress
     return ev.StepsNoted(
         trained=now.trained, step=now.step, total=now.total, round=now.round, at=now.reported_at or 0.0
-    )
-
-
-def _want_shard(ctx: Context, event: ev.ShardWanted) -> None:
-    wish = ShardRequest(event.node, event.worker, event.request)
-    error = ledger.denied(ctx.state.ledger, event.dataset, wish)
-    if error:
-        ctx.decide(AnswerShard(node=event.node, worker=event.worker, request=event.request, error=error))
-        return
-    granted = ledger.want(ctx.state.ledger.datasets[event.dataset], wish)
-    if granted is not None:
-        _grant(ctx, wish, *granted)
-
-
-def _advance(ctx: Context, event: ev.ShardAdvanced) -> None:
-    dataset = ctx.state.ledger.datasets.get(event.dataset)
-    counted = dataset is not None and ledger.advance(dataset, event.node, event.worker, event.lease, event.upto)
-    ctx.decide(AnswerProgress(node=event.node, worker=event.worker, request=event.request, counted=counted))
-
-
-def _serve_wishes(ctx: Context) -> None:
-    for wish, number, lease in ledger.grantable(ctx.state.ledger):
-        _grant(ctx, wish, number, lease)
-
-
-def _grant(ctx: Context, wish: ShardRequest, number: int, lease: Lease) -> None:
-    ctx.decide(
-        AnswerShard(
-            node=wish.node,
-            worker=wish.worker,
-            request=wish.request,
-            lease=number,
-            epoch=lease.epoch,
-            start=lease.start,
-            end=lease.end,
-        )
     )

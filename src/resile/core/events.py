@@ -1,11 +1,15 @@
-"""What can happen to a job. Every event is plain data, so a journal of them is the job's whole history."""
+"""What can happen to a job. Every event is plain data, so a journal of them is the job's whole history.
+
+What agents say arrives as they said it (`AgentSaid`, `AgentConnected`): a new message of theirs needs no event.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus, RendezvousConfig, ReplicaEndpoint, WorkerFailure
+from resile.api.ids import NodeKey, Rank, Round
+from resile.protocol.agent_to_master import AgentMessage, Hello
+from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -35,148 +39,25 @@ class NodesListed(Event, frozen=True, kw_only=True):
     seen: tuple[NodeSeen, ...]
 
 
-class AgentCame(Event, frozen=True, kw_only=True):
-    """An agent said Hello on connection `session`."""
+class AgentConnected(Event, frozen=True, kw_only=True):
+    """An agent said Hello on connection `session`; larger numbers are newer connections."""
 
     session: int
-    incarnation: str
-    address: str
-    host: str
-    nproc: int
-    meeting: RendezvousConfig
-    role: str = "worker"
-    node_id: NodeId | None = None
-    rank: Rank | None = None
-    round: Round = Round(0)
-    running: bool = False
-    finished: bool = False
-    elastic: bool = False
-    replica_endpoint: ReplicaEndpoint | None = None
+    hello: Hello
 
 
-class AgentWent(Event, frozen=True, kw_only=True):
+class AgentDisconnected(Event, frozen=True, kw_only=True):
     """Connection `session` of this node's agent ended."""
 
     node: NodeKey
     session: int
 
 
-class AgentLeaving(Event, frozen=True, kw_only=True):
-    """The agent says it leaves for good."""
+class AgentSaid(Event, frozen=True, kw_only=True):
+    """The agent of an admitted node sent this message."""
 
     node: NodeKey
-    because: str
-
-
-class AgentJoined(Event, frozen=True, kw_only=True):
-    """The agent's processes are down, or rest (`elastic`), and it waits for a round newer than `after`."""
-
-    node: NodeKey
-    after: Round
-    port: int
-    nproc: int = 0
-    """How many processes it brings; 0: as many as it came with."""
-    elastic: bool = False
-    holds: Round = Round(0)
-    """The newest round whose state one of its processes has."""
-
-
-class CanRegroup(Event, frozen=True, kw_only=True):
-    """The agent's processes can meet in a new round without being restarted."""
-
-    node: NodeKey
-
-
-class WorkersChanged(Event, frozen=True, kw_only=True):
-    """More or fewer processes (`nproc`) of this node can meet than have a place in `round`."""
-
-    node: NodeKey
-    round: Round
-    nproc: int
-
-
-class LastStepTaken(Event, frozen=True, kw_only=True):
-    """All members of `round` have taken the last step there is; the processes of this node have said so."""
-
-    node: NodeKey
-    round: Round
-
-
-class WorkerStuck(Event, frozen=True, kw_only=True):
-    """A process of this node does not leave `round`, and its agent does not know of another that has its state."""
-
-    node: NodeKey
-    round: Round
-
-
-class WorkerFailed(Event, frozen=True, kw_only=True):
-    """A training process ended badly; `round` is the newest that its agent knew."""
-
-    node: NodeKey
-    round: Round
-    failure: WorkerFailure
-    member: bool = True
-    """It had a place in the round."""
-    left: int = 0
-    """Processes of the node that live and will meet again."""
-    placed: Round = NO_ROUND
-    """The round in which an elastic process had its place."""
-
-
-class NodeFinished(Event, frozen=True, kw_only=True):
-    """All training processes of `round` on this node ended well."""
-
-    node: NodeKey
-    round: Round
-
-
-class StepReport(Event, frozen=True, kw_only=True):
-    """Training reached `step` of `total` (0 = unknown)."""
-
-    node: NodeKey
-    round: Round
-    step: int
-    total: int = 0
-
-
-class DatasetOpened(Event, frozen=True, kw_only=True):
-    """A worker registers a data set."""
-
-    node: NodeKey
-    worker: str
-    request: int
-    name: str
-    size: int
-    shard_size: int
-    epochs: int = 1
-    seed: int | None = None
-
-
-class ShardWanted(Event, frozen=True, kw_only=True):
-    """A worker asks for its next shard."""
-
-    node: NodeKey
-    worker: str
-    request: int
-    dataset: str
-
-
-class ShardAdvanced(Event, frozen=True, kw_only=True):
-    """Of the shard held under `lease`, everything before `upto` is done."""
-
-    node: NodeKey
-    worker: str
-    request: int
-    dataset: str
-    lease: int
-    upto: int
-
-
-class WorkerWent(Event, frozen=True, kw_only=True):
-    """A training process is gone; what it had taken is free."""
-
-    node: NodeKey
-    worker: str
+    message: AgentMessage
 
 
 class ScaleWanted(Event, frozen=True, kw_only=True):
@@ -295,21 +176,9 @@ AnyEvent = (
     | MasterReturned
     | NodeSeen
     | NodesListed
-    | AgentCame
-    | AgentWent
-    | AgentLeaving
-    | AgentJoined
-    | CanRegroup
-    | WorkersChanged
-    | LastStepTaken
-    | WorkerStuck
-    | WorkerFailed
-    | NodeFinished
-    | StepReport
-    | DatasetOpened
-    | ShardWanted
-    | ShardAdvanced
-    | WorkerWent
+    | AgentConnected
+    | AgentDisconnected
+    | AgentSaid
     | ScaleWanted
     | PlanWanted
     | PlanDropped

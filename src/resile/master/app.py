@@ -106,7 +106,6 @@ async def run_master(
             replayed=len(history.events) if history else 0,
         )
         cleanup.callback(shell.close)
-        executor.shell = shell
 
         def look() -> JobView:
             return view(shell.engine.state, shell.now, board.standbys)

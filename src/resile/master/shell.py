@@ -24,7 +24,7 @@ from resile.api.ids import NodeKey
 from resile.api.job_event import JobEvent
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
-from resile.core.events import AnyEvent, StepReport
+from resile.core.events import AnyEvent
 from resile.master.journal.sqlite import Journal, JournalDamaged, JournalError
 
 log = logging.getLogger("resile.master")
@@ -94,7 +94,7 @@ class Shell:
 
     def submit(self, event: AnyEvent) -> None:
         """Queue an event; it is handled after those before it."""
-        if self.stalled and isinstance(event, StepReport):
+        if self.stalled and not self.engine.durable(event):
             return  # it would only move gauges, and there may be many before there is room again
         self._inbox.append(event)
         if self._wake is None and not self._closed:

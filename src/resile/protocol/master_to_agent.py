@@ -28,10 +28,10 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class RoundFormed(Message, frozen=True, kw_only=True):
-    """Start your processes, or let those that rest meet: this is your place in the round."""
+    """The node is a member of `round`: it starts its processes, or lets its elastic ones regroup."""
 
     round: Round
-    place: RoundAssignment
+    assignment: RoundAssignment
 
 
 class RoundOver(Message, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
 from resile.core.state import TRAINERS, JobState, Phase, RoundRunning
+from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
+from resile.protocol.master_to_agent import RoundFormed, RoundOver
 from resile.protocol.reports import NodeStatus, RoundAssignment
 from resile.sim.reference_ledger import ReferenceLedger
 
@@ -54,10 +56,8 @@ class Invariants:
         self._nodes(state)
         self._budgets(state, event)
         self._changes(state)
-        self._last_steps(state, event)
-        for decision in made:
-            if isinstance(decision, de.FormRound):
-                self._formed(state, decision)
+        self._last_steps(event)
+        self._formed(state, made)
         self._round_state(state)
         self._steps(state, event)
         self._ending(state, made)
@@ -99,11 +99,13 @@ class Invariants:
     def _budgets(self, state: JobState, event: ev.AnyEvent) -> None:
         crashes = sum(len(s.losses.get(c, ())) for s in state.spent.values() for c in (Cause.CRASH, Cause.OOM))
         if crashes > self._crashes:
-            blamed = isinstance(event, ev.WorkerFailed | ev.NodesListed) or (
-                isinstance(event, ev.NodeSeen)
-                and event.status is NodeStatus.FAILED
-                and cause_of(event.status, event.end) in (Cause.CRASH, Cause.OOM)
-            )
+            match event:
+                case ev.NodesListed() | ev.AgentSaid(message=WorkerFailed()):
+                    blamed = True
+                case ev.NodeSeen(status=NodeStatus.FAILED):
+                    blamed = cause_of(event.status, event.end) in (Cause.CRASH, Cause.OOM)
+                case _:
+                    blamed = False
             require(blamed, f"only a crash costs a crash, and this was {event}")
         self._crashes = crashes
         self._scaled |= isinstance(event, ev.ScaleWanted | ev.PlanWanted)  # which gives up nothing any more
@@ -112,36 +114,42 @@ class Invariants:
             within = used <= state.spec.roles[role].crash_budget or (role, rank) in state.given_up
             require(within or self._scaled, f"place {rank} is given up after {used} crashes")
 
-    def _formed(self, state: JobState, formed: de.FormRound) -> None:
+    def _formed(self, state: JobState, made: list[de.AnyDecision]) -> None:
+        sent = [(d.to[0], d.message) for d in made if isinstance(d, de.Send) and isinstance(d.message, RoundFormed)]
+        if not sent:
+            return
         meeting = state.meeting
         require(meeting is not None, "there are rules before there are rounds")
         assert meeting is not None
-        if formed.round == self._round:  # somebody is told again
-            for key, place in formed.places.items():
-                require(self._places.get(key) == place, f"{key} has the place in round {formed.round} that it had")
+        (number,) = {formed.round for _, formed in sent}
+        places = {key: formed.assignment for key, formed in sent}
+        if number == self._round:  # a member that connected again is told again
+            for key, place in places.items():
+                require(self._places.get(key) == place, f"{key} has the place in round {number} that it had")
             return
-        require(formed.round > self._round, f"round numbers grow, and {formed.round} is not above {self._round}")
-        size = len(formed.places)
+        require(number > self._round, f"round numbers grow, and {number} is not above {self._round}")
+        size = len(places)
         require(meeting.min_nodes <= size <= meeting.max_nodes, f"a round of {size} is within {meeting}")
         require(size % meeting.node_unit == 0, f"a round of {size} is a whole number of units of {meeting.node_unit}")
-        ranks = [place.group_rank for place in formed.places.values()]
+        ranks = [place.group_rank for place in places.values()]
         require(ranks == list(range(size)), "group ranks are 0, 1, 2, …")
-        fills = [(TRAINERS.index(key.role), self._rank_of[key]) for key in formed.places]
+        fills = [(TRAINERS.index(key.role), self._rank_of[key]) for key in places]
         require(fills == sorted(fills), "group ranks follow the nodes' roles and ranks")
-        require(not self._ended & formed.places.keys(), "members are alive")
-        busy = [key for key in self._evaluating if state.nodes[key].alive and key not in formed.places]
+        require(not self._ended & places.keys(), "members are alive")
+        busy = [key for key in self._evaluating if state.nodes[key].alive and key not in places]
         require(not busy, f"nobody trains again what {busy} have trained and still evaluate")
         self._evaluating.clear()
-        self._round, self._places = formed.round, dict(formed.places)
+        self._round, self._places = number, places
         self.rounds += 1
 
-    def _last_steps(self, state: JobState, event: ev.AnyEvent) -> None:
+    def _last_steps(self, event: ev.AnyEvent) -> None:
         match event:
-            case ev.LastStepTaken() if self._failed_in < event.round == self._round and event.node in self._places:
-                self._evaluating.add(event.node)
-            case ev.NodeFinished():
-                self._evaluating.discard(event.node)
-            case ev.WorkerFailed():
+            case ev.AgentSaid(node=node, message=LastStepTaken(round=number)):
+                if self._failed_in < number == self._round and node in self._places:
+                    self._evaluating.add(node)
+            case ev.AgentSaid(node=node, message=NodeFinished()):
+                self._evaluating.discard(node)
+            case ev.AgentSaid(message=WorkerFailed()):
                 self._failed_in = self._round
                 self._evaluating.clear()
 
@@ -154,15 +162,21 @@ class Invariants:
                 require(set(lost) <= state.gathering.done, f"a round does not outlive its members {lost}")
 
     def _steps(self, state: JobState, event: ev.AnyEvent) -> None:
-        if state.progress.step != self._step and isinstance(event, ev.StepReport):
-            runs = isinstance(state.gathering, RoundRunning) and state.gathering.round == event.round
-            require(runs, f"a step of round {event.round} counts only while that round runs")
+        report = event.message if isinstance(event, ev.AgentSaid) else None
+        if state.progress.step != self._step and isinstance(report, StepReport):
+            runs = isinstance(state.gathering, RoundRunning) and state.gathering.round == report.round
+            require(runs, f"a step of round {report.round} counts only while that round runs")
         self._step = state.progress.step
 
     def _ending(self, state: JobState, made: list[de.AnyDecision]) -> None:
         if self._over is not None:
             require(state.phase is self._over, f"a job that {self._over} stays so")
-            said = [d for d in made if isinstance(d, de.LaunchNode | de.FormRound | de.EndRound)]
+            said = [
+                d
+                for d in made
+                if isinstance(d, de.LaunchNode)
+                or (isinstance(d, de.Send) and isinstance(d.message, RoundFormed | RoundOver))
+            ]
             require(not said, f"nothing begins after the end: {said}")
         elif state.phase.over:
             self._over = state.phase

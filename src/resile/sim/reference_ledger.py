@@ -5,6 +5,7 @@ from __future__ import annotations
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.ledger import Dataset, Ledger
+from resile.protocol.shards import ShardGranted, ShardNoted, ShardProgress
 
 Record = tuple[int, int]
 """(epoch, index)."""
@@ -15,7 +16,7 @@ class ReferenceLedger:
 
     def __init__(self) -> None:
         self.done: set[Record] = set()
-        self._granted: dict[int, de.AnswerShard] = {}
+        self._granted: dict[int, ShardGranted] = {}
         self._upto: dict[int, int] = {}
         self._worker: dict[int, str] = {}
 
@@ -24,20 +25,21 @@ class ReferenceLedger:
         dataset = next(iter(ledger.datasets.values()), None)
         if dataset is None:
             return
+        asked = event.message if isinstance(event, ev.AgentSaid) else None
         for decision in made:
             match decision:
-                case de.AnswerShard() if decision.lease:
-                    self._grant(decision)
-                case de.AnswerShard() if decision.error:
-                    gone = decision.worker in ledger.gone.get(decision.node, ())
-                    _require(gone, f"only who is gone is denied: {decision.error}")
-                case de.AnswerShard():
-                    _require(dataset.complete, "nobody is told that there is no more while there is")
-                case de.AnswerProgress() if decision.counted and isinstance(event, ev.ShardAdvanced):
-                    self._advance(event)
+                case de.Send(message=ShardGranted() as grant) if grant.lease:
+                    self._grant(grant)
+                case de.Send(to=(node,), message=ShardGranted() as grant) if grant.error:
+                    gone = grant.worker in ledger.gone.get(node, ())
+                    _require(gone, f"only a worker that is gone is denied: {grant.error}")
+                case de.Send(message=ShardGranted()):
+                    _require(dataset.complete, "no worker is told that there is no more while there is")
+                case de.Send(message=ShardNoted(counted=True)) if isinstance(asked, ShardProgress):
+                    self._advance(asked)
         self._compare(dataset)
 
-    def _grant(self, grant: de.AnswerShard) -> None:
+    def _grant(self, grant: ShardGranted) -> None:
         known = self._granted.get(grant.lease)
         if known is None:
             self._granted[grant.lease] = grant
@@ -47,16 +49,16 @@ class ReferenceLedger:
             same = (known.worker, known.epoch, known.end) == (grant.worker, grant.epoch, grant.end)
             _require(same, f"a lease stays what it was: {known} and {grant}")
 
-    def _advance(self, event: ev.ShardAdvanced) -> None:
-        grant = self._granted.get(event.lease)
-        _require(grant is not None and grant.worker == event.worker, f"only a holder's report counts: {event}")
+    def _advance(self, report: ShardProgress) -> None:
+        grant = self._granted.get(report.lease)
+        _require(grant is not None and grant.worker == report.worker, f"only a holder's report counts: {report}")
         assert grant is not None
-        _require(event.upto <= grant.end, f"nobody does more than it was given: {event}")
-        for index in range(self._upto[event.lease], event.upto):
+        _require(report.upto <= grant.end, f"no worker does more than it was given: {report}")
+        for index in range(self._upto[report.lease], report.upto):
             record = (grant.epoch, index)
             _require(record not in self.done, f"record {record} is counted once")
             self.done.add(record)
-        self._upto[event.lease] = max(self._upto[event.lease], event.upto)
+        self._upto[report.lease] = max(self._upto[report.lease], report.upto)
 
     def _compare(self, dataset: Dataset) -> None:
         _require(dataset.done == len(self.done), f"{dataset.done} records are done, and {len(self.done)} were reported")

@@ -15,6 +15,9 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import new_state
+from resile.protocol.agent_to_master import Hello, Join
+from resile.protocol.master_to_agent import MasterMessage, RoundFormed, RoundOver
+from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 
 
@@ -38,27 +41,28 @@ class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
 def crowd(nodes: int) -> Engine:
     """An engine with so many agents, all but the last of which wait for the first round."""
     spec = JobSpec(name="crowd", front_door=FrontDoor.RUN)
-    meeting = RendezvousConfig(min_nodes=nodes, max_nodes=nodes)
+    config = RendezvousConfig(min_nodes=nodes, max_nodes=nodes)
     engine = Engine(new_state(spec, 0.0))
     engine.handle(ev.Started(), 0.0)
     for number in range(nodes):
-        came = ev.AgentCame(
-            session=number + 1,
+        hello = Hello(
+            protocol=PROTOCOL,
+            job=spec.name,
             incarnation=f"agent{number}",
             address="10.0.0.1",
             host=f"host{number}",
             nproc=8,
-            meeting=meeting,
+            rendezvous=config,
         )
-        engine.handle(came, 0.0)
+        engine.handle(ev.AgentConnected(session=number + 1, hello=hello), 0.0)
         if number < nodes - 1:
             engine.handle(_join(number), 0.0)
     return engine
 
 
-def last_joins(engine: Engine, nodes: int) -> dict[NodeKey, de.FormRound]:
-    """The last of a crowd joins; returns what every node is told."""
-    return _told(engine.handle(_join(nodes - 1), 0.0))
+def last_joins(engine: Engine, nodes: int) -> set[NodeKey]:
+    """The last of a crowd joins; returns the nodes that are told their place in the round."""
+    return _told(engine.handle(_join(nodes - 1), 0.0), RoundFormed)
 
 
 def measure(nodes: int) -> ScaleReport:
@@ -69,12 +73,12 @@ def measure(nodes: int) -> ScaleReport:
     told = last_joins(engine, nodes)
     formed = time.process_time()
     assert len(told) == nodes
-    over = engine.handle(ev.AgentJoined(node=_key(0), after=Round(1), port=29500), 1.0)
-    members = {node for decision in over if isinstance(decision, de.EndRound) for node in decision.nodes}
+    over = engine.handle(_join(0, after=Round(1)), 1.0)
+    members = _told(over, RoundOver)
     lost = time.process_time()
     assert len(members) == nodes
     for number in range(1, nodes):
-        told = _told(engine.handle(_join(number, after=Round(1)), 1.0))
+        told = _told(engine.handle(_join(number, after=Round(1)), 1.0), RoundFormed)
     regrouped = time.process_time()
     assert len(told) == nodes
     for number in range(nodes):
@@ -97,9 +101,9 @@ def _key(number: int) -> NodeKey:
     return NodeKey(WORKER, NodeId(number))
 
 
-def _join(number: int, after: Round = NO_ROUND) -> ev.AgentJoined:
-    return ev.AgentJoined(node=_key(number), after=after, port=29500)
+def _join(number: int, after: Round = NO_ROUND) -> ev.AgentSaid:
+    return ev.AgentSaid(node=_key(number), message=Join(after=after, port=29500))
 
 
-def _told(decisions: list[de.AnyDecision]) -> dict[NodeKey, de.FormRound]:
-    return {node: d for d in decisions if isinstance(d, de.FormRound) for node in d.places}
+def _told(decisions: list[de.AnyDecision], kind: type[MasterMessage]) -> set[NodeKey]:
+    return {node for d in decisions if isinstance(d, de.Send) and isinstance(d.message, kind) for node in d.to}

@@ -19,8 +19,7 @@ from resile.core import completion, progress
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
-from resile.core.decisions import EndRound, FormRound
-from resile.core.events import AgentJoined, LastStepTaken, NodeFinished, WorkersChanged
+from resile.core.decisions import Send
 from resile.core.nodes import scale_operations
 from resile.core.rendezvous import state_holders
 from resile.core.rendezvous.replica_ring import ring
@@ -39,6 +38,8 @@ from resile.core.state import (
     Training,
     Waiting,
 )
+from resile.protocol.agent_to_master import Join, LastStepTaken, NodeFinished, WorkersChanged
+from resile.protocol.master_to_agent import RoundFormed, RoundOver
 from resile.protocol.reports import NodeStatus, RendezvousConfig, RoundAssignment
 
 
@@ -59,7 +60,7 @@ def raise_max(state: JobState, wanted: int) -> None:
         state.meeting = with_max(state.meeting, wanted)
 
 
-def join(ctx: Context, node: Node, event: AgentJoined) -> None:
+def join(ctx: Context, node: Node, event: Join) -> None:
     """A node's processes are down, or rest, and it waits for a round newer than `after`."""
     state, agent = ctx.state, node.agent
     if agent is None or not node.alive:
@@ -272,9 +273,8 @@ def stop(ctx: Context, because: str, culprit: NodeKey | None, *, failed: bool = 
             ctx.touch(node)
     progress.stopped(state.progress, because, str(culprit) if culprit else "", ctx.now)
     ctx.note("RoundOver", f"round {gathering.round} is over: {because}", culprit, warning=culprit is not None)
-    elastic = bool(ctx.index.elastic)
-    lost = culprit is not None
-    ctx.decide(EndRound(round=gathering.round, because=because, nodes=members, elastic=elastic, lost=lost))
+    over = RoundOver(round=gathering.round, because=because, elastic=bool(ctx.index.elastic), lost=culprit is not None)
+    ctx.decide(Send(to=members, message=over))
     open_forming(ctx)
 
 
@@ -309,9 +309,8 @@ def _bring_back(ctx: Context, keys: set[NodeKey]) -> None:
             ctx.touch(node)
     if here:
         because = "a script failed after the last step"
-        ctx.decide(
-            EndRound(round=previous_round.round, because=because, nodes=tuple(node.key for node in here), elastic=True)
-        )
+        over = RoundOver(round=previous_round.round, because=because, elastic=True)
+        ctx.decide(Send(to=tuple(node.key for node in here), message=over))
 
 
 def finished(ctx: Context, node: Node, event: NodeFinished) -> bool:
@@ -401,7 +400,8 @@ def _close(ctx: Context, size: int) -> None:
     scale_operations.arrived(ctx, {*places, *ctx.index.waiting})
     left = f"; {len(ctx.index.waiting)} more wait" if ctx.index.waiting else ""
     ctx.note("RoundFormed", f"round {number} runs with {_count(size, 'node')}{left}")
-    ctx.decide(FormRound(round=number, places=places))
+    for key, assignment in places.items():
+        ctx.send(key, RoundFormed(round=number, assignment=assignment))
 
 
 def _places(members: list[Node]) -> dict[NodeKey, RoundAssignment]:

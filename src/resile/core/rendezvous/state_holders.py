@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from resile.api.ids import NodeKey, Round
 from resile.core.context import Context
-from resile.core.decisions import TellStateHeld
-from resile.core.events import WorkerStuck
 from resile.core.state import Done, Idle, Node, Resting, Stuck, Training, Waiting
+from resile.protocol.agent_to_master import WorkerStuck
+from resile.protocol.master_to_agent import StateHeld
 
 
 def stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
@@ -37,7 +37,7 @@ def answer_stuck(ctx: Context) -> None:
         if _held(ctx, round_, but=key):
             node.agent.phase = Idle()  # its process is as good as lost
             ctx.touch(node)
-            ctx.decide(TellStateHeld(node=key, round=round_))
+            ctx.send(key, StateHeld(round=round_))
 
 
 def _held(ctx: Context, round_: Round, but: NodeKey) -> bool:

@@ -40,7 +40,7 @@ from resile.master.journal.sqlite import History, JournalDamaged, JournalError, 
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.pods import owned
 
-FORMAT = "1"
+FORMAT = "2"
 FOLD_BYTES = Bytes(128 * 1024)
 FOLD_ENTRIES = 200
 """A log of this size becomes part of the snapshot: every write costs the API server the whole object."""

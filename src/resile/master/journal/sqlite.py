@@ -21,7 +21,7 @@ from resile.api.job_event import JobEvent
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever old events or snapshots would be read wrongly."""
 
 BUSY_TIMEOUT_MS = 2000

@@ -10,18 +10,29 @@ import enum
 import random
 from typing import Protocol
 
-import msgspec
-
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
-from resile.core import events as ev
-from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard
+from resile.protocol.agent_to_master import (
+    AgentMessage,
+    Heartbeat,
+    Hello,
+    Join,
+    Leaving,
+    NodeFinished,
+    StepReport,
+    WorkerFailed,
+    WorkerGone,
+)
+from resile.protocol.master_to_agent import JobOver, Leave, MasterMessage, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFailure
+from resile.protocol.shards import DatasetOpen, ShardGranted, ShardMessage, ShardNoted
 from resile.sim.clock import Call, Clock, Timer
 from resile.sim.world.data_reader import Data, DataReader
-from resile.sim.world.messages import Heartbeat, JobOver, Leave, Refused, RoundFormed, RoundOver, ToAgent, Welcome
 from resile.sim.world.network import Link, MasterEnd, Network
 from resile.sim.world.training import Member, SimTraining
 
+JOB = "sim"
+"""The name of every simulated job."""
 REFUSED = 1
 """The exit code of an agent that the master would not have."""
 UNNUMBERED = NodeKey("worker", NodeId(-1))
@@ -91,7 +102,7 @@ class SimAgent:
         self._readers: dict[str, DataReader] = {}
         self._read: set[str] = set()
         self._gone: list[str] = []
-        self._unheard: list[tuple[Link, ToAgent]] = []
+        self._unheard: list[tuple[Link, MasterMessage]] = []
 
     # connections ---------------------------------------------------------------------------------------------------
 
@@ -134,7 +145,7 @@ class SimAgent:
         if not cut and self._link is not None:
             self._link.healed()
 
-    def hear(self, link: Link, word: ToAgent) -> None:
+    def hear(self, link: Link, word: MasterMessage) -> None:
         """A word of the master."""
         if self.mode is Mode.GONE or link is not self._link:
             return
@@ -150,18 +161,19 @@ class SimAgent:
                 self._over(word.round)
             case Refused() | Leave() | JobOver():
                 self._exit(word)
-            case AnswerDataset() | AnswerShard() | AnswerProgress():
+            case DatasetOpen() | ShardGranted() | ShardNoted():
                 if word.worker in self._readers:
                     self._readers[word.worker].answered(word)
 
-    def _hello(self) -> ev.AgentCame:
-        return ev.AgentCame(
-            session=0,
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL,
+            job=JOB,
             incarnation=self.incarnation,
             address=self.incarnation,
             host=self.incarnation,
             nproc=self._nproc,
-            meeting=self._meeting,
+            rendezvous=self._meeting,
             role=self.key.role,
             node_id=self._given.id if self._given is not None else None,
             round=self.round,
@@ -175,16 +187,16 @@ class SimAgent:
         if first and self._link is not None:
             self._beat(self._link)
         for worker in self._gone:
-            self._say(ev.WorkerWent(node=self.key, worker=worker))
+            self._say(WorkerGone(worker=worker))
         for reader in self._readers.values():
             if reader.pending is not None:
                 self._say(reader.pending)
         if self.mode is Mode.WAITING:
             self._join()
         elif self.mode is Mode.FAILED and self._failure is not None:
-            self._say(ev.WorkerFailed(node=self.key, round=self.round, failure=self._failure))
+            self._say(WorkerFailed(round=self.round, failure=self._failure))
         elif self.mode is Mode.FINISHED:
-            self._say(ev.NodeFinished(node=self.key, round=self.round))
+            self._say(NodeFinished(round=self.round))
 
     def _beat(self, link: Link) -> None:
         if self.mode is not Mode.GONE and link is self._link and link.open:
@@ -192,20 +204,20 @@ class SimAgent:
                 link.up(Heartbeat())
             self._site.clock.after(self._site.heartbeat, lambda: self._beat(link))
 
-    def _say(self, event: ev.AnyEvent) -> None:
+    def _say(self, message: AgentMessage) -> None:
         if self._link is not None and self._admitted:
-            self._link.up(msgspec.structs.replace(event, node=self.key))
+            self._link.up(message)
 
     # rounds --------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self._say(ev.AgentJoined(node=self.key, after=self.round, port=29500))
+        self._say(Join(after=self.round, port=29500))
 
     def _start(self, word: RoundFormed) -> None:
         if word.round <= self.round:
             return  # repeated, or older than what it knows
         self._down()
-        self.round, self._place, self.mode = word.round, word.place, Mode.STARTING
+        self.round, self._place, self.mode = word.round, word.assignment, Mode.STARTING
         self._later(self._site.rng.uniform(0.1, 1.0), self._started)
 
     def _started(self) -> None:
@@ -217,7 +229,7 @@ class SimAgent:
         assert site.data is not None
         for number in range(self._nproc):
             name = f"{self.incarnation}/{self.round}/{number}"
-            self._readers[name] = DataReader(site.clock, self, lambda: self.key, name, site.data)
+            self._readers[name] = DataReader(site.clock, self, name, site.data)
         for reader in list(self._readers.values()):
             reader.start()
 
@@ -249,7 +261,7 @@ class SimAgent:
     def _end_reader(self, name: str) -> None:
         self._readers.pop(name).stop()
         self._gone.append(name)
-        self._say(ev.WorkerWent(node=self.key, worker=name))
+        self._say(WorkerGone(worker=name))
 
     def _later(self, delay: float, what: Call) -> None:
         self._timer = self._site.clock.after(delay, what)
@@ -263,15 +275,15 @@ class SimAgent:
 
     def stepped(self, round_: Round, step: int, total: int) -> None:
         """A step was taken."""
-        self._say(ev.StepReport(node=self.key, round=round_, step=step, total=total))
+        self._say(StepReport(round=round_, step=step, total=total))
 
     def completed(self, round_: Round) -> None:
         """All processes of this round ended well."""
         if self.mode is Mode.RUNNING and round_ == self.round:
             self.mode = Mode.FINISHED
-            self._say(ev.NodeFinished(node=self.key, round=self.round))
+            self._say(NodeFinished(round=self.round))
 
-    def ask(self, request: ev.AnyEvent) -> None:
+    def ask(self, request: ShardMessage) -> None:
         """A request of a training process."""
         self._say(request)
 
@@ -306,7 +318,7 @@ class SimAgent:
             oom=oom,
         )
         site.tell(self.incarnation, f"a process of round {self.round} fails{' (collateral)' if collateral else ''}")
-        self._say(ev.WorkerFailed(node=self.key, round=self.round, failure=self._failure))
+        self._say(WorkerFailed(round=self.round, failure=self._failure))
         self._abandon(left)
         return True
 
@@ -329,7 +341,7 @@ class SimAgent:
     def leave(self, because: str) -> None:
         """Go by its own will (a signal, a person), after a word to the master."""
         if self.mode is not Mode.GONE:
-            self._say(ev.AgentLeaving(node=self.key, because=because))
+            self._say(Leaving(because=because))
             self.die()
 
     def die(self, *, silently: bool = False) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from resile.api.ids import NodeKey
-from resile.core import events as ev
-from resile.core.decisions import AnswerDataset, AnswerProgress, AnswerShard
+from resile.protocol.shards import (
+    DatasetOpen,
+    OpenDataset,
+    ShardAnswer,
+    ShardGranted,
+    ShardMessage,
+    ShardNoted,
+    ShardProgress,
+    TakeShard,
+)
 from resile.sim.clock import Clock, Timer
 
 DATASET = "data"
@@ -30,7 +36,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
 class ShardClient(Protocol):
     """What a reader needs of its agent."""
 
-    def ask(self, request: ev.AnyEvent) -> None:
+    def ask(self, request: ShardMessage) -> None:
         """Send a request, and again on every new connection until it is answered."""
 
     def read_all(self, reader: DataReader) -> None:
@@ -40,25 +46,23 @@ class ShardClient(Protocol):
 class DataReader:
     """One training process: opens the data set, takes a shard, does it piece by piece, takes the next."""
 
-    def __init__(self, clock: Clock, agent: ShardClient, node: Callable[[], NodeKey], name: str, data: Data) -> None:
+    def __init__(self, clock: Clock, agent: ShardClient, name: str, data: Data) -> None:
         self.name = name
         self._clock = clock
         self._agent = agent
-        self._node = node
         self._data = data
         self._request = 0
-        self._lease: AnswerShard | None = None
+        self._lease: ShardGranted | None = None
         self._upto = 0
         self._timer: Timer | None = None
-        self.pending: ev.AnyEvent | None = None
+        self.pending: ShardMessage | None = None
         self.stopped = False
 
     def start(self) -> None:
         """Begin."""
         data = self._data
         self._ask(
-            ev.DatasetOpened(
-                node=self._node(),
+            OpenDataset(
                 worker=self.name,
                 request=self._next(),
                 name=DATASET,
@@ -76,22 +80,22 @@ class DataReader:
         if self._timer is not None:
             self._timer.cancel()
 
-    def answered(self, answer: AnswerDataset | AnswerShard | AnswerProgress) -> None:
+    def answered(self, answer: ShardAnswer) -> None:
         """The answer to a request; one that was answered before is not listened to."""
         if self.stopped or self.pending is None or answer.request != self._request:
             return
         self.pending = None
         match answer:
-            case AnswerDataset():
+            case DatasetOpen():
                 assert not answer.error, answer.error
                 self._take()
-            case AnswerShard() if answer.lease == 0:
+            case ShardGranted() if answer.lease == 0:
                 assert not answer.error, answer.error
                 self._agent.read_all(self)
-            case AnswerShard():
+            case ShardGranted():
                 self._lease, self._upto = answer, answer.start
                 self._work()
-            case AnswerProgress():
+            case ShardNoted():
                 assert self._lease is not None
                 if answer.counted and self._upto < self._lease.end:
                     self._work()
@@ -108,8 +112,7 @@ class DataReader:
     def _report(self) -> None:
         assert self._lease is not None
         self._ask(
-            ev.ShardAdvanced(
-                node=self._node(),
+            ShardProgress(
                 worker=self.name,
                 request=self._next(),
                 dataset=DATASET,
@@ -119,12 +122,12 @@ class DataReader:
         )
 
     def _take(self) -> None:
-        self._ask(ev.ShardWanted(node=self._node(), worker=self.name, request=self._next(), dataset=DATASET))
+        self._ask(TakeShard(worker=self.name, request=self._next(), dataset=DATASET))
 
     def _next(self) -> int:
         self._request += 1
         return self._request
 
-    def _ask(self, request: ev.AnyEvent) -> None:
+    def _ask(self, request: ShardMessage) -> None:
         self.pending = request
         self._agent.ask(request)

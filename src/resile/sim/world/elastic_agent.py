@@ -9,10 +9,18 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeKey, Round
-from resile.core import events as ev
+from resile.protocol.agent_to_master import (
+    CanRegroup,
+    Hello,
+    Join,
+    LastStepTaken,
+    NodeFinished,
+    WorkerFailed,
+    WorkersChanged,
+)
+from resile.protocol.master_to_agent import RoundFormed, Welcome
 from resile.protocol.reports import RendezvousConfig, WorkerFailure
 from resile.sim.world.agent import Mode, SimAgent, Site
-from resile.sim.world.messages import RoundFormed, Welcome
 from resile.sim.world.training import Member
 
 LONGEST_EVALUATION = 60.0
@@ -29,10 +37,10 @@ class ElasticAgent(SimAgent):
         self._elastic = False
         self._up = 0
         """Processes that can meet, or have met."""
-        self._unheard_failures: list[ev.WorkerFailed] = []
-        self._changed: ev.WorkersChanged | None = None
+        self._unheard_failures: list[WorkerFailed] = []
+        self._changed: WorkersChanged | None = None
 
-    def _hello(self) -> ev.AgentCame:
+    def _hello(self) -> Hello:
         hello = super()._hello()
         if not self._elastic:
             return hello
@@ -45,13 +53,13 @@ class ElasticAgent(SimAgent):
             self._start_ahead()
         super()._welcome(word)
         if self._elastic:
-            self._say(ev.CanRegroup(node=self.key))
+            self._say(CanRegroup())
         if self.mode is not Mode.WAITING:
             self._repeat_failures()
         if self._changed is not None and self.mode is Mode.RUNNING:
             self._say(self._changed)
         if self.mode is Mode.EVALUATING:
-            self._say(ev.LastStepTaken(node=self.key, round=self.round))
+            self._say(LastStepTaken(round=self.round))
 
     # rounds --------------------------------------------------------------------------------------------------------
 
@@ -68,7 +76,7 @@ class ElasticAgent(SimAgent):
             super()._join()
         elif self._up:
             self._repeat_failures()
-            self._say(ev.AgentJoined(node=self.key, after=self.round, port=29500, nproc=self._up, elastic=True))
+            self._say(Join(after=self.round, port=29500, nproc=self._up, elastic=True))
 
     def _repeat_failures(self) -> None:
         for failed in self._unheard_failures:
@@ -82,8 +90,8 @@ class ElasticAgent(SimAgent):
             super()._start(word)
             return
         self._unheard_failures.clear()
-        self.round, self._place = word.round, word.place
-        if self.mode is Mode.WAITING and self._up == word.place.nproc:
+        self.round, self._place = word.round, word.assignment
+        if self.mode is Mode.WAITING and self._up == word.assignment.nproc:
             self.mode = Mode.STARTING
             self._later(self._site.rng.uniform(0.002, 0.05), self._started)
         elif self.mode is Mode.WAITING and self._up:
@@ -94,7 +102,7 @@ class ElasticAgent(SimAgent):
     def _started(self) -> None:
         if not self._elastic or not self._up:
             self._elastic, self._up = True, self._nproc
-            self._say(ev.CanRegroup(node=self.key))
+            self._say(CanRegroup())
         super()._started()
         self._fit()
 
@@ -103,7 +111,7 @@ class ElasticAgent(SimAgent):
             self._change(self._up)
 
     def _change(self, nproc: int) -> None:
-        self._changed = ev.WorkersChanged(node=self.key, round=self.round, nproc=nproc)
+        self._changed = WorkersChanged(round=self.round, nproc=nproc)
         self._say(self._changed)
 
     def _over(self, round_: Round) -> None:
@@ -131,7 +139,7 @@ class ElasticAgent(SimAgent):
             return
         self.mode = Mode.EVALUATING
         self._changed = None
-        self._say(ev.LastStepTaken(node=self.key, round=round_))
+        self._say(LastStepTaken(round=round_))
         rng = self._site.rng
         self._later(rng.uniform(0.0, LONGEST_EVALUATION) if rng.random() < 0.5 else 0.0, self._evaluated)
 
@@ -140,7 +148,7 @@ class ElasticAgent(SimAgent):
             self._later(1.0, self._evaluated)
             return
         self.mode = Mode.FINISHED
-        self._say(ev.NodeFinished(node=self.key, round=self.round))
+        self._say(NodeFinished(round=self.round))
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
         """A training process ends badly, or a collective breaks, which only ends the round here."""
@@ -153,8 +161,7 @@ class ElasticAgent(SimAgent):
         if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING, Mode.EVALUATING):
             return False
         was, self._up = self.mode, self._up - 1
-        failed = ev.WorkerFailed(
-            node=self.key,
+        failed = WorkerFailed(
             round=self.round,
             failure=WorkerFailure(
                 global_rank=0,

@@ -11,25 +11,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-import msgspec
-
 from resile.api.ids import NodeKey
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
+from resile.protocol.agent_to_master import AgentMessage, Heartbeat, Hello
+from resile.protocol.master_to_agent import MasterMessage
 from resile.sim.clock import Clock, Timer
 from resile.sim.world.journal import MemoryJournal
-from resile.sim.world.messages import (
-    Heartbeat,
-    JobOver,
-    Leave,
-    Refused,
-    RoundFormed,
-    RoundOver,
-    ToAgent,
-    ToMaster,
-    Welcome,
-)
 from resile.sim.world.network import Link
 
 Witness = Callable[[Engine, ev.AnyEvent, list[de.AnyDecision], float], None]
@@ -76,7 +65,7 @@ class SimMaster:
 
     # what comes in -------------------------------------------------------------------------------------------------
 
-    def hear(self, link: Link, word: ToMaster) -> None:
+    def hear(self, link: Link, message: Hello | AgentMessage) -> None:
         """A word of an agent."""
         if self.dead:
             link.tear()
@@ -84,15 +73,13 @@ class SimMaster:
         node = self._node_of.get(link)
         if node is not None:
             self.engine.heard(node, self._floor.clock.now)
-        if isinstance(word, Heartbeat):
-            return
-        if isinstance(word, ev.AgentCame):
+        if isinstance(message, Hello):
             session = self._number_of.get(link) or next(self._numbers)
             self._sessions[session] = link
             self._number_of[link] = session
-            self.submit(msgspec.structs.replace(word, session=session))
-        elif node is not None:
-            self.submit(msgspec.structs.replace(word, node=node))
+            self.submit(ev.AgentConnected(session=session, hello=message))
+        elif node is not None and not isinstance(message, Heartbeat):
+            self.submit(ev.AgentSaid(node=node, message=message))
 
     def unlinked(self, link: Link) -> None:
         """A connection ended."""
@@ -105,7 +92,7 @@ class SimMaster:
             return
         if self._links.get(node) is link:
             del self._links[node]
-        self.submit(ev.AgentWent(node=node, session=session))
+        self.submit(ev.AgentDisconnected(node=node, session=session))
 
     def submit(self, event: ev.AnyEvent) -> None:
         """Queue an event."""
@@ -161,18 +148,14 @@ class SimMaster:
 
     def _execute(self, decision: de.AnyDecision) -> None:
         match decision:
-            case de.FormRound():
-                for node, place in decision.places.items():
-                    self._say(node, RoundFormed(decision.round, place))
-            case de.EndRound():
-                for node in decision.nodes:
-                    self._say(node, RoundOver(decision.round))
+            case de.Send():
+                self._send(decision.to, decision.message)
             case de.Admit():
                 self._admit(decision)
             case de.Refuse():
-                self._dismiss(decision.session, Refused(decision.because))
-            case de.SendAway():
-                self._say(decision.node, Leave(decision.exit_code))
+                link = self._sessions.get(decision.session)
+                if link is not None:
+                    link.down(decision.message)
             case de.Drop():
                 link = self._links.pop(decision.node, None)
                 if link is not None:
@@ -182,36 +165,27 @@ class SimMaster:
                 self._floor.launch(decision)
             case de.DeleteNode():
                 self._floor.delete(decision)
-            case de.AnswerShard() | de.AnswerProgress() | de.AnswerDataset():
-                self._say(decision.node, decision)
             case de.Reply():
                 self._floor.replied(decision)
-            case de.Finish() if decision.session:
-                self._dismiss(decision.session, JobOver(decision.succeeded))
             case de.Finish():
-                for node in tuple(self._links):
-                    self._say(node, JobOver(decision.succeeded))
+                self._send(tuple(self._links), decision.message)
             case de.Note():
                 self._floor.tell("story", f"{decision.reason}: {decision.message}")
 
     def _admit(self, decision: de.Admit) -> None:
-        link = self._sessions.get(decision.session)
+        link, node = self._sessions.get(decision.session), decision.message.node
         if link is None:
             return
-        old = self._links.get(decision.node)
+        old = self._links.get(node)
         if old is not None and old is not link:
             self._node_of.pop(old, None)
             old.tear()
-        self._node_of[link] = decision.node
-        self._links[decision.node] = link
-        link.down(Welcome(decision.node, decision.rank, decision.elastic))
+        self._node_of[link] = node
+        self._links[node] = link
+        link.down(decision.message)
 
-    def _dismiss(self, session: int, word: ToAgent) -> None:
-        link = self._sessions.get(session)
-        if link is not None:
-            link.down(word)
-
-    def _say(self, node: NodeKey, word: ToAgent) -> None:
-        link = self._links.get(node)
-        if link is not None:
-            link.down(word)
+    def _send(self, nodes: tuple[NodeKey, ...], message: MasterMessage) -> None:
+        for node in nodes:
+            link = self._links.get(node)
+            if link is not None:
+                link.down(message)

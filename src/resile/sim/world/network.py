@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
+from resile.protocol.agent_to_master import AgentMessage, Hello
+from resile.protocol.master_to_agent import MasterMessage
 from resile.sim.clock import Call, Clock
-from resile.sim.world.messages import ToAgent, ToMaster
 
 QUICKEST, SLOWEST = 0.0005, 0.02
 """Seconds a word travels, unless the network is in a mood."""
@@ -21,7 +22,7 @@ class AgentEnd(Protocol):
     cut: bool
     """Whether nothing gets through to or from its machine."""
 
-    def hear(self, link: Link, word: ToAgent) -> None:
+    def hear(self, link: Link, message: MasterMessage) -> None:
         """A word arrived."""
 
     def unlinked(self, link: Link) -> None:
@@ -31,7 +32,7 @@ class AgentEnd(Protocol):
 class MasterEnd(Protocol):
     """What a connection needs of a master."""
 
-    def hear(self, link: Link, word: ToMaster) -> None:
+    def hear(self, link: Link, message: Hello | AgentMessage) -> None:
         """A word arrived."""
 
     def unlinked(self, link: Link) -> None:
@@ -67,21 +68,21 @@ class Link:
         self._last_down = 0.0
         self._held: list[Call] = []
 
-    def up(self, word: ToMaster) -> None:
+    def up(self, message: Hello | AgentMessage) -> None:
         """The agent says something."""
         if self.open:
             at = self._last_up = max(self._last_up, self._net.clock.now + self._net.delay())
-            self._net.clock.at(at, lambda: self._arrive_up(word))
+            self._net.clock.at(at, lambda: self._arrive_up(message))
             if self._twice():
-                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_up(word))
+                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_up(message))
 
-    def down(self, word: ToAgent) -> None:
+    def down(self, message: MasterMessage) -> None:
         """The master says something."""
         if self.open:
             at = self._last_down = max(self._last_down, self._net.clock.now + self._net.delay())
-            self._net.clock.at(at, lambda: self._arrive_down(word))
+            self._net.clock.at(at, lambda: self._arrive_down(message))
             if self._twice():
-                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_down(word))
+                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_down(message))
 
     def tear(self) -> None:
         """End it, from either side. What the agent said last may still arrive; what the master said last does not."""
@@ -103,17 +104,17 @@ class Link:
     def _twice(self) -> bool:
         return not self._net.calm and self._net.rng.random() < TWICE
 
-    def _arrive_up(self, word: ToMaster) -> None:
+    def _arrive_up(self, message: Hello | AgentMessage) -> None:
         if self.agent.cut:
-            self._held.append(lambda: self._arrive_up(word))
+            self._held.append(lambda: self._arrive_up(message))
         elif not self._master_deaf:
-            self.master.hear(self, word)
+            self.master.hear(self, message)
 
-    def _arrive_down(self, word: ToAgent) -> None:
+    def _arrive_down(self, message: MasterMessage) -> None:
         if self.agent.cut:
-            self._held.append(lambda: self._arrive_down(word))
+            self._held.append(lambda: self._arrive_down(message))
         elif not self._agent_deaf:
-            self.agent.hear(self, word)
+            self.agent.hear(self, message)
 
     def _end_up(self) -> None:
         if self.agent.cut:

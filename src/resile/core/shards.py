@@ -1,0 +1,54 @@
+"""Shard requests: what training processes ask of the ledger, and what they are answered, now or when there is more."""
+
+from __future__ import annotations
+
+from resile.api.ids import NodeKey
+from resile.core import ledger
+from resile.core.context import Context
+from resile.core.ledger import Lease, ShardRequest
+from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
+
+
+def on_open_dataset(ctx: Context, node: NodeKey, asked: OpenDataset) -> None:
+    """Register a data set, or say why it cannot be."""
+    error = ledger.open_dataset(ctx.state.ledger, asked.name, asked.size, asked.shard_size, asked.epochs, asked.seed)
+    ctx.send(node, DatasetOpen(worker=asked.worker, request=asked.request, error=error))
+
+
+def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
+    """Grant the next shard; a request that cannot be granted yet waits in the ledger."""
+    request = ShardRequest(node, asked.worker, asked.request)
+    error = ledger.denied(ctx.state.ledger, asked.dataset, request)
+    if error:
+        ctx.send(node, ShardGranted(worker=asked.worker, request=asked.request, error=error))
+        return
+    granted = ledger.want(ctx.state.ledger.datasets[asked.dataset], request)
+    if granted is not None:
+        _grant(ctx, request, *granted)
+
+
+def on_shard_progress(ctx: Context, node: NodeKey, asked: ShardProgress) -> None:
+    """Count what was done; even a lost node gets the truth about its report."""
+    dataset = ctx.state.ledger.datasets.get(asked.dataset)
+    counted = dataset is not None and ledger.advance(dataset, node, asked.worker, asked.lease, asked.upto)
+    ctx.send(node, ShardNoted(worker=asked.worker, request=asked.request, counted=counted))
+
+
+def grant_waiting(ctx: Context) -> None:
+    """Answer the waiting requests that can be answered now."""
+    for request, number, lease in ledger.grantable(ctx.state.ledger):
+        _grant(ctx, request, number, lease)
+
+
+def _grant(ctx: Context, request: ShardRequest, number: int, lease: Lease) -> None:
+    ctx.send(
+        request.node,
+        ShardGranted(
+            worker=request.worker,
+            request=request.request,
+            lease=number,
+            epoch=lease.epoch,
+            start=lease.start,
+            end=lease.end,
+        ),
+    )
