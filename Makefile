@@ -48,11 +48,11 @@ lint: $(READY)  ## ruff, mypy --strict, and the design's layers
 format: $(READY)  ## rewrite the code in the house format
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-bench: $(READY)  ## every figure the README promises, with its peer in the same run
-	@$(BIN)/python -m benchmarks
+bench: $(READY)  ## measure everything, with its peers in the same run; writes docs/benchmarks.md (30 minutes)
+	@$(BIN)/python -m benchmarks --write
 
-bench-kube: $(READY)  ## every figure for jobs on a cluster (after `make cluster`; 6 minutes)
-	@$(BIN)/python -m benchmarks.kube
+bench-kube: $(READY)  ## the same for jobs on a cluster (after `make cluster`; 6 minutes)
+	@$(BIN)/python -m benchmarks.kube --write
 
 soak: $(READY)  ## the long proofs: 10,000 simulated fault schedules, and kills drawn by lot among real processes
 	@$(BIN)/python hack/suite.py run tests -m soak --timeout 7200 -n 2

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from benchmarks import command
 
 SUITE = command.Suite(
+    name="engine",
     package="benchmarks",
     # Those that take longest last.
     names=(

@@ -13,7 +13,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,38 +32,26 @@ from benchmarks.harness import (
     signal_all,
     wait_for,
 )
-from benchmarks.peers import TORCHRUN, Launcher, dlrover, tidied
+from benchmarks.peers import DLROVER, TORCHRUN, Launcher, dlrover, tidied
+from benchmarks.step_log import (
+    SCRIPT,
+    START_SECONDS,
+    all_steps,
+    longest_pause,
+    next_step,
+    read_steps,
+    steady_world,
+    whole_world,
+)
 
-START_SECONDS = 180.0
 FROZEN_SECONDS = 180.0
-"""In which torchrun did not step on without a frozen node; DLRover did not in 600."""
+"""In which torchrun did not step on without a frozen node."""
+DLROVER_FROZEN_SECONDS = 600.0
 COLD_KILLS = 3
 LARGE_KILLS = 6
 LARGE = 256
 """MiB of a state that is not small."""
 PEERS_KILLS = 3
-STEADY = 20
-"""Steps of a round before something is done to it."""
-SCRIPT = """
-import os, sys, time
-import torch
-torch.set_num_threads(1)
-from resile.torch import Elastic
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-for number in range(int(sys.argv[1]) if len(sys.argv) > 1 else 0):  # MiB that do not change, and belong to the state
-    model.register_parameter(f"frozen{number}", torch.nn.Parameter(torch.full((1 << 18,), number / 9), False))
-elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
-with open(f"steps.{os.getpid()}", "a", buffering=1) as steps:
-    for step in elastic.steps(10**9):
-        with elastic.step():
-            torch.nn.functional.cross_entropy(model(torch.randn(32, 256)), torch.randint(10, (32,))).backward()
-        time.sleep(0.01)
-        if elastic.stepped:
-            steps.write(f"{time.monotonic()} {elastic.round or attempt} {elastic.world} {elastic.rank} {step}\\n")
-"""
 COMPARE = """
 import itertools, os, sys, time
 import torch
@@ -153,26 +141,6 @@ MODELS = {
 """What a step is compared with, and how many percent it may cost beyond."""
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One line of a process's file."""
-
-    at: float
-    round: int
-    world: int
-    rank: int
-
-
-class World(msgspec.Struct, frozen=True):
-    """Processes that stepped together: pid and the newest step of each."""
-
-    round: int
-    members: dict[int, Step]
-
-    def pid_of(self, rank: int) -> int:
-        """Who has this rank."""
-        return next(pid for pid, step in self.members.items() if step.rank == rank)
-
-
 def run(quick: bool) -> list[Row]:
     """All rows of the elastic loop."""
     rows = _killed_ranks(3 if quick else 30, 1 if quick else PEERS_KILLS)
@@ -198,13 +166,13 @@ def _kill_ranks(kills: int, *, standbys: int, frozen: int = 0) -> tuple[list[flo
         if standbys:
             place.heard(f"{standbys} standbys are ready")
         for number in range(kills):
-            world = _steady(place, 3)
+            world = steady_world(place, 3)
             victim = world.pid_of(number % 3)
             killed = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             left = set(world.members) - {victim}
-            survivors.append(_stepped(place, left, world.round) - killed)
-            whole.append(_whole(place, 3, world.round) - killed)
+            survivors.append(next_step(place, left, world.round) - killed)
+            whole.append(whole_world(place, 3, world.round) - killed)
             say(f"elastic: rank killed: survivors after {survivors[-1]:.3f} s, all three after {whole[-1]:.2f} s")
     return survivors, whole
 
@@ -269,10 +237,10 @@ def _peer(launcher: Launcher, kills: int) -> list[float]:
         script = place.script("train.py", SCRIPT)
         launcher.start(place, "--standalone", "--nproc-per-node=3", "--max-restarts=20", script)
         for _ in range(kills):
-            world = _steady(place, 3)
+            world = steady_world(place, 3)
             killed = time.monotonic()
             os.kill(world.pid_of(1), signal.SIGKILL)
-            took.append(_whole(place, 3, 0, others_than=set(_files(place))) - killed)
+            took.append(whole_world(place, 3, 0, others_than=set(all_steps(place))) - killed)
             say(f"elastic: {launcher.name}: the next step after {took[-1]:.2f} s")
     return took
 
@@ -295,19 +263,19 @@ def _torchrun_nodes(times: int) -> Nodes:
         for _ in range(times):
             say("elastic: torchrun with two nodes, three, and one of them killed")
             try:
-                two = _steady(place, 2)
+                two = steady_world(place, 2)
                 third = come()
-                three = _steady(place, 3)
+                three = steady_world(place, 3)
             except GaveUp as error:  # it does not always come back from the loss before
                 say(f"elastic: torchrun: {error}")
                 break
-            last = max(_steps(place.path / f"steps.{pid}")[-1].at for pid in two.members)
-            grown.append(max(_steps(place.path / f"steps.{pid}")[0].at for pid in three.members) - last)
-            seen = set(_files(place))
+            last = max(read_steps(place.path / f"steps.{pid}")[-1].at for pid in two.members)
+            grown.append(max(read_steps(place.path / f"steps.{pid}")[0].at for pid in three.members) - last)
+            seen = set(all_steps(place))
             at = time.monotonic()
             signal_all(descendants(third.pid), signal.SIGKILL)
             try:
-                killed.append(_whole(place, 2, 0, others_than=seen) - at)
+                killed.append(whole_world(place, 2, 0, others_than=seen) - at)
             except GaveUp:
                 killed.append(START_SECONDS)
                 break
@@ -331,28 +299,28 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             words += ["--rdzv-conf=last_call_timeout=2", "--max-restarts=100", script]
             come = partial(place.start, words, env={"RESILE_STATE_DIR": str(place.path / "state")})
             come(), come()
-            two = _steady(place, 2)
+            two = steady_world(place, 2)
             stay = set(two.members)
 
             come()
-            three = _steady(place, 3, two.round)
-            grown.append(_pause(place, stay, two.round))
+            three = steady_world(place, 3, two.round)
+            grown.append(longest_pause(place, stay, two.round))
             node = _node_of(set(three.members) - stay)
             os.kill(node, signal.SIGTERM)
-            two = _steady(place, 2, three.round)
-            shrunk.append(_pause(place, stay, three.round))
+            two = steady_world(place, 2, three.round)
+            shrunk.append(longest_pause(place, stay, three.round))
             if not stay <= set(three.members) or set(two.members) != stay:
                 raise GaveUp("a process was restarted in a resize")
 
             for blow, took in ((signal.SIGKILL, killed_node), (signal.SIGSTOP, frozen_node)):
                 come()
-                three = _steady(place, 3, two.round)
+                three = steady_world(place, 3, two.round)
                 struck = three.pid_of(number % 3)  # rank 0 sends its state and its buffers, so it is struck, too
                 stay = set(three.members) - {struck}
                 at = time.monotonic()
                 signal_all([_node_of({struck}), struck], blow)
-                took.append(_stepped(place, stay, three.round) - at)
-                two = _steady(place, 2, three.round)
+                took.append(next_step(place, stay, three.round) - at)
+                two = steady_world(place, 2, three.round)
                 if set(two.members) != stay:
                     raise GaveUp("a process was restarted when a node was lost")
             say(
@@ -366,6 +334,7 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             unit="s",
             bar=0.5,
             peer=statistics.median(theirs.killed) if theirs is not None and theirs.killed else None,
+            unfinished=(TORCHRUN.name,) if theirs and statistics.median(theirs.killed or [0]) == START_SECONDS else (),
             note=f"{listed(killed_node, 3)}, nodes of all ranks in turn"
             + (f"; torchrun {listed(theirs.killed)}; {START_SECONDS:g} s: it did not step on" if theirs else ""),
         ),
@@ -375,8 +344,10 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             unit="s",
             bar=3.0,
             peer=FROZEN_SECONDS,
+            others={DLROVER: DLROVER_FROZEN_SECONDS},
+            unfinished=(TORCHRUN.name, DLROVER),
             note=f"{listed(frozen_node)}, nodes of all ranks in turn; "
-            f"torchrun: not within {FROZEN_SECONDS:g} s, seen earlier on a machine like this and not in this run",
+            "that neither peer steps on was seen earlier on a machine like this, and not in this run",
         ),
         Row(
             measure="elastic: resize 2 -> 3 -> 2, pause of the others, longest",
@@ -430,66 +401,3 @@ def _node_of(pids: set[int]) -> int:
     """The agent of a training process."""
     (pid,) = pids
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _steps(path: Path) -> list[Step]:
-    whole = path.read_bytes().rpartition(b"\n")[0].decode().splitlines()
-    return [Step(float(at), int(round_), int(world), int(rank)) for at, round_, world, rank, _ in map(str.split, whole)]
-
-
-def _files(place: Workplace) -> dict[int, list[Step]]:
-    return {int(path.suffix[1:]): _steps(path) for path in place.path.glob("steps.*")}
-
-
-def _steady(place: Workplace, world: int, after: int = 0) -> World:
-    """A world of this size that has taken some steps in a round newer than `after`."""
-
-    def found() -> World | None:
-        files = _files(place)
-        newest = max((steps[-1].round for steps in files.values() if steps), default=0)
-        members = {
-            pid: steps[-1]
-            for pid, steps in files.items()
-            if len(steps) >= STEADY and steps[-STEADY].round == newest and steps[-1].world == world
-        }
-        return World(newest, members) if newest > after and len(members) == world else None
-
-    return wait_for(f"{STEADY} steps of {world} ranks", found, START_SECONDS, 0.1)
-
-
-def _first(steps: list[Step], after: int, world: int = 0) -> float | None:
-    return next((s.at for s in steps if s.round > after and (not world or s.world == world)), None)
-
-
-def _stepped(place: Workplace, pids: set[int], after: int) -> float:
-    """When the last of these processes took its first step in a round newer than `after`."""
-
-    def found() -> float | None:
-        firsts = [_first(_steps(place.path / f"steps.{pid}"), after) for pid in pids]
-        return None if None in firsts else max(first for first in firsts if first is not None)
-
-    return wait_for("the survivors' next step", found, START_SECONDS, 0.05)
-
-
-def _whole(place: Workplace, world: int, after: int, others_than: Container[int] = ()) -> float:
-    """When so many ranks had stepped together again in a round newer than `after`, in other processes than some."""
-
-    def found() -> float | None:
-        rounds: dict[int, list[float]] = {}
-        for steps in (steps for pid, steps in _files(place).items() if pid not in others_than):
-            for round_ in {s.round for s in steps if s.round > after and s.world == world}:
-                rounds.setdefault(round_, []).append(next(s.at for s in steps if s.round == round_))
-        complete = [firsts for firsts in rounds.values() if len(firsts) == world]
-        return min(map(max, complete)) if complete else None
-
-    return wait_for(f"{world} ranks stepping together", found, START_SECONDS, 0.1)
-
-
-def _pause(place: Workplace, pids: set[int], before: int) -> float:
-    """The longest time between two steps of these processes around the end of round `before`."""
-    pauses = []
-    for pid in pids:
-        steps = _steps(place.path / f"steps.{pid}")
-        last = max(n for n, step in enumerate(steps) if step.round <= before)
-        pauses.append(steps[last + 1].at - steps[last].at)
-    return max(pauses)

@@ -48,6 +48,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The same measure of the peer that the table names."""
     others: dict[str, float] = {}
     """The same measure of further peers, by their names: each has a column of its own."""
+    unfinished: tuple[str, ...] = ()
+    """Peers that had not come to an end when their figure was reached: it is a lower bound."""
     note: str = ""
 
     @property

@@ -21,7 +21,7 @@ import msgspec
 
 from benchmarks.harness import BIN, Workplace, say
 
-DLROVER = "dlrover"
+DLROVER = "DLRover"
 DLROVER_VERSION = "0.6.1"
 _PACKAGES = (f"dlrover[k8s]=={DLROVER_VERSION}", "protobuf")
 _INSTALL_SECONDS = 300.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "resile": _version("resile"),
+        "commit": _commit(),
         "load": " ".join(f"{each:.1f}" for each in os.getloadavg()),
     }
 
@@ -41,6 +43,12 @@ def figure(value: float | None, unit: str) -> str:
         return ""
     digits = 0 if value == int(value) or value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f} {unit}".strip()
+
+
+def peers_figure(row: Row, name: str, value: float | None) -> str:
+    """A peer's figure; one that it had not finished by is marked as a lower bound."""
+    words = figure(value, row.unit)
+    return f"> {words}" if words and name in row.unfinished else words
 
 
 def verdict(row: Row) -> str:
@@ -55,8 +63,8 @@ def render(rows: Sequence[Row], peer: str = "torchrun") -> str:
         "bar": ["" if row.bar is None else f"<= {figure(row.bar, row.unit)}" for row in rows],
         "resile": [figure(row.value, row.unit) for row in rows],
         "median": [figure(row.median, row.unit) for row in rows],
-        peer: [figure(row.peer, row.unit) for row in rows],
-        **{name: [figure(row.others.get(name), row.unit) for row in rows] for name in _others(rows)},
+        peer: [peers_figure(row, peer, row.peer) for row in rows],
+        **{name: [peers_figure(row, name, row.others.get(name)) for row in rows] for name in other_peers(rows)},
         "ratio": ["" if row.ratio is None else f"{row.ratio:.1f}x" for row in rows],
         "verdict": [verdict(row) for row in rows],
     }
@@ -68,7 +76,7 @@ def render(rows: Sequence[Row], peer: str = "torchrun") -> str:
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
-def _others(rows: Sequence[Row]) -> list[str]:
+def other_peers(rows: Sequence[Row]) -> list[str]:
     """The names of further peers, in the order in which they appear."""
     return list(dict.fromkeys(name for row in rows for name in row.others))
 
@@ -89,3 +97,12 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def _commit() -> str:
+    """The commit that is measured, or "unknown" outside of a repository; changes that are not committed are told."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

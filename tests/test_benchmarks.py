@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import shutil
+from pathlib import Path
 
+import msgspec
 import pytest
 from benchmarks import __main__ as bench
-from benchmarks import checkpoint, elastic, failure_detection, help_time, rendezvous, table
+from benchmarks import (
+    checkpoint,
+    elastic,
+    failure_detection,
+    help_time,
+    page,
+    recovery_timeline,
+    rendezvous,
+    step_log,
+    table,
+)
 from benchmarks.harness import GaveUp, Row, Workplace, percentile, wait_for
 from benchmarks.kube.time_to_first_step import parts_between
 
@@ -120,10 +134,10 @@ def test_the_pause_of_a_resize_is_the_longest_between_the_steps_of_two_rounds() 
         for rank, late in ((0, 0.0), (1, 0.5)):
             steps = [step(1.0, 1, 2, rank), step(2.0, 1, 2, rank), step(2.25 + late, 2, 3, rank)]
             (place.path / f"steps.{10 + rank}").write_text("".join(steps))
-        assert elastic._pause(place, {10, 11}, before=1) == 0.75
-        assert elastic._stepped(place, {10, 11}, after=1) == 2.75
+        assert step_log.longest_pause(place, {10, 11}, before=1) == 0.75
+        assert step_log.next_step(place, {10, 11}, after=1) == 2.75
         (place.path / "steps.12").write_text(step(2.5, 2, 3, 2))
-        assert elastic._whole(place, 3, after=1) == 2.75
+        assert step_log.whole_world(place, 3, after=1) == 2.75
 
 
 def test_killed_processes_are_noticed() -> None:
@@ -153,6 +167,93 @@ def test_a_master_is_not_held_to_the_usual_limit_of_open_files() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert formed.value > 0.0
+
+
+def test_the_page_and_the_readme_show_the_figures_that_are_kept() -> None:
+    suites = {suite: page.read(suite) for suite in ("engine", "cluster")}
+    shown = (page.ROOT / page.PAGE).read_text()
+    for suite, results in suites.items():
+        assert page.replaced(shown, suite, page.section(results)) == shown, f"{suite}: run page.write_pages()"
+    readme = (page.ROOT / page.README).read_text()
+    assert page.replaced(readme, page.HEADLINES, page.headlines(suites)) == readme
+
+
+def test_every_headline_of_the_readme_is_a_figure_of_the_page() -> None:
+    readme = (page.ROOT / page.README).read_text()
+    shown = readme.partition(f"<!-- begin {page.HEADLINES} -->")[2].partition("<!-- end")[0]
+    figures = re.findall(r"\*\*([^*]+)\*\*", shown)
+    assert len(figures) == len(page.HEADLINE_FIGURES) == 6
+    tables = (page.ROOT / page.PAGE).read_text()
+    for headline, figure in zip(page.HEADLINE_FIGURES, figures, strict=True):
+        assert re.search(rf"^\| {re.escape(headline.measure)} \|.* {re.escape(figure)} \|", tables, re.M), (
+            headline.measure
+        )
+
+
+def kept_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and figures of its own, so that a test does not write those of the repository."""
+    (root / "docs").mkdir()
+    for path in (page.PAGE, page.README):
+        (root / path).write_text((page.ROOT / path).read_text())
+    shutil.copytree(page.ROOT / page.RESULTS, root / page.RESULTS)
+    keep = page.keep
+    monkeypatch.setattr(page, "keep", lambda results: keep(results, root))
+
+
+def only(monkeypatch: pytest.MonkeyPatch, rows: list[Row]) -> None:
+    """Let the suite have one benchmark with these rows."""
+    monkeypatch.setattr(bench, "SUITE", msgspec.structs.replace(bench.SUITE, names=("help_time",)))
+    monkeypatch.setattr(help_time, "run", lambda quick: rows)
+
+
+def test_a_whole_run_writes_its_section_and_the_headlines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_in(tmp_path, monkeypatch)
+    before = (tmp_path / page.PAGE).read_text()
+    measure = page.HEADLINE_FIGURES[0].measure
+    only(monkeypatch, [Row(measure=measure, value=0.0625, unit="s", bar=0.03, peer=9.5, unfinished=("torchrun",))])
+    assert bench.main(["--write"]) == 1, "the bar is missed, and the page says so"
+    after = (tmp_path / page.PAGE).read_text()
+    assert f"| {measure} | 0.03 s | 0.062 s | > 9.5 s | **missed** |" in after
+    assert "commit: " in after
+    assert after.partition("## Kubernetes")[2] == before.partition("## Kubernetes")[2]
+    assert "| **0.062 s** | torchrun > 9.5 s |" in (tmp_path / page.README).read_text()
+
+
+def test_a_run_with_a_hole_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def give_up(quick: bool) -> list[Row]:
+        raise GaveUp("the master did not start")
+
+    kept_in(tmp_path, monkeypatch)
+    before = (tmp_path / page.PAGE).read_text()
+    only(monkeypatch, [])
+    monkeypatch.setattr(help_time, "run", give_up)
+    assert bench.main(["--write"]) == 1
+    assert (tmp_path / page.PAGE).read_text() == before
+    with pytest.raises(SystemExit):
+        bench.main(["--write", "--quick"])
+
+
+def test_a_page_without_the_section_is_refused() -> None:
+    with pytest.raises(ValueError, match="one section between <!-- begin engine -->"):
+        page.replaced("no section", "engine", "text")
+
+
+def test_the_picture_is_drawn_from_the_figures_beside_it() -> None:
+    timeline = recovery_timeline.read()
+    assert recovery_timeline.PICTURE.read_text() == recovery_timeline.draw(timeline), "run it with --redraw"
+    theirs, ours = timeline.runs
+    assert ours.next_step < theirs.next_step
+    survivors = [process for process in ours.processes if process.steps[0] < 0 < process.steps[-1]]
+    assert sorted(process.rank for process in survivors) == [0, 2], "the others stayed in their processes"
+
+
+def test_steps_that_follow_each_other_closely_are_one_bar() -> None:
+    assert list(recovery_timeline.spans([0.0, 0.02, 0.04, 0.5, 0.51])) == [(0.0, 0.04), (0.5, 0.51)]
+    assert list(recovery_timeline.spans([])) == []
 
 
 def test_the_exit_code_and_the_json_tell_of_a_missed_bar(

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from resile.api.timeouts import Timeouts
 from resile.operator.settings import TTL_ANNOTATION
 from tests.support.paths import ROOT
 
@@ -79,15 +81,121 @@ def test_every_command_works_as_written(page: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    if page == "README.md":
+    if page == "docs/tutorial.md":
         assert re.search(r"^NAME    PHASE     AGE\nhello   Running   \d+m?s", done.stdout, re.M), done.stdout
         assert re.search(r"^hello-edljob-worker-1 +1/1 +Running +0 +\d+s", done.stdout, re.M), done.stdout
 
 
+WRITTEN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+"""Every page."""
+
+
 def test_every_page_that_is_linked_is_there() -> None:
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]:
+    for page in WRITTEN:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_the_index_links_to_every_page_of_the_docs() -> None:
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/README.md").read_text())
+    assert sorted(linked) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+
+
+def tree() -> list[str]:
+    """Every file of the repository, new ones included."""
+    asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def in_backticks(page: Path) -> list[str]:
+    """What a page sets in backticks outside of its code blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M))
+
+
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+PACKAGES = {path.parent.name for path in (ROOT / "src/resile").glob("*/__init__.py")}
+ROOTS = (ROOT, ROOT / "src/resile", ROOT / "examples")
+"""Where paths on a page may begin."""
+
+
+def test_every_path_on_a_page_is_there() -> None:
+    seen = 0
+    for page in WRITTEN:
+        for words in in_backticks(page):
+            path = words.partition("::")[0]
+            if re.fullmatch(r"[\w.-]+(/[\w.-]+)+/?", path) and path.split("/")[0] in FOLDERS | PACKAGES:
+                seen += 1
+                found = any((root / path).exists() for root in (*ROOTS, page.parent))
+                assert found, f"{page.relative_to(ROOT)} names {path}"
+    assert seen > 100
+
+
+OTHERS_FILES = {"train.py"}
+"""A reader's own."""
+
+
+def test_every_python_file_that_is_named_on_a_page_is_there() -> None:
+    names = {Path(path).name for path in tree()} | OTHERS_FILES
+    for page in WRITTEN:
+        for words in in_backticks(page):
+            if re.fullmatch(r"\w+\.py", words):
+                assert words in names, f"{page.relative_to(ROOT)} names {words}"
+
+
+def test_every_class_that_is_named_on_a_page_is_in_the_tree() -> None:
+    """Ours, or one of a library or of Kubernetes that our code names."""
+    suffixes = (".py", ".yaml", ".toml", ".txt")
+    text = "\n".join((ROOT / path).read_text() for path in tree() if path.endswith(suffixes) and (ROOT / path).exists())
+    known = set(re.findall(r"\w+", text))
+    for page in WRITTEN:
+        for words in in_backticks(page):
+            if re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)+", words):
+                assert words in known, f"{page.relative_to(ROOT)} names {words}"
+
+
+def test_every_box_of_the_architecture_is_a_folder_and_every_package_has_one() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    diagrams = re.findall(r"^```mermaid\n(.*?)^```", page, re.S | re.M)
+    assert len(diagrams) == 2
+    boxes = [folder for diagram in diagrams for folder in re.findall(r'\w\["([^"<]+)(?:<br/>[^"]*)?"\]', diagram)]
+    assert [folder for folder in boxes if not (ROOT / "src/resile" / folder / "__init__.py").exists()] == []
+    assert PACKAGES - {folder.split("/")[0] for folder in boxes} == set()
+
+
+def glossary() -> dict[str, str]:
+    """Every term with its definition.
+
+    Raises:
+        AssertionError: a term is there twice.
+    """
+    entries = re.findall(r"^\*\*`?([^*`]+)`?\*\*\\\n(.+)\n$", (ROOT / "docs/glossary.md").read_text(), re.M)
+    assert len(dict(entries)) == len(entries)
+    return dict(entries)
+
+
+def test_the_glossary_has_every_term_once_in_order_and_in_two_lines() -> None:
+    page = (ROOT / "docs/glossary.md").read_text()
+    terms = list(glossary())
+    assert len(terms) == page.count("\n**") > 60, "an entry that is not a term and one line"
+    assert terms == sorted(terms, key=str.casefold)
+
+
+def test_every_term_of_the_glossary_is_used() -> None:
+    text = "\n".join(
+        (ROOT / path).read_text()
+        for path in tree()
+        if path.startswith(("src/", "docs/")) and path.endswith((".py", ".md")) and path != "docs/glossary.md"
+        if (ROOT / path).exists()
+    )
+    words = " ".join(re.split(r"[^a-z0-9]+", text.casefold()))
+    unused = [term for term in glossary() if " ".join(re.split(r"[ _]", term.casefold())) not in words]
+    assert unused == []
+
+
+def test_every_timeout_that_users_see_is_in_the_glossary() -> None:
+    terms = {term.replace(" ", "_") for term in glossary()}
+    assert {field.name for field in msgspec.structs.fields(Timeouts)} - terms == set()
+    assert "docs/glossary.md" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_every_guarantee_names_tests_that_exist() -> None:

@@ -13,6 +13,7 @@ from benchmarks import command
 from benchmarks.kube import dlrover_figures
 
 SUITE = command.Suite(
+    name="cluster",
     package="benchmarks.kube",
     names=("time_to_first_step", "pod_loss", "elastic_recovery", "many_pods", "idle_operator"),
     about="Every bar of jobs on a cluster with its figure: the longest of several runs, and the median beside it.",

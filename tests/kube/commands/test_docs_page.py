@@ -1,4 +1,4 @@
-"""docs/kubernetes.md and the README on Kubernetes, as a reader would follow them: line by line, on a real cluster.
+"""docs/kubernetes.md as a reader would follow it: line by line, on a real cluster.
 
 A reader waits until a thing is there before going on. So a line is repeated until it succeeds and, where the page shows
 what it prints, until it prints that: the same words in the same columns, whatever the ages and counts.
@@ -17,7 +17,7 @@ import pytest
 from tests.kube.namespace import IMAGE, ROOT, environment, kubectl, until
 from tests.kube.seeds.seed_lines import PATIENCE, pod_rows
 
-PAGES = ("README.md", "docs/kubernetes.md")
+PAGES = ("docs/kubernetes.md",)
 BLOCK = re.compile(r"^```bash cluster\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.S | re.M)
 FIXTURE = ("make cluster", "make deploy", "make undeploy", "export KUBECONFIG", "source .venv/bin/activate")
 """What the fixture `deployed` and the environment of this test do."""
@@ -60,7 +60,7 @@ def followed(command: str, shown: str) -> bool:
 
 
 def nothing_left() -> None:
-    """Both pages have a job of one name: no pod of the page before may be taken for one of this page."""
+    """Other tests may have a job of this name: none of its pods may be taken for one of the page."""
     kubectl("-n", "dlrover", "delete", "scaleplan,elasticjob", "sample", "sample-plan", "--ignore-not-found")
     until("the end of the pods of an earlier sample", lambda: not pod_rows("sample"), PATIENCE)
 

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from resile.checkpoint.errors import NotWritable
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage
-from resile.torch._support.error_file import recorded_in_error_file
+from resile.torch._support.error_file import left_as_words
 
 
-@recorded_in_error_file(NotWritable)
-def check_writable(
-    storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]
-) -> None:
+@left_as_words(NotWritable)
+def prove(storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]) -> None:
     """Write something and remove it again.
 
     Args:
@@ -25,12 +23,12 @@ def check_writable(
             on its own.
 
     Raises:
-        NotWritable: storage will never take a step, on this rank or on another.
+        Unwritable: storage will never take a step, on this rank or on another.
     """
     words = ""
     try:
         if storage is not None:
-            storage.check_writable()
+            storage.prove()
     except NotWritable as error:
         words = str(error)
     if refusal := next(filter(None, tell(words)), ""):
