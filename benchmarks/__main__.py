@@ -1,7 +1,8 @@
 """`python -m benchmarks` (`make bench`): every bar of the engine with its figure, and those of its peers beside it.
 
 Nothing is written outside a temporary directory but DLRover's environment, which is kept in the user's cache (see
-`benchmarks/peers.py`). All traffic stays on the loopback interface, once that is made.
+`benchmarks/peers.py`), and with `--write` the pages that show the figures. All traffic stays on the loopback interface,
+once that environment is made.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 def _taken(agent: int) -> Taken:
-    """Each buffer counted once, whoever has it open or mapped."""
+    """Each buffer counted once, however many processes have it open or mapped."""
     found: dict[int, tuple[str, int]] = {}
     for pid in descendants(agent):
         for entry in Path(f"/proc/{pid}/fd").glob("*"):

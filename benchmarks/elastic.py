@@ -1,4 +1,4 @@
-"""The elastic loop: what losing a rank or a node costs those that are left, what a resize costs, and the loop itself.
+"""The elastic loop: what losing a rank or a node costs the survivors, what a resize costs, and the loop itself.
 
 Every step is stamped with its round, and only a step of a round that formed after the fault counts: the last step of
 the old round, which may have been under way, does not. Under torchrun and DLRover the same script runs, and is
@@ -231,7 +231,7 @@ def _killed_ranks(kills: int, peers_kills: int) -> list[Row]:
 
 
 def _peer(launcher: Launcher, kills: int) -> list[float]:
-    """Under a launcher that restarts everybody: from each kill to the step of all."""
+    """Under a launcher that restarts all ranks: from each kill to the step of all."""
     took = []
     with tidied(), Workplace() as place:
         script = place.script("train.py", SCRIPT)

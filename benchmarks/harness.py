@@ -64,7 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def say(words: str) -> None:
-    """Tell whoever watches what is being done."""
+    """Say on standard error what is being done."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {words}\n")
     sys.stderr.flush()
 
@@ -105,7 +105,7 @@ def file_limit() -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -207,10 +207,10 @@ class Workplace:
         return process
 
     def heard(self, words: str, seconds: float = PATIENCE) -> None:
-        """Wait until somebody has said this.
+        """Wait until a process that was started here has written this to its log.
 
         Raises:
-            GaveUp: nobody did within `seconds`.
+            GaveUp: none did within `seconds`.
         """
         wait_for(f"'{words}'", lambda: words in (self.path / "output.log").read_text(errors="replace"), seconds, 0.1)
 

@@ -1,6 +1,6 @@
 """Silent agents: how soon a frozen one is declared lost, and whether a loaded machine is ever mistaken for one.
 
-Frozen means SIGSTOP to the agent and everything it started: its connection stays open and nobody hears anything, as
+Frozen means SIGSTOP to the agent and everything it started: its connection stays open and no message comes, as
 with a dead host. The second part is the price of a short time-out: every core busy, and not one verdict allowed.
 """
 

@@ -174,7 +174,7 @@ class Players:
         for connection in self._connections:
             connection.send(join)
         report = await self._report(time.monotonic())
-        self._await(RoundOver, len(self._connections))  # from now on, so that nobody hears of a loss too early
+        self._await(RoundOver, len(self._connections))  # from now on, so that no agent hears of a loss too early
         return report
 
     async def _drop(self) -> Report:
@@ -194,7 +194,7 @@ class Players:
         return Report(at=time.monotonic(), lost=self._lost, beats=self._beats_sent, error=self._error)
 
     async def _beats(self) -> None:
-        """Everybody's heartbeats, evenly spread."""
+        """The heartbeats of all agents, evenly spread."""
         due, before = 0.0, time.monotonic()
         while True:
             await asyncio.sleep(TICK)
@@ -242,7 +242,7 @@ class Crowd:
         return max(report.at for report in reports) - min(report.begun for report in reports)
 
     def join(self) -> float:
-        """Everybody asks for a round at once; the seconds from the last Join sent to the last RoundFormed received."""
+        """All agents ask for a round at once; the seconds from the last Join sent to the last RoundFormed received."""
         reports = self._tell(["join"] * len(self._processes))
         return max(report.at for report in reports) - max(report.begun for report in reports)
 

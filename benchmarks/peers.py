@@ -1,4 +1,4 @@
-"""Those that `make bench` compares with: torchrun, which is here with torch, and DLRover in an environment of its own.
+"""The peers of `make bench`: torchrun, which comes with torch, and DLRover in an environment of its own.
 
 DLRover comes from the package index into a folder of the user's cache, the first time, and borrows our torch. It does
 not start with this torch by itself: a call of torch's that starts its master lacks one argument, which is passed here.
@@ -39,7 +39,7 @@ _LEFT = "standalone_*"
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """How to start a script under somebody: the words before torchrun's flags, and what has to be set."""
+    """How to start a script: the words before torchrun's flags, and the variables to set."""
 
     name: str
     words: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How long until everybody knows: thousands of agents join one master over loopback, and then one of them is lost.
+"""How long until every agent knows: thousands of agents join one master over loopback, and then one of them is lost.
 
 All Joins are sent in one burst, so the time from the last of them to the last RoundFormed includes the master's work on
 the whole burst: the worst case, as after a failure of a large job.
@@ -44,7 +44,7 @@ def simulated(agents: int, bar: float) -> Row:
 
 def _rendezvous(agents: int, bar: float) -> list[Row]:
     say(f"rendezvous: {agents:,} agents connect to one master and join a round")
-    blink = derive().reconnect
+    reconnect = derive().reconnect
     with gathered(agents) as crowd:
         formed = crowd.join()
         say(f"all told of the round {formed:.3f} s after the last join; now one is lost")
@@ -55,6 +55,6 @@ def _rendezvous(agents: int, bar: float) -> list[Row]:
                 measure=f"one of {agents:,} lost: connection's end to all told",
                 value=over,
                 unit="s",
-                note=f"{blink:g} s of it are the time an agent has to call again",
+                note=f"{reconnect:g} s of it are the time an agent has to call again",
             ),
         ]

@@ -2,7 +2,7 @@
 
 The server under test is a process of its own. This process plays all agents over loopback with raw sockets (for gRPC it
 speaks just enough HTTP/2), so that simulating agents costs the same little for both and the server is what is measured:
-connections that are idle but for a heartbeat each, a request now and then, and one message to everybody.
+connections that are idle but for a heartbeat each, a request now and then, and one message to all agents.
 
     python -m benchmarks.rpc --agents 10000 --seconds 10
 """
@@ -311,7 +311,7 @@ class Crowd:
         return heard
 
     def beat(self, seconds: float) -> list[float]:
-        """Send everybody's heartbeats, evenly spread, for so long; the latencies of requests made meanwhile."""
+        """Send the heartbeats of all agents, evenly spread, for so long; the latencies of requests made meanwhile."""
         asker = self._order[-1]
         agent = self._agents[asker.fileno()][1]
         crowd = self._order[:-1]
@@ -353,7 +353,7 @@ class Crowd:
         raise TimeoutError(f"the server heard {counted} of {self.sent} heartbeats")
 
     def broadcast(self) -> float:
-        """Seconds from asking for a message to everybody until everybody has it."""
+        """Seconds from asking for a message to all agents until all have it."""
         asker = self._order[-1]
         self.received = 0
         start = time.monotonic()

@@ -151,7 +151,7 @@ class BenchNamespace:
                 made.offer(None)
 
     def remove_jobs(self) -> None:
-        """All jobs and pods of this space, by force: nobody else removes what is on a Node object without kubelet."""
+        """All jobs and pods of this space, by force: no kubelet removes what is on a Node object of ours."""
 
         def gone() -> bool:
             # Jobs first, or masters would replace the pods; not by kubectl, which would take 40 s for 200 of them. The
@@ -236,7 +236,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _ready() -> None:
-    """The definitions are there, and nobody else serves our jobs."""
+    """The definitions are there, and no other operator serves our jobs."""
     deployed = kubectl("get", "deployments", "-A", "--field-selector=metadata.name=resile-operator", "-o", "name")
     if deployed.strip():
         raise GaveUp("an operator is deployed and would serve the same jobs; remove it first (make undeploy)")
