@@ -197,12 +197,12 @@ def test_a_place_that_will_never_be_written_is_found_out_without_a_step(
     (tmp_path / "file").touch()
     where = f"{scheme}{tmp_path / place}"
     with pytest.raises(NotWritable, match=f"^checkpoints cannot be stored in {where}: ({why})$"):
-        open_storage(where).prove()
+        open_storage(where).check_writable()
 
 
 def test_a_place_below_what_takes_no_directory_is_found_out_too() -> None:
     with pytest.raises(NotWritable, match=r"^checkpoints cannot be stored in /proc/resile/here: No such file"):
-        Storage("/proc/resile/here").prove()
+        Storage("/proc/resile/here").check_writable()
 
 
 @pytest.mark.parametrize(("number", "tries"), [(errno.EROFS, 1), (errno.EACCES, 2)])
@@ -216,7 +216,7 @@ def test_a_place_that_can_be_read_but_not_written_is_found_out_and_rights_alone_
     pauses: list[float] = []
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(NotWritable, match=os.strerror(number)):
-        Storage(tmp_path).prove()
+        Storage(tmp_path).check_writable()
     assert os.strerror(number) in store_committed(buffer, record.sequence, (1.0,), pauses.append)
     assert len(pauses) == tries - 1, "credentials may be renewed"
 
@@ -227,12 +227,12 @@ def test_what_may_pass_is_not_said_to_stay(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "open", refuse)
-    Storage(tmp_path).prove()
+    Storage(tmp_path).check_writable()
 
 
 def test_finding_out_leaves_nothing_behind_but_the_directory(tmp_path: Path) -> None:
     for scheme in ("", "file://"):
-        open_storage(f"{scheme}{tmp_path / 'new' / 'here'}").prove()
+        open_storage(f"{scheme}{tmp_path / 'new' / 'here'}").check_writable()
         assert os.listdir(tmp_path / "new" / "here") == []
 
 

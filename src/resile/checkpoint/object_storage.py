@@ -44,7 +44,7 @@ class ObjectStorage:
         """Look at it.
 
         Raises:
-            Unwritable: fsspec is not installed, or knows no such store.
+            NotWritable: fsspec is not installed, or knows no such store.
         """
         try:
             from fsspec.core import url_to_fs
@@ -71,7 +71,7 @@ class ObjectStorage:
         """Whether a step is there as a whole.
 
         Raises:
-            Unreadable: nobody can tell.
+            NotReadable: nobody can tell.
         """
         with self._answering(self.where(step)):
             return self._is_there(f"{self._path(step)}/{METADATA}")
@@ -80,17 +80,17 @@ class ObjectStorage:
         """The committed steps, oldest first.
 
         Raises:
-            Unreadable: nobody can tell.
+            NotReadable: nobody can tell.
         """
         with self._answering(self.directory):
             directories = self._directories()
         return sorted(step for step in directories if self.has(step))
 
-    def prove(self) -> None:
+    def check_writable(self) -> None:
         """Find out whether anything can be written: an object is, and is removed again.
 
         Raises:
-            Unwritable: nothing can, and waiting does not mend that. What may pass is left to `store`.
+            NotWritable: nothing can, and waiting does not mend that. What may pass is left to `store`.
         """
         probe = f"{self._root}/{probe_name()}"
         try:
@@ -158,7 +158,7 @@ class ObjectStorage:
 
         Raises:
             IncompleteBuffer: one is not as it was written, or `.metadata` is of none of the attempts there.
-            Unreadable: the store does not give them.
+            NotReadable: the store does not give them.
         """
         self._attempts[step], parts = self._committed(step)
         return parts
@@ -185,7 +185,7 @@ class ObjectStorage:
 
         Raises:
             IncompleteBuffer: it is not there.
-            Unreadable: the store does not give it.
+            NotReadable: the store does not give it.
         """
         with self._reading(step, METADATA):
             return bytes(self._fs.cat_file(f"{self._path(step)}/{METADATA}"))
@@ -196,7 +196,7 @@ class ObjectStorage:
 
         Raises:
             IncompleteBuffer: it is not there.
-            Unreadable: the store does not give it, now or while it is being read.
+            NotReadable: the store does not give it, now or while it is being read.
         """
         if step not in self._attempts:
             self.parts(step)

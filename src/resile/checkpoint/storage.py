@@ -79,7 +79,7 @@ class Storage:
         """The committed steps, oldest first.
 
         Raises:
-            Unreadable: nobody can tell.
+            NotReadable: nobody can tell.
         """
         found = [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
         return sorted(step for step in found if self.has(step))
@@ -90,11 +90,11 @@ class Storage:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def prove(self) -> None:
+    def check_writable(self) -> None:
         """Find out whether anything can be written: the directory is made, and a file in it, which is removed again.
 
         Raises:
-            Unwritable: nothing can, and waiting does not mend that. What may pass (a full disk) is left to `store`.
+            NotWritable: nothing can, and waiting does not mend that. What may pass (a full disk) is left to `store`.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ class Storage:
         """Whether a step is there as a whole.
 
         Raises:
-            Unreadable: nobody can tell.
+            NotReadable: nobody can tell.
         """
         try:
             return stat.S_ISREG(os.stat(self.path(step) / METADATA).st_mode)
@@ -169,7 +169,7 @@ class Storage:
 
         Raises:
             IncompleteBuffer: one is not as it was written, or `.metadata` is not theirs.
-            Unreadable: storage does not give them.
+            NotReadable: storage does not give them.
         """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
@@ -182,7 +182,7 @@ class Storage:
 
         Raises:
             IncompleteBuffer: it is not there.
-            Unreadable: storage does not give it.
+            NotReadable: storage does not give it.
         """
         with self._reading(step, METADATA):
             return (self.path(step) / METADATA).read_bytes()
@@ -193,7 +193,7 @@ class Storage:
 
         Raises:
             IncompleteBuffer: it is not there.
-            Unreadable: storage does not give it, now or while it is being read.
+            NotReadable: storage does not give it, now or while it is being read.
         """
         name = data_file(part.rank)
         with self._reading(step, name), (self.path(step) / name).open("rb") as file:

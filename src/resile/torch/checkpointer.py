@@ -38,18 +38,18 @@ from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
 from resile.checkpoint.process_buffers import ProcessBuffers
 from resile.checkpoint.storage import open_storage
 from resile.torch._checkpoint.buffer_choice import BufferChoice
-from resile.torch._checkpoint.check_writable import prove
+from resile.torch._checkpoint.check_writable import check_writable
 from resile.torch._checkpoint.direct_store import store_directly
-from resile.torch._checkpoint.estimate_state import growth
-from resile.torch._checkpoint.flatten import Entry, State, entries
-from resile.torch._checkpoint.packing import PackedState, SlotTooSmall, TensorSpan, copying_threads, lay_out, still_fits
+from resile.torch._checkpoint.estimate_state import estimate_growth
+from resile.torch._checkpoint.flatten import Leaf, State, flatten
+from resile.torch._checkpoint.packing import PackedState, Saver, SlotTooSmall, copying_threads, lay_out, still_fits
 from resile.torch._checkpoint.prefault import WRITE, populate
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
 from resile.torch._checkpoint.verify import Verification, begin
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.arguments import check_directory, check_state, whole
-from resile.torch._support.log_setup import be_heard
+from resile.torch._support.log_setup import show_info_logs
 from resile.wire.env import AGENT_SOCKET, WORKER
 
 log = logging.getLogger(__name__)
@@ -80,48 +80,48 @@ class Checkpointer:
         store_every, keep_last = whole("store_every", store_every), whole("keep_last", keep_last)
         keep_every = whole("keep_every", keep_every)
         check_directory(directory, store_every)
-        be_heard()
+        show_info_logs()
         self.directory = _absolute(directory) if directory is not None else ""
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
-        self._proved = self.storage is None
+        self._known_writable = self.storage is None
         """It is known by now, or no matter."""
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
-        self._seats = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         """Processes that this node has when none is lost."""
-        self.agreement = Collectives()
+        self.collectives = Collectives()
         """The ranks that save and restore together."""
-        self._vault: MemoryClient | ProcessBuffers | None = None
+        self._memory: MemoryClient | ProcessBuffers | None = None
         self._leader: MemoryClient | None = None
         self._open()
-        self._once = LogOnce(log)
-        self._peers = SaveGroup(self.agreement, self._vault, self._once)
+        self._log_once = LogOnce(log)
+        self._save_group = SaveGroup(self.collectives, self._memory, self._log_once)
         self._layout: tuple[Layout, bytes] | None = None
-        self._images: dict[int, tuple[bytes, int, PackedState]] = {}
+        self._packed: dict[int, tuple[bytes, int, PackedState]] = {}
         """By buffer: for which layout and size it is prepared."""
         self._copier = ThreadPoolExecutor(1, "resile-copy")
         self._sealer = ThreadPoolExecutor(1, "resile-seal")
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
         self._populating: list[Future[None]] = []
-        self._begun: dict[Buffer, Verification] = {}
+        self._verifying: dict[Buffer, Verification] = {}
         """What a process before this one has left, while it is compared with its checksums."""
-        self._asked = 0
+        self._store_requested = 0
         """The last sequence that storage was asked for."""
         self.behind = False
         """The last save was left out because storage, or a copy on another node, is not done with an earlier one."""
-        self._refused = ""
+        self._store_error = ""
         """Why storage did not take the last one that was waited for; empty: it did."""
-        self._owed: tuple[int, int] | None = None
+        self._deferred: tuple[int, int] | None = None
         """Buffer and sequence of a save that was due while storage was busy with the one before."""
-        self._look_ahead()
+        self._verify_ahead()
 
     @property
     def in_memory(self) -> bool:
         """Whether saves survive the end of this process without storage."""
-        return isinstance(self._vault, MemoryClient)
+        return isinstance(self._memory, MemoryClient)
 
     # saving ----------------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Checkpointer:
             overlap: copy in the background.
 
         Raises:
-            Unwritable: nothing was restored, and this first save finds that storage will never take a step.
+            NotWritable: nothing was restored, and this first save finds that storage will never take a step.
         """
         step = whole("step", step)
         check_state(state)
@@ -161,18 +161,18 @@ class Checkpointer:
         due = self.storage is not None and (
             store if store is not None else bool(self.store_every) and step % self.store_every == 0
         )
-        self._peers.meet()
+        self._save_group.meet()
         if not due and not self.in_memory:
             return False
-        if not self._proved:
-            prove(self.storage)
-            self._proved = True
-        leaves, slot = entries(state), None
+        if not self._known_writable:
+            check_writable(self.storage)
+            self._known_writable = True
+        leaves, slot = flatten(state), None
         if any(isinstance(leaf.value, DTensor) for leaf in leaves):
-            slot = self._agreed(leaves, due) if due or self._peers.everywhere else None
+            slot = self._agreed(leaves, due) if due or self._save_group.everywhere else None
             if slot is None:
                 return False
-        self._peers.sequence += 1
+        self._save_group.sequence += 1
         try:
             return self._save(step, leaves, slot, due, overlap)
         except SlotTooSmall:
@@ -202,29 +202,29 @@ class Checkpointer:
         self._await_stored(timeout)
         self._follow_up(None)  # storage may take this one, whatever it said of the one before
         self._await_stored(timeout)
-        if self._refused:
-            raise OSError(self._refused)
+        if self._store_error:
+            raise OSError(self._store_error)
 
     def _await_stored(self, timeout: float) -> None:
-        if self._asked and self._vault is not None:
-            sequence, self._asked = self._asked, 0
-            answer = self._vault.wait(sequence, timeout)
+        if self._store_requested and self._memory is not None:
+            sequence, self._store_requested = self._store_requested, 0
+            answer = self._memory.wait(sequence, timeout)
             if answer is None:
-                self._asked = sequence
+                self._store_requested = sequence
                 raise TimeoutError(f"storage did not take the checkpoint within {timeout:g} s")
-            self._refused = answer
+            self._store_error = answer
 
     def close(self) -> None:
         """Finish what was begun. The agent keeps what it has. A second time does nothing."""
         self.before_update()
         self._copier.shutdown()
         self._sealer.shutdown()
-        self._images.clear()
-        for vault in (self._vault, self._leader):
-            if vault is not None:
-                vault.close()
-        self._vault = self._leader = None
-        self._peers.close()
+        self._packed.clear()
+        for memory in (self._memory, self._leader):
+            if memory is not None:
+                memory.close()
+        self._memory = self._leader = None
+        self._save_group.close()
 
     # restoring -------------------------------------------------------------------------------------------------------
 
@@ -242,9 +242,9 @@ class Checkpointer:
                 now; None: if it has `store_every`.
 
         Raises:
-            Misfit: the checkpoint is sound, but it is of another model or another state.
-            Unreadable: storage may have a step but does not give it, and memory has none.
-            Unwritable: steps are to be stored, and storage will never take one (it is a read-only file system, say, or
+            StateMismatch: the checkpoint is sound, but it is of another model or another state.
+            NotReadable: storage may have a step but does not give it, and memory has none.
+            NotWritable: steps are to be stored, and storage will never take one (it is a read-only file system, say, or
                 a file): on all ranks, if it is so for one. Not looked at by who goes on from memory.
             PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
             RuntimeError: there are several ranks and no process group.
@@ -254,21 +254,21 @@ class Checkpointer:
         for sealing in list(self._sealing.values()):
             sealing.result()
         self._leave_group()
-        self._peers.meet()
-        own = self._vault.buffers if isinstance(self._vault, MemoryClient) else []
+        self._save_group.meet()
+        own = self._memory.buffers if isinstance(self._memory, MemoryClient) else []
         with contextlib.ExitStack() as stack:
-            others = [buffer for line in self._siblings(stack) for buffer in line.buffers]
+            others = [buffer for client in self._siblings(stack) for buffer in client.buffers]
             others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
-            memory = Memory(own, self._leader.buffers if self._leader else own, others, self._begun)
-            restoring = Restore(self.agreement, memory, self.storage)
+            memory = Memory(own, self._leader.buffers if self._leader else own, others, self._verifying)
+            restoring = Restore(self.collectives, memory, self.storage)
             step = restoring.run(state)
-        self._begun = {}
+        self._verifying = {}
         from_memory = step is not None and not restoring.from_storage
         if will_store is None:
             will_store = bool(self.store_every)
         if will_store and not from_memory:  # alike on all ranks
-            prove(None if self._proved else self.storage, self.agreement.tell)
-        self._proved = self._proved or will_store or from_memory
+            check_writable(None if self._known_writable else self.storage, self.collectives.tell)
+        self._known_writable = self._known_writable or will_store or from_memory
         self.reserve(state)
         return step
 
@@ -278,186 +278,186 @@ class Checkpointer:
         Its members have a state to go on from, and do so whatever becomes of storage.
         """
         self._leave_group()
-        self._proved = True
+        self._known_writable = True
 
     def _leave_group(self) -> None:
-        self._peers.leave()
+        self._save_group.leave()
         self._layout = None
-        self._owed = None
+        self._deferred = None
 
     def reserve(self, state: State) -> None:
         """Take the memory that saves of this state will need, in the background, so that the first is no slower.
 
         `restore` does it. What an optimizer will add at its first step is guessed.
         """
-        self._peers.meet()
+        self._save_group.meet()
         if not self.in_memory:
             return
-        leaves = entries(state)
+        leaves = flatten(state)
         layout, text = self._laid_out(leaves)
-        size = places(text, layout.length)[2] + growth(state, leads=self._local_rank == 0)
+        size = places(text, layout.length)[2] + estimate_growth(state, leads=self._local_rank == 0)
         if self._room(size):
-            assert self._vault is not None
-            self._populating = [self._sealer.submit(populate, each, WRITE) for each in self._vault.buffers]
+            assert self._memory is not None
+            self._populating = [self._sealer.submit(populate, each, WRITE) for each in self._memory.buffers]
 
     # inside ----------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         if not self._agent_socket or not self._worker:
-            self._vault = ProcessBuffers() if self.storage is not None else None
+            self._memory = ProcessBuffers() if self.storage is not None else None
             return
         try:
-            self._vault = MemoryClient(self._agent_socket, self._worker, self._local_rank)
+            self._memory = MemoryClient(self._agent_socket, self._worker, self._local_rank)
             if self._local_rank:
                 self._leader = MemoryClient(self._agent_socket, self._worker, 0, reads=True)
         except NoCheckpointServer as error:
             log.warning("checkpoints are kept in storage alone: %s", error)
-            self._vault = ProcessBuffers() if self.storage is not None else None
+            self._memory = ProcessBuffers() if self.storage is not None else None
 
-    def _look_ahead(self) -> None:
+    def _verify_ahead(self) -> None:
         """Map and check what a process before this one has left, while the script builds its model."""
-        for line in (self._vault, self._leader):
-            if isinstance(line, MemoryClient) and (begun := begin(line.buffers, self._sealer)) is not None:
-                self._begun[begun.buffer] = begun
+        for client in (self._memory, self._leader):
+            if isinstance(client, MemoryClient) and (verifying := begin(client.buffers, self._sealer)) is not None:
+                self._verifying[verifying.buffer] = verifying
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
         """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""
-        for local_rank in range(self._seats if self.in_memory else 0):
+        for local_rank in range(self._local_world if self.in_memory else 0):
             if local_rank != self._local_rank:
                 with contextlib.suppress(NoCheckpointServer):
-                    line = MemoryClient(self._agent_socket, self._worker, local_rank, reads=True)
-                    stack.callback(line.close)
-                    yield line
+                    client = MemoryClient(self._agent_socket, self._worker, local_rank, reads=True)
+                    stack.callback(client.close)
+                    yield client
 
     def _copies(self) -> list[Buffer]:
         """What this node keeps of another node's processes."""
-        return self._vault.copies() if isinstance(self._vault, MemoryClient) else []
+        return self._memory.copies() if isinstance(self._memory, MemoryClient) else []
 
-    def _agreed(self, leaves: list[Entry], due: bool) -> BufferChoice | None:
+    def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
         """The buffer that this rank overwrites, so that all keep the same steps; None: all leave this one out.
 
         A collective. One that is due for storage waits a little for copies of the one before it.
         """
-        copied = self._peers.copied(COPY_PATIENCE if due else 0.0)
+        copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
         has_room = self._room(places(text, layout.length)[2])
-        slot = self._peers.agree(copied, has_room=has_room, due=due)
+        slot = self._save_group.agree(copied, has_room=has_room, due=due)
         if isinstance(slot, BufferChoice):
             return slot
         self.behind = slot is not LeftOut.NO_ROOM
         if slot is LeftOut.STORING:
-            self._once.say(BEHIND)
+            self._log_once.say(BEHIND)
         return None
 
-    def _place(self) -> TensorSpan:
-        self._peers.meet()
+    def _saver(self) -> Saver:
+        self._save_group.meet()
         leads = self._local_rank == 0 and self.in_memory
-        return TensorSpan(self.agreement.rank, self.agreement.world, leads, self._peers.attempt)
+        return Saver(self.collectives.rank, self.collectives.world, leads, self._save_group.attempt)
 
-    def _laid_out(self, leaves: list[Entry]) -> tuple[Layout, bytes]:
-        place = self._place()
+    def _laid_out(self, leaves: list[Leaf]) -> tuple[Layout, bytes]:
+        place = self._saver()
         if self._layout is not None and still_fits(self._layout[0], leaves, place):
             return self._layout
         layout = lay_out(leaves, place, **self._settings)
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout
 
-    def _save(self, step: int, leaves: list[Entry], slot: BufferChoice | None, due: bool, overlap: bool) -> bool:
+    def _save(self, step: int, leaves: list[Leaf], slot: BufferChoice | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
-        copied = self._peers.partnered and not layout.replicated
+        copied = self._save_group.partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
-        assert self._vault is not None
-        slot = slot or self._peers.free()
+        assert self._memory is not None
+        slot = slot or self._save_group.free()
         if slot is None:
             self.behind = True
-            self._once.say(BEHIND)
+            self._log_once.say(BEHIND)
             return False
         number, stores = slot.number, due and not slot.busy
         if due:
-            self._owed = None
+            self._deferred = None
         elif not slot.busy:
             self._follow_up(number)
-        buffer = self._vault.buffers[number]
-        image = self._begin(number, layout, text)
-        sequence = self._peers.sequence
+        buffer = self._memory.buffers[number]
+        packed = self._begin(number, layout, text)
+        sequence = self._save_group.sequence
         if due and slot.busy:
-            self._once.say(BUSY)
+            self._log_once.say(BUSY)
 
         def commit() -> None:
             record = buffer.commit(sequence, step, text, layout.length)
             if stores:
                 buffer.want(sequence)
-                self._asked = sequence
+                self._store_requested = sequence
             elif due:
-                self._owed = (number, sequence)
+                self._deferred = (number, sequence)
             if copied:
-                self._peers.sent(sequence, layout.length, self._seats)
-            self._sealing[number] = self._sealer.submit(self._seal, number, image, record, stores, copied)
+                self._save_group.sent(sequence, layout.length, self._local_world)
+            self._sealing[number] = self._sealer.submit(self._seal, number, packed, record, stores, copied)
 
         if overlap:
-            image.fill(leaf for leaf in leaves if not leaf.late)
+            packed.fill(leaf for leaf in leaves if not leaf.late)
             late = [leaf for leaf in leaves if leaf.late]
 
             def rest() -> None:
-                image.fill(late)
+                packed.fill(late)
                 commit()
 
             self._copying = self._copier.submit(rest)
         else:
-            image.fill(leaves, copying_threads(layout.length))
+            packed.fill(leaves, copying_threads(layout.length))
             commit()
         return True
 
     def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
-        assert self._vault is not None
-        buffer = self._vault.buffers[number]
+        assert self._memory is not None
+        buffer = self._memory.buffers[number]
         if (sealing := self._sealing.pop(number, None)) is not None:
             sealing.result()
         buffer.release()
         _, data_at = buffer.begin(text, layout.length)
-        known = self._images.get(number)
+        known = self._packed.get(number)
         if known is not None and known[0] is text and known[1] == buffer.size:
             return known[2]
-        image = PackedState(buffer.map(), data_at, layout)
-        image.draw_frames()
-        self._images[number] = (text, buffer.size, image)
-        return image
+        packed = PackedState(buffer.map(), data_at, layout)
+        packed.write_frames()
+        self._packed[number] = (text, buffer.size, packed)
+        return packed
 
     def _follow_up(self, overwritten: int | None) -> None:
         """Storage has time again: give it the step that was due while it had none, unless that is gone, or goes now."""
-        owed, self._owed = self._owed, None
-        if owed is None or owed[0] == overwritten or self._vault is None:
+        deferred, self._deferred = self._deferred, None
+        if deferred is None or deferred[0] == overwritten or self._memory is None:
             return
-        number, sequence = owed
-        buffer = self._vault.buffers[number]
+        number, sequence = deferred
+        buffer = self._memory.buffers[number]
         record = buffer.record()
         if record is not None and record.sequence == sequence:
-            if not any(each.wanted for each in self._vault.buffers):
+            if not any(each.wanted for each in self._memory.buffers):
                 buffer.want(sequence)
-            self._asked = sequence
+            self._store_requested = sequence
             self._sealer.submit(self._store, number, sequence)
 
-    def _seal(self, number: int, image: PackedState, record: Record, stores: bool, copied: bool) -> None:
-        assert self._vault is not None
-        self._vault.buffers[number].seal(record, image.sums())
-        if copied and isinstance(self._vault, MemoryClient):
-            self._vault.copy_out(number, record.sequence)
+    def _seal(self, number: int, packed: PackedState, record: Record, stores: bool, copied: bool) -> None:
+        assert self._memory is not None
+        self._memory.buffers[number].seal(record, packed.sums())
+        if copied and isinstance(self._memory, MemoryClient):
+            self._memory.copy_out(number, record.sequence)
         if stores:
             self._store(number, record.sequence)
 
     def _store(self, number: int, sequence: int) -> None:
-        assert self._vault is not None
-        if not self._vault.store(number, sequence):
-            self._vault.buffers[number].release()
-            self._once.say("storage gets no more checkpoints: the agent does not answer")
+        assert self._memory is not None
+        if not self._memory.store(number, sequence):
+            self._memory.buffers[number].release()
+            self._log_once.say("storage gets no more checkpoints: the agent does not answer")
 
     def _room(self, size: int) -> bool:
-        if self._vault is None:
+        if self._memory is None:
             return False
-        why = self._vault.make_room(size)
+        why = self._memory.make_room(size)
         if why:
-            self._once.say(
+            self._log_once.say(
                 f"checkpoints go to storage alone, and saving waits for it: {why}"
                 if self.storage
                 else f"no checkpoints are kept: {why}, and no directory for storage was given",
@@ -465,7 +465,7 @@ class Checkpointer:
             )
         return not why
 
-    def _store_directly(self, step: int, layout: Layout, leaves: list[Entry]) -> bool:
+    def _store_directly(self, step: int, layout: Layout, leaves: list[Leaf]) -> bool:
         """Without memory to spare: wait for the disk."""
         assert self.storage is not None
         try:
@@ -477,7 +477,7 @@ class Checkpointer:
             why = str(error)
         except IncompleteBuffer as error:
             why = f"step {step} was not stored in {self.directory}: {error}"
-        self._once.say(why, level=logging.ERROR)
+        self._log_once.say(why, level=logging.ERROR)
         return False
 
 

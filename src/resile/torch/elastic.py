@@ -52,9 +52,9 @@ from resile.torch._loop.group import default_backend
 from resile.torch._loop.loop_checkpoints import LoopCheckpoints
 from resile.torch._loop.rendezvous import Rendezvous
 from resile.torch._loop.train_state import TrainState
-from resile.torch._loop.training import Built, Stateful, built_of, others_of
+from resile.torch._loop.training import Built, Stateful, built_of, rest_of_state
 from resile.torch._support.arguments import check_checkpointer, check_parts, whole
-from resile.torch._support.log_setup import be_heard
+from resile.torch._support.log_setup import show_info_logs
 from resile.torch.loader import ElasticLoader, Step, dealt
 from resile.torch.progress import report_step
 from resile.torch.sampler import ElasticBatchSampler
@@ -115,18 +115,18 @@ class Elastic:
             raise ValueError("build: a model that is built for each round needs a checkpointer to be loaded from")
         if build is not None and not (model is optimizer is scheduler is None):
             raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
-        be_heard()
+        show_info_logs()
         self.stepped = False
         """Whether the last `with elastic.step()` was taken; False: a peer was lost, and its samples will come again."""
         self._before_step = before_step
-        self._course = TrainState(
+        self._state = TrainState(
             built_of(model, optimizer, scheduler) if build is None else build,
-            others_of(sampler, state or {}),
+            rest_of_state(sampler, state or {}),
             sampler=sampler,
-            keeping=LoopCheckpoints(checkpointer, every) if checkpointer is not None else None,
+            checkpoints=LoopCheckpoints(checkpointer, every) if checkpointer is not None else None,
             completed=completed,
         )
-        self._rounds = Rendezvous(self._course, backend or default_backend(), timeout)
+        self._rendezvous = Rendezvous(self._state, backend or default_backend(), timeout)
         self._met = False
         self._asked = False
         self._done = False
@@ -139,37 +139,37 @@ class Elastic:
     @property
     def model(self) -> torch.nn.Module:
         """The model; if it is built for each round, that of this one."""
-        return self._course.training.model
+        return self._state.training.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The model's optimizer."""
-        return self._course.training.optimizer
+        return self._state.training.optimizer
 
     @property
     def sampler(self) -> ElasticBatchSampler | ElasticLoader | None:
         """What deals the samples."""
-        return self._course.sampler
+        return self._state.sampler
 
     @property
     def completed(self) -> int:
         """Steps taken, by whoever took them."""
-        return self._course.completed
+        return self._state.completed
 
     @property
     def rank(self) -> int:
         """This process's place in its round."""
-        return self._rounds.rank
+        return self._rendezvous.rank
 
     @property
     def world(self) -> int:
         """How many ranks the round has."""
-        return self._rounds.world
+        return self._rendezvous.world
 
     @property
     def round(self) -> Round:
         """The round's number; 0 without an agent."""
-        return self._rounds.round
+        return self._rendezvous.round
 
     # the loop ---------------------------------------------------------------------------------------------------------
 
@@ -238,8 +238,8 @@ class Elastic:
                 None: once for each pass of the step that an `ElasticLoader` gave, and once with any other data.
         """
         self.meet()
-        training = self._course.training
-        training.begin(self.world, self._passes if backwards is None else backwards, self._rounds.group)
+        training = self._state.training
+        training.begin(self.world, self._passes if backwards is None else backwards, self._rendezvous.group)
         self._asked, self.stepped = True, False
         try:
             yield
@@ -247,7 +247,7 @@ class Elastic:
             if self._before_step is not None:
                 self._before_step()
         except Exception as error:
-            lost = self._rounds.is_loss(error)
+            lost = self._rendezvous.is_loss(error)
             self._break_off(lost)
             if not lost:
                 raise
@@ -267,15 +267,15 @@ class Elastic:
         try:
             yield
         except Exception as error:
-            if self._rounds.group is None or not self._rounds.is_loss(error):
+            if self._rendezvous.group is None or not self._rendezvous.is_loss(error):
                 raise
-            self._rounds.group.abort()
+            self._rendezvous.group.abort()
             log.info("what the ranks did together is broken off: %s", str(error).partition("\n")[0])
 
     @property
     def lost(self) -> bool:
         """Whether the round is over, so that the loop forms a new one before its next step."""
-        return self._rounds.lost
+        return self._rendezvous.lost
 
     # rounds -----------------------------------------------------------------------------------------------------------
 
@@ -286,36 +286,36 @@ class Elastic:
         self._met = True
         if self._done:  # with another loop
             self._done = False
-            self._rounds.call_again()
+            self._rendezvous.call_again()
         self._regroup()
 
     def close(self) -> None:
         """Leave the group. Called at exit; fine to call twice."""
         atexit.unregister(self.close)
-        self._rounds.close(in_peace=self._done)
+        self._rendezvous.close(in_peace=self._done)
 
     def _regroup(self) -> None:
         self.stepped = False
-        self._rounds.form()
+        self._rendezvous.form()
 
     # steps ------------------------------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        course = self._course
-        course.commit(self._samples)
+        state = self._state
+        state.commit(self._samples)
         self._samples = 0  # a second step for the same batch is fine
-        self._rounds.note_step()
+        self._rendezvous.note_step()
         self.stepped = True
-        if course.keeping is None:
+        if state.checkpoints is None:
             return
         try:
-            course.keeping.taken(course.completed, course.training.parts)
+            state.checkpoints.taken(state.completed, state.training.parts)
         except Exception as error:  # the step is taken; a new round says from where all go on
-            if not self._rounds.is_loss(error):
-                self._rounds.leave_behind()
+            if not self._rendezvous.is_loss(error):
+                self._rendezvous.release_peers()
                 raise
             self._break_off(lost=True)
-            log.info("step %d is not saved: %s", course.completed, str(error).partition("\n")[0])
+            log.info("step %d is not saved: %s", state.completed, str(error).partition("\n")[0])
 
     def _taken(self) -> bool:
         """Whether the step that the loop was given is in the model now; if so it is told."""
@@ -334,32 +334,32 @@ class Elastic:
 
     def _all_done(self) -> bool:
         """Whether every member has taken the last step, so that nobody is needed any more; if not, a new round."""
-        rounds, keeping = self._rounds, self._course.keeping
-        if rounds.behind:  # it is over for others already, who wait for this process in a later one
-            rounds.loops += 1
+        rendezvous, checkpoints = self._rendezvous, self._state.checkpoints
+        if rendezvous.has_peers_ahead:  # it is over for others already, who wait for this process in a later one
+            rendezvous.loops += 1
             return True
         try:
-            if keeping is not None:
-                keeping.finish(self.completed, self._course.training.parts)
-            rounds.hear()
+            if checkpoints is not None:
+                checkpoints.finish(self.completed, self._state.training.parts)
+            rendezvous.await_members()
         except Exception as error:
-            if not rounds.is_loss(error):
-                rounds.leave_behind()
+            if not rendezvous.is_loss(error):
+                rendezvous.release_peers()
                 raise
             self._regroup()
             return False
         self._done = True
-        rounds.loops += 1
-        rounds.complete()  # whoever is lost or comes while storage takes its time is none of our business
-        if keeping is not None:
-            keeping.settle()
-        if rounds.hang_up():
+        rendezvous.loops += 1
+        rendezvous.complete()  # whoever is lost or comes while storage takes its time is none of our business
+        if checkpoints is not None:
+            checkpoints.wait_stored()
+        if rendezvous.hang_up():
             self._met = False  # another loop meets again
         return True
 
     def _break_off(self, lost: bool) -> None:
         """Nothing of this step is under way any more. Peers that wait for the rest of it are not left waiting."""
-        self._course.training.leave()
-        if self._rounds.group is not None and (lost or self._course.training.under_way):
-            self._rounds.group.abort()
-            self._course.training.abandon()
+        self._state.training.leave()
+        if self._rendezvous.group is not None and (lost or self._state.training.under_way):
+            self._rendezvous.group.abort()
+            self._state.training.abandon()

@@ -35,7 +35,7 @@ from typing import Any, Literal, TypeVar
 from resile.torch._data.partition import Share, passes, spans, steps_in
 from resile.torch._data.shuffle import EpochOrder
 from resile.torch._support.arguments import whole
-from resile.torch._support.log_setup import be_heard
+from resile.torch._support.log_setup import show_info_logs
 
 __all__ = ["ElasticBatchSampler", "ElasticSampler", "Iteration", "Position", "Share"]
 
@@ -144,7 +144,7 @@ class Position:
         self.epoch = state["epoch"]
         self.completed = state["completed"]
         left = self.left_per_rank(self.completed)
-        be_heard()
+        show_info_logs()
         log.info("Load epoch = %d, completed num = %d, num_samples = %s", self.epoch, self.completed, left)
 
     @property
@@ -196,7 +196,7 @@ class Iteration(Iterator[T]):
         self._at = at
         self._rest = self._deal(at)
         left = self._position.left_per_rank(at)
-        be_heard()
+        show_info_logs()
         log.info("Load epoch = %d, completed num = %d, num_samples = %s", self._position.epoch, at, left)
 
 

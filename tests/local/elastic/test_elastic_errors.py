@@ -76,6 +76,6 @@ def test_a_training_whose_steps_can_never_be_stored_ends_before_its_first_with_a
     run = runs.start("--nproc-per-node=2", "--max-restarts=0", CALM, "train.py")
     assert run.wait(LONG) == 1
     assert runs.notes("step") == []
-    why = "Unwritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
+    why = "NotWritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
     assert f" why {why} " in " ".join(run.err.split()), run.err  # however wide the report is
     assert "trying again" not in run.err

@@ -179,13 +179,13 @@ def test_a_second_world_of_the_same_size_with_other_ranks_saves_its_own_shards(r
 
 
 DIES = """
-from resile.torch._loop.collectives import Agreement
-from resile.torch._checkpoint.buffer_choice import Standing
-gather = Agreement.gather
+from resile.torch._loop.collectives import Collectives
+from resile.torch._checkpoint.buffer_choice import SaveStatus
+gather = Collectives.gather
 
 
 def dying(self, row):
-    saves = RANK == 1 and elastic.completed == 23 and len(row) == len(Standing._fields)
+    saves = RANK == 1 and elastic.completed == 23 and len(row) == len(SaveStatus._fields)
     ends = RANK == 2 and elastic.completed == 60 and len(row) == 1
     if ATTEMPT == 0 and (saves or ends):
         note("dies", step=elastic.completed)
@@ -193,7 +193,7 @@ def dying(self, row):
     return gather(self, row)
 
 
-Agreement.gather = dying
+Collectives.gather = dying
 """
 
 

@@ -200,7 +200,7 @@ def test_a_state_directory_that_cannot_be_written_is_named(runs: Runs) -> None:
 TALKS = """
 import os
 from probe import note
-from resile.checkpoint.memory_client import Line
+from resile.checkpoint.memory_client import MemoryClient
 from resile.wire.agent_client import AgentClient
 from resile.protocol.shards import OpenDataset
 from resile.wire.rendezvous_client import RendezvousClient
@@ -210,7 +210,7 @@ rounds = RendezvousClient.from_environment(lambda round: None)
 placed = rounds.ready(0, 20)
 channel = AgentClient.from_environment()
 answer = channel.request(OpenDataset(worker="", request=0, name="d", size=1, shard_size=1), 20)
-memory = Line(os.environ[AGENT_SOCKET], os.environ[WORKER], 0)
+memory = MemoryClient(os.environ[AGENT_SOCKET], os.environ[WORKER], 0)
 note("talked", round=placed.round, error=answer.error, room=memory.make_room(4096), path=os.environ[AGENT_SOCKET])
 """
 

@@ -33,8 +33,8 @@ from resile.protocol.reports import ReplicaEndpoint
 from resile.torch import Checkpointer, ElasticBatchSampler
 from resile.torch._checkpoint import restore
 from resile.torch._checkpoint.dcp_reader import read_metadata
-from resile.torch._checkpoint.flatten import StateMismatch, entries
-from resile.torch._checkpoint.packing import PackedState, TensorSpan, lay_out
+from resile.torch._checkpoint.flatten import StateMismatch, flatten
+from resile.torch._checkpoint.packing import PackedState, Saver, lay_out
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._loop import loop_checkpoints as keeping_module
 from resile.torch._loop.collectives import Collectives
@@ -215,13 +215,13 @@ def test_a_flipped_bit_in_a_copy_of_another_nodes_part_is_found_named_and_passed
 
 
 def _copy_of(step: int) -> Buffer:
-    leaves = entries(uniform(step, 100_000))
-    layout = msgspec.structs.replace(lay_out(leaves, TensorSpan(0, 1, True, "1.0.1")), replicated=False)
+    leaves = flatten(uniform(step, 100_000))
+    layout = msgspec.structs.replace(lay_out(leaves, Saver(0, 1, True, "1.0.1")), replicated=False)
     text = msgspec.json.encode(layout)
     buffer = Buffer.make("test")
     buffer.resize(places(text, layout.length)[2])
     image = PackedState(buffer.map(), buffer.begin(text, layout.length)[1], layout)
-    image.draw_frames()
+    image.write_frames()
     image.fill(leaves)
     buffer.seal(buffer.commit(step, step, text, layout.length), image.sums())
     return buffer
@@ -444,7 +444,7 @@ def test_who_waits_with_the_last_step_for_a_storage_that_is_behind_hears_that_th
     assert held._vault is not None
     for buffer in held._vault.buffers:
         buffer.want(1)
-    held.agreement.group = group = Group(placed(0, 1, port=1), "gloo", 20.0)
+    held.collectives.group = group = Group(placed(0, 1, port=1), "gloo", 20.0)
     threading.Timer(0.2, group.abort).start()
     begun = time.monotonic()
     with pytest.raises(GroupLost):
@@ -598,11 +598,11 @@ def test_a_checkpoint_of_another_model_is_one_sentence(opened: Open, vault: Vaul
 
 
 def test_a_rank_whose_node_keeps_everything_elsewhere_has_an_empty_part() -> None:
-    leaves = entries({"model": torch.nn.Linear(3, 3)})
-    layout = lay_out(leaves, TensorSpan(rank=1, world=2, leads=False, attempt="a"))
+    leaves = flatten({"model": torch.nn.Linear(3, 3)})
+    layout = lay_out(leaves, Saver(rank=1, world=2, leads=False, attempt="a"))
     assert (layout.length, layout.items) == (0, ())
     image = PackedState(bytearray(10), 5, layout)
-    image.draw_frames()
+    image.write_frames()
     image.fill(leaves)
     image.check(image.sums())
 
@@ -767,7 +767,7 @@ def test_a_save_that_waits_for_a_copy_hears_that_its_round_is_over(
     try:
         shard = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (1,)), [Shard(0)])
         checkpointer = opened()
-        checkpointer.agreement.group = group
+        checkpointer.collectives.group = group
         assert checkpointer.save(1, {"shard": shard})
         assert asked.wait(PATIENCE)
         threading.Timer(0.1, group.abort).start()

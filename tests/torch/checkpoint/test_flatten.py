@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from resile.torch import Checkpointer
-from resile.torch._checkpoint.flatten import LoadTarget, StateMismatch, entries
-from resile.torch._checkpoint.packing import PackedState, TensorSpan, lay_out, still_fits
+from resile.torch._checkpoint.flatten import LoadTarget, StateMismatch, flatten
+from resile.torch._checkpoint.packing import PackedState, Saver, lay_out, still_fits
 from resile.torch._checkpoint.pickling import CannotRestore
 from tests.torch.checkpoint.checkpoint_servers import PATIENCE
 
-PLACE = TensorSpan(rank=0, world=1, leads=True, attempt="1")
+PLACE = Saver(rank=0, world=1, leads=True, attempt="1")
 
 
 class Colour(enum.Enum):
@@ -40,10 +40,10 @@ class Noted:
 
 
 def saved(state: dict[str, Any]) -> PackedState:
-    leaves = entries(state)
+    leaves = flatten(state)
     layout = lay_out(leaves, PLACE)
     image = PackedState(bytearray(max(layout.length, 1)), 0, layout)
-    image.draw_frames()
+    image.write_frames()
     image.fill(leaves)
     return image
 
@@ -79,9 +79,9 @@ def test_a_value_that_becomes_one_that_cannot_be_read_is_refused_too() -> None:
     state: dict[str, Any] = {"history": [1.5]}
     image = saved(state)
     state["history"].append(Colour.RED)
-    assert still_fits(image.layout, entries(state), PLACE)
+    assert still_fits(image.layout, flatten(state), PLACE)
     with pytest.raises(CannotRestore, match=r"^history holds a Colour"):
-        image.fill(entries(state))
+        image.fill(flatten(state))
 
 
 def test_a_class_that_the_script_allows_is_saved() -> None:

@@ -165,7 +165,7 @@ def met_errors(rank: int) -> list[Any]:
     return [*said, restored(2)]
 
 
-MISFIT = "Misfit: weights has the shape (64, 8) in the checkpoint and (3, 3) here"
+MISFIT = "StateMismatch: weights has the shape (64, 8) in the checkpoint and (3, 3) here"
 
 
 def test_an_error_that_one_rank_meets_while_it_restores_is_told_to_all(vault: VaultThread) -> None:
@@ -254,7 +254,7 @@ def not_readable(rank: int, directory: str) -> list[Any]:
 def test_a_storage_that_does_not_answer_is_tried_again_and_then_one_sentence_ends_all_ranks(tmp_path: Any) -> None:
     assert in_ranks(saved, 2, str(tmp_path)) == [True, True]
     why = f"training does not begin anew because storage cannot be read: {tmp_path} cannot be read: Stale file handle"
-    assert in_ranks(not_readable, 2, str(tmp_path)) == [[7, f"Unreadable: {why}"]] * 2
+    assert in_ranks(not_readable, 2, str(tmp_path)) == [[7, f"NotReadable: {why}"]] * 2
     assert Storage(tmp_path).steps() == [7], "and nothing was set aside"
 
 
@@ -264,7 +264,7 @@ def cannot_write_on_one(rank: int, directory: str) -> Any:
 
 
 def test_a_storage_that_one_rank_can_never_write_is_the_same_sentence_on_all(tmp_path: Path) -> None:
-    why = "Unwritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
+    why = "NotWritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
     assert in_ranks(cannot_write_on_one, 2, str(tmp_path)) == [why, why]
 
 
@@ -308,7 +308,7 @@ def test_training_does_not_begin_anew_below_steps_that_rank_0_finds_sound(tmp_pa
     checkpointer.wait()
     checkpointer.close()
     why = (
-        f"Unreadable: training does not begin anew because step 3 in {tmp_path} is damaged as one rank reads it, "
+        f"NotReadable: training does not begin anew because step 3 in {tmp_path} is damaged as one rank reads it, "
         "but rank 0 does not find it so"
     )
     assert in_ranks(with_an_old_view_of_all, 2, str(tmp_path)) == [why, why]

@@ -14,8 +14,8 @@ import torch
 from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.errors import NotReadable
 from resile.torch._checkpoint import packing
-from resile.torch._checkpoint.flatten import entries
-from resile.torch._checkpoint.packing import Damaged, PackedState, TensorSpan, copying_threads, lay_out
+from resile.torch._checkpoint.flatten import flatten
+from resile.torch._checkpoint.packing import Damaged, PackedState, Saver, copying_threads, lay_out
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.verify import Verification
 from resile.torch._loop.collectives import Collectives
@@ -36,12 +36,12 @@ def buffer() -> Buffer:
 
 
 def write(buffer: Buffer, step: int) -> None:
-    leaves = entries(state_of(step))
-    layout = lay_out(leaves, TensorSpan(0, 1, True, "1.0.1"))
+    leaves = flatten(state_of(step))
+    layout = lay_out(leaves, Saver(0, 1, True, "1.0.1"))
     text = msgspec.json.encode(layout)
     buffer.resize(places(text, layout.length)[2])
     packing = PackedState(buffer.map(), buffer.begin(text, layout.length)[1], layout)
-    packing.draw_frames()
+    packing.write_frames()
     packing.fill(leaves)
     buffer.seal(buffer.commit(step, step, text, layout.length), packing.sums())
 

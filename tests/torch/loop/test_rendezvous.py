@@ -99,8 +99,8 @@ def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
     monkeypatch.setattr(Storage, "steps", listing)
     model = torch.nn.Linear(2, 1)
     checkpointer = Checkpointer(tmp_path)
-    course = TrainState((model, torch.optim.SGD(model.parameters())), {}, keeping=LoopCheckpoints(checkpointer, 1))
-    member = rendezvous.Rendezvous(course, "gloo", 60.0)
+    state = TrainState((model, torch.optim.SGD(model.parameters())), {}, checkpoints=LoopCheckpoints(checkpointer, 1))
+    member = rendezvous.Rendezvous(state, "gloo", 60.0)
 
     class Watching(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -161,7 +161,7 @@ def test_the_master_has_as_long_to_end_the_round_after_an_error_as_the_agent_say
 def test_peers_do_not_wait_for_a_process_whose_script_fails_between_two_rounds(
     agent: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resize(course: TrainState, rank: int, world: int) -> None:
+    def resize(state: TrainState, rank: int, world: int) -> None:
         raise ValueError("no room for the model")
 
     monkeypatch.setattr(TrainState, "resize", resize)
@@ -177,7 +177,7 @@ def test_the_agent_hears_of_the_last_step_before_storage_is_waited_for(
     agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[Round] = []
-    monkeypatch.setattr(LoopCheckpoints, "settle", lambda keeping: known.append(agent[0].completed))
+    monkeypatch.setattr(LoopCheckpoints, "wait_stored", lambda checkpoints: known.append(agent[0].completed))
     model = torch.nn.Linear(2, 1)
     checkpointer = Checkpointer(tmp_path)
     elastic = Elastic(model, torch.optim.SGD(model.parameters()), checkpointer=checkpointer)

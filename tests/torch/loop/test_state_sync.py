@@ -15,10 +15,8 @@ from tests.torch.checkpoint.checkpoint_servers import in_ranks
 AHEAD, BEHIND, NEW = MemberState(10, 5), MemberState(9, 5), MemberState(0, 0)
 
 
-def meeting(*standings: MemberState, digests: dict[int, int] | None = None) -> StateSync:
-    return StateSync(
-        [SyncMessage(each, rank + 1, 0, (digests or {}).get(rank, 1)) for rank, each in enumerate(standings)]
-    )
+def meeting(*states: MemberState, digests: dict[int, int] | None = None) -> StateSync:
+    return StateSync([SyncMessage(each, rank + 1, 0, (digests or {}).get(rank, 1)) for rank, each in enumerate(states)])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def state_of(seed: int) -> dict[str, Any]:
     }
 
 
-def go_on(rank: int, standings: list[MemberState]) -> tuple[bool, list[int], int, int]:
+def go_on(rank: int, states: list[MemberState]) -> tuple[bool, list[int], int, int]:
     """Agree, with blocks and parcels so small that there are many; how much memory that took beside the state."""
     collectives._BLOCK, state_sync.PARCEL = 4096, 2048
     made = 0
@@ -62,7 +60,7 @@ def go_on(rank: int, standings: list[MemberState]) -> tuple[bool, list[int], int
         return tensor
 
     torch.empty = counted
-    found = state_sync.agree(meeting(*standings), lambda: state_of(rank), Collectives())
+    found = state_sync.send_newest(meeting(*states), lambda: state_of(rank), Collectives())
     torch.empty = empty
     if found.received is None:
         return False, list(found.takers), found.sent, made
@@ -88,9 +86,9 @@ def test_a_survivor_among_several_newcomers_has_one_block_of_the_state_at_a_time
     assert not giver[0]
 
 
-def cannot_give(rank: int, standings: list[MemberState]) -> None:
+def cannot_give(rank: int, states: list[MemberState]) -> None:
     """The state of whoever is most advanced has come to hold something that cannot be described."""
-    state_sync.agree(meeting(*standings), lambda: {"step": 3, "own": object()}, Collectives())
+    state_sync.send_newest(meeting(*states), lambda: {"step": 3, "own": object()}, Collectives())
 
 
 def test_a_state_that_cannot_be_given_is_the_same_error_for_all_also_for_those_who_have_it() -> None:
@@ -99,9 +97,9 @@ def test_a_state_that_cannot_be_given_is_the_same_error_for_all_also_for_those_w
     assert giver.startswith("BadState: the state of rank 0 cannot be given to others: state['own'] is a object")
 
 
-def cannot_tell(rank: int, standings: list[MemberState]) -> None:
+def cannot_tell(rank: int, states: list[MemberState]) -> None:
     """The script's own part of the state fails."""
-    state_sync.agree(meeting(*standings), lambda: {}["step"], Collectives())
+    state_sync.send_newest(meeting(*states), lambda: {}["step"], Collectives())
 
 
 def test_a_state_that_the_script_cannot_tell_is_the_same_error_for_all() -> None:
@@ -123,7 +121,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_cannot_tell_its_state_says_why() -> None:
     error = RuntimeError("no")
     with pytest.raises(state_codec.BadState) as raised:
-        state_sync.agree(meeting(AHEAD, NEW), lambda: failing(error), Collectives())
+        state_sync.send_newest(meeting(AHEAD, NEW), lambda: failing(error), Collectives())
     assert raised.value.__cause__ is error
 
 
@@ -139,4 +137,4 @@ def test_who_cannot_tell_its_state_says_why() -> None:
 )
 def test_who_lacks_the_memory_to_tell_its_state_ends_alone(state: Any) -> None:
     with pytest.raises((MemoryError, RuntimeError)):  # and no BadState, which all hear of
-        state_sync.agree(meeting(AHEAD, NEW), state, Collectives())
+        state_sync.send_newest(meeting(AHEAD, NEW), state, Collectives())

@@ -10,12 +10,12 @@ import pytest
 
 BEGIN = """
 import logging
-from resile.torch._support.log_setup import be_heard
+from resile.torch._support.log_setup import show_info_logs
 log = logging.getLogger("resile.torch.elastic")
 """
 ASKED = 'logging.basicConfig(level=logging.INFO, format="asked: %(message)s")\n'
 WARNINGS = 'logging.basicConfig(format="asked: %(message)s")\n'
-HEARD = "be_heard(); be_heard()\n"
+HEARD = "show_info_logs(); show_info_logs()\n"
 LINES = 'log.info("round 2"); log.warning("careful"); log.info("round 3")\n'
 
 

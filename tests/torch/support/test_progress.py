@@ -45,5 +45,5 @@ def test_the_agent_hears_the_first_step_of_every_round_at_once(monkeypatch, tmp_
         channel = AgentClient.from_environment()
         assert channel is not None
         channel.close()
-    assert heard.index(b"Attach") < heard.index(b"Stepped")
-    assert heard.count(b"Stepped") == 2
+    assert heard.index(b"Attach") < heard.index(b"StepReport")
+    assert heard.count(b"StepReport") == 2

@@ -60,21 +60,21 @@ class BufferChoice(NamedTuple):
     """The other one is on its way to storage, on some rank: one on the way is enough, or saves would have no place."""
 
 
-def to_keep(standings: Sequence[SaveStatus], *, partnered: bool) -> int | None:
+def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
     """The sequence that no rank overwrites; 0: each keeps what it saved last; None: the step is left out.
 
     Args:
-        standings: of all ranks.
+        statuses: of all ranks.
         partnered: copies are made: of the two last saves, so that no other than the older may be overwritten.
     """
-    common = set.intersection(*({each.first, each.second} for each in standings)) - {0}
+    common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # nothing is saved in this group yet
-        return None if any(each.older_wanted for each in standings) else 0
+        return None if any(each.older_wanted for each in statuses) else 0
     for sequence in sorted(common, reverse=True)[: 1 if partnered else 2]:
-        if not any(_is_wanted_beside(each, sequence) for each in standings):
+        if not any(_is_wanted_beside(each, sequence) for each in statuses):
             return sequence
     return None
 
 
-def _is_wanted_beside(standing: SaveStatus, kept: int) -> bool:
-    return bool(standing.second_wanted if standing.first == kept else standing.first_wanted)
+def _is_wanted_beside(status: SaveStatus, kept: int) -> bool:
+    return bool(status.second_wanted if status.first == kept else status.first_wanted)

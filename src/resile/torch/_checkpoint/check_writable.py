@@ -10,11 +10,13 @@ from collections.abc import Callable
 from resile.checkpoint.errors import NotWritable
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage
-from resile.torch._support.error_file import left_as_words
+from resile.torch._support.error_file import recorded_in_error_file
 
 
-@left_as_words(NotWritable)
-def prove(storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]) -> None:
+@recorded_in_error_file(NotWritable)
+def check_writable(
+    storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]
+) -> None:
     """Write something and remove it again.
 
     Args:
@@ -23,12 +25,12 @@ def prove(storage: Storage | ObjectStorage | None, tell: Callable[[str], list[st
             on its own.
 
     Raises:
-        Unwritable: storage will never take a step, on this rank or on another.
+        NotWritable: storage will never take a step, on this rank or on another.
     """
     words = ""
     try:
         if storage is not None:
-            storage.prove()
+            storage.check_writable()
     except NotWritable as error:
         words = str(error)
     if refusal := next(filter(None, tell(words)), ""):

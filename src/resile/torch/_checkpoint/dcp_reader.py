@@ -69,7 +69,7 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
 
     Raises:
         Damaged: it is not there, or it is something else.
-        Unreadable: storage does not give it.
+        NotReadable: storage does not give it.
     """
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
@@ -109,7 +109,7 @@ def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
 
     Raises:
         Damaged: something is missing, too short, or not as it was written.
-        Unreadable: storage does not give it.
+        NotReadable: storage does not give it.
     """
     try:
         parts = storage.parts(step)
@@ -150,13 +150,13 @@ def _check_data(file: IO[bytes], part: Part) -> None:
             raise Damaged(f"{name}: {error}") from None
 
 
-def load(storage: AnyStorage, step: int, landing: LoadTarget) -> None:
+def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
     """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
 
     Raises:
         Damaged: it is not what was written.
-        Unreadable: storage does not give it.
-        Misfit: it does not fit.
+        NotReadable: storage does not give it.
+        StateMismatch: it does not fit.
     """
     contents = read_metadata(storage, step)
     try:
@@ -167,7 +167,7 @@ def load(storage: AnyStorage, step: int, landing: LoadTarget) -> None:
     arrays = {item.key for part in parts for item in part.items if isinstance(item, TensorItem) and item.array}
     state: dict[str, Any] = {}
     for key, entry in contents.state_dict_metadata.items():
-        if not landing.wants(paths[key]):
+        if not load_target.wants(paths[key]):
             continue
         if isinstance(entry, BytesStorageMetadata):
             state[key] = None
@@ -175,8 +175,8 @@ def load(storage: AnyStorage, step: int, landing: LoadTarget) -> None:
             raise Damaged(f"it does not hold all of {key}")  # DCP would leave the rest as it is, and say nothing
         else:
             shape = tuple(entry.size)
-            state[key] = landing.tensor(paths[key], entry.properties.dtype, shape, array=key in arrays)
-    landing.check(paths[key] for key in state)
+            state[key] = load_target.tensor(paths[key], entry.properties.dtype, shape, array=key in arrays)
+    load_target.check(paths[key] for key in state)
     planner = _Planner()
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -190,7 +190,7 @@ def load(storage: AnyStorage, step: int, landing: LoadTarget) -> None:
             raise not_read(error, storage.where(step)) from error
         raise Damaged(f"DCP cannot read it: {error}") from error
     for key, value in planner.values.items():
-        landing.value(paths[key], value)
+        load_target.value(paths[key], value)
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:

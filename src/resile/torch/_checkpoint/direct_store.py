@@ -15,13 +15,13 @@ from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage, new_file
-from resile.torch._checkpoint.flatten import Entry
+from resile.torch._checkpoint.flatten import Leaf
 from resile.torch._checkpoint.packing import PackedState
 
 _BLOCK = 64 << 20
 
 
-def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Entry]) -> None:
+def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Leaf]) -> None:
     """Write this rank's part of a step.
 
     Raises:
@@ -50,7 +50,7 @@ def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
         yield memoryview(block)
 
 
-def _fill_file(descriptor: int, layout: Layout, leaves: list[Entry]) -> list[int]:
+def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
     """Write a checkpoint into a file by way of its mapping; its checksums.
 
     Raises:
@@ -58,7 +58,7 @@ def _fill_file(descriptor: int, layout: Layout, leaves: list[Entry]) -> list[int
     """
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:
-        image = PackedState(file.map(), 0, layout)
-        image.draw_frames()
-        image.fill(leaves)
-        return image.sums()
+        packed = PackedState(file.map(), 0, layout)
+        packed.write_frames()
+        packed.fill(leaves)
+        return packed.sums()

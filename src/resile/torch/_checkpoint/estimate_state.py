@@ -15,7 +15,7 @@ _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
 """Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
 
 
-def growth(state: Mapping[str, Any], *, leads: bool) -> int:
+def estimate_growth(state: Mapping[str, Any], *, leads: bool) -> int:
     """Bytes, of this rank's part.
 
     Args:

@@ -26,7 +26,7 @@ class StateMismatch(ValueError):
     """The checkpoint is sound but does not fit the state that it is to be loaded into; the text says what."""
 
 
-class Entry(NamedTuple):
+class Leaf(NamedTuple):
     """One leaf."""
 
     path: Path
@@ -67,7 +67,7 @@ def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
             yield path, value
 
 
-def refuse_twins(leaves: Iterable[Entry]) -> None:
+def refuse_duplicates(leaves: Iterable[Leaf]) -> None:
     """See that every leaf has a name of its own.
 
     Raises:
@@ -85,11 +85,11 @@ def refuse_twins(leaves: Iterable[Entry]) -> None:
         known[key] = leaf.path
 
 
-def entries(state: Mapping[str, Any]) -> list[Entry]:
+def flatten(state: Mapping[str, Any]) -> list[Leaf]:
     """All leaves of a state."""
     found = list(parts(state))
     names = _names(found)
-    return [entry for path, part in found for entry in _entries(path, part, names)]
+    return [leaf for path, part in found for leaf in _leaves_of(path, part, names)]
 
 
 def _is_stateful(value: Any) -> bool:
@@ -110,19 +110,19 @@ def _sound_key(path: Path, key: Any) -> str | int:
     return sound
 
 
-def _entries(root: Path, part: Any, names: Mapping[int, Name]) -> Iterator[Entry]:
+def _leaves_of(root: Path, part: Any, names: Mapping[int, Name]) -> Iterator[Leaf]:
     if isinstance(part, torch.nn.Module):
         module = unwrap(part)
         parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
         for key, value in module.state_dict().items():
             yield _leaf((*root, ("d", _clean(key))), value, key in parameters)
     elif isinstance(part, torch.optim.Optimizer):
-        yield from _optimizer_entries(root, part, names)
+        yield from _optimizer_leaves(root, part, names)
     else:
         yield from _leaves(root, part.state_dict() if _is_stateful(part) else part)
 
 
-def _optimizer_entries(root: Path, optimizer: Any, names: Mapping[int, Name]) -> Iterator[Entry]:
+def _optimizer_leaves(root: Path, optimizer: Any, names: Mapping[int, Name]) -> Iterator[Leaf]:
     for number, (group, called) in enumerate(zip(optimizer.param_groups, _called(optimizer, names), strict=True)):
         for parameter, name in zip(group["params"], called, strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
@@ -143,7 +143,7 @@ def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
     return [[name.short if often[name.short] == 1 else name.full for name in group] for group in groups]
 
 
-def _leaves(path: Path, value: Any) -> Iterator[Entry]:
+def _leaves(path: Path, value: Any) -> Iterator[Leaf]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves((*path, ("d", _sound_key(path, key))), inner)
@@ -157,12 +157,12 @@ def _leaves(path: Path, value: Any) -> Iterator[Entry]:
         yield _leaf(path, dict(value) if isinstance(value, Mapping) else value)
 
 
-def _leaf(path: Path, value: Any, late: bool = False) -> Entry:
+def _leaf(path: Path, value: Any, late: bool = False) -> Leaf:
     if type(value) in PLAIN:
-        return Entry(path, value, late)
+        return Leaf(path, value, late)
     if is_number(value):
-        return Entry(path, value.item())
-    return Entry(path, tensor_of(value), array=True) if is_array(value) else Entry(path, value, late)
+        return Leaf(path, value.item())
+    return Leaf(path, tensor_of(value), array=True) if is_array(value) else Leaf(path, value, late)
 
 
 def _has_inside(value: list[Any]) -> bool:
@@ -216,10 +216,10 @@ class LoadTarget:
             if isinstance(part, torch.optim.Optimizer):
                 self._parameters[path] = dict(self._parameters_of(part))
             if isinstance(part, torch.optim.Optimizer | torch.nn.Module | torch.Tensor | Mapping):
-                for entry in _entries(path, part, self._names):
-                    if isinstance(entry.value, torch.Tensor):
-                        self._live[entry.key] = entry.value
-        self._landed: dict[Path, Any] = {}
+                for leaf in _leaves_of(path, part, self._names):
+                    if isinstance(leaf.value, torch.Tensor):
+                        self._live[leaf.key] = leaf.value
+        self._loaded: dict[Path, Any] = {}
         self._arrays: set[Path] = set()
         self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
 
@@ -233,15 +233,15 @@ class LoadTarget:
         The objects get it as an array of numpy if it was one.
 
         Raises:
-            Misfit: the state's own tensor has another shape.
+            StateMismatch: the state's own tensor has another shape.
         """
         key = key_of(path)
-        target = self._landed.get(path, self._live.get(key))
+        target = self._loaded.get(path, self._live.get(key))
         if target is None:
             target = self._new(path, dtype, shape)
         if tuple(target.shape) != tuple(shape):
             raise StateMismatch(f"{key} has the shape {tuple(shape)} in the checkpoint and {tuple(target.shape)} here")
-        self._landed[path] = target
+        self._loaded[path] = target
         if array:
             self._arrays.add(path)
         return target
@@ -252,7 +252,7 @@ class LoadTarget:
 
     def missing(self) -> str:
         """The name of a tensor that was not filled as a whole; empty if all were."""
-        for path, target in self._landed.items():
+        for path, target in self._loaded.items():
             filled = sum(self._covered.get(path, {}).values())
             if isinstance(target, torch.Tensor) and filled < local(target).numel():
                 return key_of(path)
@@ -260,22 +260,22 @@ class LoadTarget:
 
     def value(self, path: Path, value: Any) -> None:
         """A value that is no tensor."""
-        self._landed[path] = value
+        self._loaded[path] = value
 
     def check(self, paths: Iterable[Path]) -> None:
         """See that a checkpoint with these leaves has something for every part of the state.
 
         Raises:
-            Misfit: it does not.
+            StateMismatch: it does not.
         """
         found = list(paths)
         keys = {key_of(path) for path in found}
         known = {_steps(path[:length]) for path in found for length in range(1, len(path) + 1)}
         for path, part in self._parts:
             if isinstance(part, torch.nn.Module):
-                for entry in _entries(path, part, self._names):
-                    if entry.key not in keys:
-                        raise StateMismatch(f"the checkpoint has no {entry.key}")
+                for leaf in _leaves_of(path, part, self._names):
+                    if leaf.key not in keys:
+                        raise StateMismatch(f"the checkpoint has no {leaf.key}")
             elif _steps(path) not in known:
                 raise StateMismatch(f"the checkpoint has no {key_of(path)!r}")
 
@@ -284,7 +284,7 @@ class LoadTarget:
         for root, part in self._parts:
             leaves = {
                 path[len(root) :]: value.cpu().numpy() if path in self._arrays else value
-                for path, value in self._landed.items()
+                for path, value in self._loaded.items()
                 if _steps(path[: len(root)]) == _steps(root)
             }
             if isinstance(part, torch.nn.Module):

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from resile.checkpoint.layout import CHUNK, Item, Layout, ObjectItem, TensorItem, chunks
-from resile.torch._checkpoint.flatten import Entry, LoadTarget, local, refuse_twins
+from resile.torch._checkpoint.flatten import Leaf, LoadTarget, local, refuse_duplicates
 from resile.torch._checkpoint.pickling import pickled, unpickled
 from resile.torch._support.numpy_values import sums_of_rows
 
@@ -155,7 +155,7 @@ def _extent(tensor: Any) -> Extent:
     return Extent((0,) * tensor.dim(), tuple(tensor.shape))
 
 
-class TensorSpan(NamedTuple):
+class Saver(NamedTuple):
     """Who lays out."""
 
     rank: int
@@ -165,7 +165,7 @@ class TensorSpan(NamedTuple):
     attempt: str
 
 
-def lay_out(leaves: Iterable[Entry], place: TensorSpan, **settings: Any) -> Layout:
+def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
     """Give every leaf that this rank keeps its place; what it writes to storage comes first.
 
     Raises:
@@ -173,22 +173,22 @@ def lay_out(leaves: Iterable[Entry], place: TensorSpan, **settings: Any) -> Layo
         ValueError: two leaves have one name.
     """
     leaves = list(leaves)
-    refuse_twins(leaves)
+    refuse_duplicates(leaves)
     stored: list[Callable[[int], Item]] = []
     others: list[Callable[[int], Item]] = []
     replicated = True
     for leaf in leaves:
         if not isinstance(leaf.value, torch.Tensor):
-            (stored if place.rank == 0 else others).append(functools.partial(_object_item, leaf))
+            (stored if saver.rank == 0 else others).append(functools.partial(_object_item, leaf))
         elif isinstance(leaf.value, DTensor):
             replicated = False
             piece = piece_of(leaf.value)
             stores = piece.first and math.prod(piece.shape) > 0
             (stored if stores else others).append(functools.partial(_tensor_item, leaf, piece))
-        elif _keeps(place, leaf):
+        elif _keeps(saver, leaf):
             shape = tuple(leaf.value.shape)
             whole = Piece(shape, shape, (0,) * len(shape), True)
-            (stored if place.rank == 0 else others).append(functools.partial(_tensor_item, leaf, whole))
+            (stored if saver.rank == 0 else others).append(functools.partial(_tensor_item, leaf, whole))
     items: list[Item] = []
     end = boundary = 0
     for group in (stored, others):
@@ -197,11 +197,11 @@ def lay_out(leaves: Iterable[Entry], place: TensorSpan, **settings: Any) -> Layo
             end = _align(end + items[-1].length)
         boundary = end if group is stored else boundary
     return Layout(
-        rank=place.rank,
-        world=place.world,
-        attempt=place.attempt,
+        rank=saver.rank,
+        world=saver.world,
+        attempt=saver.attempt,
         replicated=replicated,
-        whole=replicated and (place.leads or place.rank == 0),
+        whole=replicated and (saver.leads or saver.rank == 0),
         length=end,
         stored=boundary,
         items=tuple(items),
@@ -209,7 +209,7 @@ def lay_out(leaves: Iterable[Entry], place: TensorSpan, **settings: Any) -> Layo
     )
 
 
-def _object_item(leaf: Entry, offset: int) -> Item:
+def _object_item(leaf: Leaf, offset: int) -> Item:
     need = len(pickled(leaf.value, leaf.key))
     length = SMALLEST_SLOT
     while length < need + need // 2:
@@ -217,7 +217,7 @@ def _object_item(leaf: Entry, offset: int) -> Item:
     return ObjectItem(key=leaf.key, path=leaf.path, offset=offset, length=length)
 
 
-def _tensor_item(leaf: Entry, piece: Piece, offset: int) -> Item:
+def _tensor_item(leaf: Leaf, piece: Piece, offset: int) -> Item:
     dtype = leaf.value.dtype
     around = frame(dtype, piece.shape)
     nbytes = math.prod(piece.shape) * dtype.itemsize
@@ -240,22 +240,22 @@ def _align(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN
 
 
-def _keeps(place: TensorSpan, leaf: Entry) -> bool:
+def _keeps(saver: Saver, leaf: Leaf) -> bool:
     """Whether a rank has this leaf in its checkpoint: what all ranks have alike is kept once per node."""
     plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
-    return not plain or place.leads or place.rank == 0
+    return not plain or saver.leads or saver.rank == 0
 
 
-def still_fits(layout: Layout, leaves: Iterable[Entry], place: TensorSpan) -> bool:
+def still_fits(layout: Layout, leaves: Iterable[Leaf], saver: Saver) -> bool:
     """Whether these leaves still are what was laid out (a value may yet have outgrown its slot)."""
-    if (layout.rank, layout.world, layout.attempt) != (place.rank, place.world, place.attempt):
+    if (layout.rank, layout.world, layout.attempt) != (saver.rank, saver.world, saver.attempt):
         return False
     by_key = {item.key: item for item in layout.items}
-    kept = [leaf for leaf in leaves if _keeps(place, leaf)]
+    kept = [leaf for leaf in leaves if _keeps(saver, leaf)]
     return len(kept) == len(by_key) and all(_is_of(by_key.get(leaf.key), leaf) for leaf in kept)
 
 
-def _is_of(item: Item | None, leaf: Entry) -> bool:
+def _is_of(item: Item | None, leaf: Leaf) -> bool:
     value = leaf.value
     if isinstance(item, TensorItem) and isinstance(value, torch.Tensor):
         alike = tuple(value.shape) == item.full and item.array == leaf.array
@@ -275,7 +275,7 @@ class PackedState:
             self.bytes = torch.empty(0, dtype=torch.uint8)
         self._address = self.bytes.data_ptr()
 
-    def draw_frames(self) -> None:
+    def write_frames(self) -> None:
         """Write all that does not change from save to save."""
         for item in self.layout.items:
             if isinstance(item, TensorItem):
@@ -283,7 +283,7 @@ class PackedState:
                 self._put(item.offset, around.before)
                 self._put(item.data + item.nbytes, around.after)
 
-    def fill(self, leaves: Iterable[Entry], threads: int = 1) -> None:
+    def fill(self, leaves: Iterable[Leaf], threads: int = 1) -> None:
         """Copy the values in.
 
         Raises:
@@ -305,7 +305,7 @@ class PackedState:
                 if len(data) > item.length:
                     raise SlotTooSmall(item.key)
                 self._put(item.offset, data.ljust(item.length, b"\0"))
-        share(threads, copies)
+        run_jobs(threads, copies)
 
     def sums(self) -> list[int]:
         """The checksums: of every chunk of what goes to storage, then of the rest."""
@@ -318,7 +318,7 @@ class PackedState:
         Raises:
             Damaged: one does not fit.
         """
-        share(threads, self.checks(sums, base=base))
+        run_jobs(threads, self.checks(sums, base=base))
 
     def checks(self, sums: Sequence[int], *, base: int = 0) -> list[Callable[[], None]]:
         """The same, as jobs that threads can share; each raises Damaged if one does not fit."""
@@ -332,28 +332,28 @@ class PackedState:
             for number, at in zip(range(0, len(wanted), COMPARED // CHUNK), range(start, end, COMPARED), strict=True)
         ]
 
-    def read(self, landing: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
+    def read(self, load_target: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
         """Copy what this rank has use for to where it belongs: of a sharded tensor, what lies in this rank's part.
 
         Raises:
-            Misfit: a tensor has another shape in the state; nothing was copied.
+            StateMismatch: a tensor has another shape in the state; nothing was copied.
         """
-        share(threads, self._copies(landing))
+        run_jobs(threads, self._copies(load_target))
         for item in self.layout.items if values else ():
-            if isinstance(item, ObjectItem) and landing.wants(item.path):
-                landing.value(item.path, unpickled(self._slice(item.offset, item.length)))
+            if isinstance(item, ObjectItem) and load_target.wants(item.path):
+                load_target.value(item.path, unpickled(self._slice(item.offset, item.length)))
 
-    def _copies(self, landing: LoadTarget) -> list[Callable[[], None]]:
+    def _copies(self, load_target: LoadTarget) -> list[Callable[[], None]]:
         copies: list[Callable[[], None]] = []
         for item in self.layout.items:
-            if isinstance(item, TensorItem) and landing.wants(item.path):
-                whole = landing.tensor(item.path, getattr(torch, item.dtype), item.full, array=item.array)
+            if isinstance(item, TensorItem) and load_target.wants(item.path):
+                whole = load_target.tensor(item.path, getattr(torch, item.dtype), item.full, array=item.array)
                 target = local(whole).detach()
                 here = _extent(whole)
                 shared = here.overlap(Extent(item.origin, item.shape))
                 if shared is None:
                     continue
-                landing.cover(item.path, shared.origin, math.prod(shared.shape))
+                load_target.cover(item.path, shared.origin, math.prod(shared.shape))
                 alike = target.device.type == "cpu" and target.is_contiguous() and str(target.dtype)[6:] == item.dtype
                 if alike and here.shape == item.shape == shared.shape:
                     copies += _memcpies(target.data_ptr(), self._address + item.data, item.nbytes)
@@ -433,7 +433,7 @@ def _running_here() -> int:
     return running
 
 
-def share(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
+def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
     """Do all jobs on a few threads, this one among them; raises what one of them raises.
 
     Args:

@@ -23,10 +23,20 @@ from resile.checkpoint.layout import Layout, is_first, made_at
 from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
 from resile.torch._checkpoint.flatten import LoadTarget, State, StateMismatch
 from resile.torch._checkpoint.packing import Damaged, PackedState, copying_threads
-from resile.torch._checkpoint.restore_plan import Gap, Kind, Offer, RestorePlan, Source, Transfer, choose, gaps, needed
+from resile.torch._checkpoint.restore_plan import (
+    Gap,
+    Kind,
+    Offer,
+    RestorePlan,
+    Source,
+    Transfer,
+    best_plan,
+    gaps,
+    needed,
+)
 from resile.torch._checkpoint.verify import Verification
 from resile.torch._loop.collectives import Collectives
-from resile.torch._support.error_file import left_as_words
+from resile.torch._support.error_file import recorded_in_error_file
 
 log = logging.getLogger(__name__)
 
@@ -52,44 +62,44 @@ class Memory(NamedTuple):
     """Of the rank that keeps what all ranks of the node have alike: maybe its own."""
     copies: Sequence[Buffer] = ()
     """Of parts of another node's ranks."""
-    begun: Mapping[Buffer, Verification] = MappingProxyType({})
+    verifying: Mapping[Buffer, Verification] = MappingProxyType({})
     """What is being compared with its checksums already."""
 
 
 class _Held(NamedTuple):
     """A part in memory, and its checksums if it has them."""
 
-    image: PackedState
+    packed: PackedState
     sums: tuple[int, ...] | None
 
 
 class Restore:
     """One call of `restore`."""
 
-    def __init__(self, agreement: Collectives, memory: Memory, storage: AnyStorage | None) -> None:
+    def __init__(self, collectives: Collectives, memory: Memory, storage: AnyStorage | None) -> None:
         """Nothing is looked at yet."""
-        self._agreement = agreement
+        self._collectives = collectives
         self._memory = memory
         self._storage = storage
-        self._rank, self._ranks = agreement.rank, agreement.world
+        self._rank, self._ranks = collectives.rank, collectives.world
         self._why = ""
         """What was last wrong, in the words of the rank that met it."""
         self._verdict = OK
         """What this rank itself last found."""
         self._hopeless = False
         """Some rank cannot read storage, and waiting does not mend that."""
-        self._left: int | None = None
+        self._suspect: int | None = None
         """Of rank 0: the newest step in storage that it did not set aside, although another rank finds it damaged."""
         self.from_storage = False
         """The step that was loaded came from there."""
 
-    @left_as_words(NeverReadable)
+    @recorded_in_error_file(NeverReadable)
     def run(self, state: State) -> int | None:
         """The step that was loaded; None if there is none, and then nothing was changed.
 
         Raises:
-            Misfit: the checkpoint is sound, but of another model or another state.
-            Unreadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
+            StateMismatch: the checkpoint is sound, but of another model or another state.
+            NotReadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
             NeverReadable: the same, and there is no use in waiting.
             PartsMissing: memory has parts of a step for a while, but not all of them, and there is no other step.
             RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
@@ -102,36 +112,36 @@ class Restore:
                 raise
             except NotReadable as error:  # on all ranks together, and so all try again
                 log.warning("%s; trying again in %g s", error, seconds)
-                self._agreement.pause(seconds)
+                self._collectives.pause(seconds)
         return self._run(state)
 
     def _run(self, state: State) -> int | None:
-        self._left = None
+        self._suspect = None
         offers, stored = self._gather()
         unread = stored is None
         refused: list[RestorePlan] = []
         changed = False
         lacking = gaps(offers)
-        while (choice := choose(offers, stored or [], refused)) is not None:
-            landing = LoadTarget(state)
+        while (plan := best_plan(offers, stored or [], refused)) is not None:
+            load_target = LoadTarget(state)
             held: dict[int, _Held] = {}
-            what = f"step {choice.step} in {self._directory if choice.order is Source.STORAGE else _place(choice)}"
-            verdict = self._agree(what, lambda: self._prepare(choice, offers, landing, held))  # noqa: B023
+            what = f"step {plan.step} in {self._directory if plan.source is Source.STORAGE else _place(plan)}"
+            verdict = self._agree(what, lambda: self._prepare(plan, offers, load_target, held))  # noqa: B023
             if verdict == OK:
                 changed = True
-                verdict = self._agree(what, lambda: self._load(choice, offers, landing, held))  # noqa: B023
+                verdict = self._agree(what, lambda: self._load(plan, offers, load_target, held))  # noqa: B023
             if verdict == OK:
-                self._agree(what, landing.finish)
-                self._drop_newer(choice.step)
-                self._mourn([gap for gap in lacking if gap.step > choice.step])
-                log.info("restored step %d from %s", choice.step, self._where(choice))
-                self.from_storage = choice.order is Source.STORAGE
-                return choice.step
+                self._agree(what, load_target.finish)
+                self._drop_newer(plan.step)
+                self._warn_of_gaps([gap for gap in lacking if gap.step > plan.step])
+                log.info("restored step %d from %s", plan.step, self._where(plan))
+                self.from_storage = plan.source is Source.STORAGE
+                return plan.step
             if verdict in UNREAD:  # older steps there would cost work that is not lost: only memory may help now
                 unread, stored = True, []
-            elif choice.order is Source.STORAGE and self._rank == 0:
-                self._set_aside(choice.step)
-            refused.append(choice)
+            elif plan.source is Source.STORAGE and self._rank == 0:
+                self._set_aside(plan.step)
+            refused.append(plan)
         if unread:
             kind = NeverReadable if self._hopeless else NotReadable
             raise kind(f"training does not begin anew because storage cannot be read: {self._why}")
@@ -141,8 +151,8 @@ class Restore:
             if not gap.first:
                 raise PartsMissing(f"training does not begin anew because {_words(gap)}, and there is no other step")
         if stored:
-            self._heed_what_was_left()
-        self._mourn(lacking)
+            self._refuse_below_suspects()
+        self._warn_of_gaps(lacking)
         if stored and self._rank == 0:  # all of them were refused
             all_of_them = len(stored) < STORED_STEPS
             which = "no sound step is left in" if all_of_them else f"no sound one is among the newest {STORED_STEPS} of"
@@ -154,17 +164,17 @@ class Restore:
         """Of storage, if there is one."""
         return str(self._storage.directory) if self._storage is not None else ""
 
-    def _where(self, choice: RestorePlan) -> str:
-        where = self._storage.where(choice.step) if choice.order is Source.STORAGE and self._storage else ""
-        return f"storage: {where}" if where else _place(choice)
+    def _where(self, plan: RestorePlan) -> str:
+        where = self._storage.where(plan.step) if plan.source is Source.STORAGE and self._storage else ""
+        return f"storage: {where}" if where else _place(plan)
 
-    def _heed_what_was_left(self) -> None:
+    def _refuse_below_suspects(self) -> None:
         """Steps that rank 0 left where they are may be sound: training must not begin below them. A collective.
 
         Raises:
-            Unreadable: there are such steps, so on all ranks.
+            NotReadable: there are such steps, so on all ranks.
         """
-        step = self._agreement.gather([-1 if self._left is None else self._left])[0][0]
+        step = self._collectives.gather([-1 if self._suspect is None else self._suspect])[0][0]
         if step >= 0:
             raise NotReadable(
                 f"training does not begin anew because step {step} in {self._directory} is damaged as one rank reads "
@@ -178,17 +188,17 @@ class Restore:
             if self._verdict == OK:
                 check(self._storage, step, 0, 1)
                 log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
-                self._left = max(step, self._left or 0)
+                self._suspect = max(step, self._suspect or 0)
                 return
         except Damaged as error:
             log.warning("step %d in %s is not used: %s", step, self._directory, error)
         except NotReadable:
-            self._left = max(step, self._left or 0)
+            self._suspect = max(step, self._suspect or 0)
             return
         if aside := self._storage.set_aside(step):
             log.warning("step %d in %s was set aside as %s", step, self._directory, aside)
 
-    def _mourn(self, lacking: Sequence[Gap]) -> None:
+    def _warn_of_gaps(self, lacking: Sequence[Gap]) -> None:
         """Say what is not gone on from."""
         if lacking and self._rank == 0:
             log.warning("%s: it is not gone on from", _words(lacking[0]))
@@ -208,14 +218,14 @@ class Restore:
             verdict, error = BROKEN, unforeseen
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._verdict = verdict
-        verdicts = [row[0] for row in self._agreement.gather([verdict])]
+        verdicts = [row[0] for row in self._collectives.gather([verdict])]
         worst = max(verdicts)
         self._hopeless = self._hopeless or worst == NEVER
         if verdict in (DAMAGED, *UNREAD):
             log.warning("%s is not used: %s", what, why)
         if worst > DAMAGED:  # all of them say the same in the end
             rank = verdicts.index(worst)
-            self._why = self._agreement.tell(why)[rank]
+            self._why = self._collectives.tell(why)[rank]
             if worst == BROKEN:
                 raise error or RuntimeError(f"rank {rank} could not restore: {self._why}")
             if worst == MISFIT:
@@ -236,7 +246,7 @@ class Restore:
 
         unread = self._agree("storage", look) in UNREAD
         row = [len(stored), *stored, *(number for offer in offers for number in offer)]
-        rows = self._agreement.gather_all(row)
+        rows = self._collectives.gather_all(row)
         width = len(Offer._fields)
         found = []
         for each in rows:
@@ -260,10 +270,10 @@ class Restore:
                     int(is_first(layout.attempt, record.sequence)),
                 )
 
-    def _find(self, choice: RestorePlan, part: int, *, copy: bool) -> tuple[Buffer, Record]:
+    def _find(self, plan: RestorePlan, part: int, *, copy: bool) -> tuple[Buffer, Record]:
         memory = self._memory
         kinds = [memory.copies, memory.own, memory.leaders] if copy else [memory.own, memory.leaders, memory.copies]
-        wanted = (choice.step, choice.attempt, choice.world, part, choice.shared)
+        wanted = (plan.step, plan.attempt, plan.world, part, plan.shared)
         for buffers in kinds:
             for buffer, record, layout in _whole(buffers):
                 if not _is_complete(layout, leads=buffers is memory.leaders):
@@ -275,63 +285,66 @@ class Restore:
     # memory ----------------------------------------------------------------------------------------------------------
 
     def _prepare(
-        self, choice: RestorePlan, offers: Sequence[Sequence[Offer]], landing: LoadTarget, held: dict[int, _Held]
+        self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, _Held]
     ) -> None:
         """See that what is here is sound, before anything is changed by it."""
-        if choice.order is Source.STORAGE:
+        if plan.source is Source.STORAGE:
             assert self._storage is not None
-            check(self._storage, choice.step, self._rank, self._ranks)
+            check(self._storage, plan.step, self._rank, self._ranks)
             return
-        taken = {gift.part for gift in choice.gifts if self._rank in gift.takers}
-        given = {gift.part for gift in choice.gifts if self._rank == gift.source}
-        for part in (self._needs(choice, offers) - taken) | given:
-            held[part] = self._sound(choice, part, copy=choice.order is Source.COPIES and part in given)
+        taken = {transfer.part for transfer in plan.transfers if self._rank in transfer.takers}
+        given = {transfer.part for transfer in plan.transfers if self._rank == transfer.source}
+        for part in (self._needs(plan, offers) - taken) | given:
+            held[part] = self._sound(plan, part, copy=plan.source is Source.COPIES and part in given)
         if not taken:
-            landing.check(item.path for each in held.values() for item in each.image.layout.items)
+            load_target.check(item.path for each in held.values() for item in each.packed.layout.items)
 
-    def _needs(self, choice: RestorePlan, offers: Sequence[Sequence[Offer]]) -> set[int]:
+    def _needs(self, plan: RestorePlan, offers: Sequence[Sequence[Offer]]) -> set[int]:
         mine = [
             offer
             for offer in offers[self._rank]
-            if offer[:3] == (choice.step, choice.attempt, choice.world) and offer.shared == choice.shared
+            if offer[:3] == (plan.step, plan.attempt, plan.world) and offer.shared == plan.shared
         ]
-        if choice.shared:
-            gift = next((gift.part for gift in choice.gifts if self._rank in (gift.source, *gift.takers)), None)
-            return {mine[0].part if gift is None else gift}
-        if choice.order is Source.COPIES and self._ranks == choice.world:
+        if plan.shared:
+            transfer = next(
+                (transfer.part for transfer in plan.transfers if self._rank in (transfer.source, *transfer.takers)),
+                None,
+            )
+            return {mine[0].part if transfer is None else transfer}
+        if plan.source is Source.COPIES and self._ranks == plan.world:
             return {self._rank, 0}
-        return needed(self._rank, self._ranks, mine, choice.world)
+        return needed(self._rank, self._ranks, mine, plan.world)
 
-    def _sound(self, choice: RestorePlan, part: int, *, copy: bool) -> _Held:
-        buffer, record = self._find(choice, part, copy=copy)
-        checking = self._memory.begun.get(buffer)
+    def _sound(self, plan: RestorePlan, part: int, *, copy: bool) -> _Held:
+        buffer, record = self._find(plan, part, copy=copy)
+        verification = self._memory.verifying.get(buffer)
         try:
-            if checking is None or checking.used or checking.record != record:
-                checking = Verification(buffer, record)
+            if verification is None or verification.used or verification.record != record:
+                verification = Verification(buffer, record)
         except IncompleteBuffer as error:
             raise Damaged(str(error)) from None
-        if checking.sums is None:
-            log.info("step %d in memory has no checksums: its process ended while they were made", choice.step)
-        checking.finish(copying_threads(record.length))
-        return _Held(checking.image, checking.sums)
+        if verification.sums is None:
+            log.info("step %d in memory has no checksums: its process ended while they were made", plan.step)
+        verification.finish(copying_threads(record.length))
+        return _Held(verification.packed, verification.sums)
 
     def _load(
-        self, choice: RestorePlan, offers: Sequence[Sequence[Offer]], landing: LoadTarget, held: dict[int, _Held]
+        self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, _Held]
     ) -> None:
-        if choice.order is Source.STORAGE:
+        if plan.source is Source.STORAGE:
             assert self._storage is not None
-            load(self._storage, choice.step, landing)
+            load(self._storage, plan.step, load_target)
             return
-        gifts = {gift.part: gift for gift in choice.gifts}
-        needs = self._needs(choice, offers)
-        values_of = self._rank if self._ranks == choice.world else 0
+        transfers = {transfer.part: transfer for transfer in plan.transfers}
+        needs = self._needs(plan, offers)
+        values_of = self._rank if self._ranks == plan.world else 0
         paths: list[Any] = []
         wrong: Exception | None = None
-        for part in sorted({*gifts, *needs}):  # alike on all ranks
+        for part in sorted({*transfers, *needs}):  # alike on all ranks
             mine: _Held | None = held.get(part)
-            if part in gifts:
+            if part in transfers:
                 try:
-                    mine = self._hand_over(gifts[part], mine)
+                    mine = self._hand_over(transfers[part], mine)
                 except (
                     Damaged,
                     MemoryError,
@@ -339,20 +352,20 @@ class Restore:
                 ) as error:  # others go on with the next part: so must this rank
                     wrong = wrong or error
             if part in needs and mine is not None and wrong is None:
-                layout = mine.image.layout
+                layout = mine.packed.layout
                 paths += [item.path for item in layout.items]
-                values = choice.shared or part == values_of
+                values = plan.shared or part == values_of
                 try:
-                    mine.image.read(landing, copying_threads(layout.length), values=values)
+                    mine.packed.read(load_target, copying_threads(layout.length), values=values)
                 except Exception as error:  # the same; all hear of it when all parts are through
                     wrong = error
         if wrong is not None:
             raise wrong
-        landing.check(paths)
-        if missing := landing.missing():
+        load_target.check(paths)
+        if missing := load_target.missing():
             raise Damaged(f"it does not hold all of {missing}")
 
-    def _hand_over(self, gift: Transfer, mine: _Held | None) -> _Held | None:
+    def _hand_over(self, transfer: Transfer, mine: _Held | None) -> _Held | None:
         """Take part in passing one part on; what this rank has of it then.
 
         Raises:
@@ -360,34 +373,34 @@ class Restore:
         """
         text = table = b""
         length = 0
-        if self._rank == gift.source:
+        if self._rank == transfer.source:
             assert mine is not None
-            text, table = msgspec.json.encode(mine.image.layout), array("q", mine.sums or ()).tobytes()
-            length = mine.image.layout.length
-        texts, tables, length = self._agreement.gather([len(text), len(table), length])[gift.source]
-        if self._rank == gift.source:
+            text, table = msgspec.json.encode(mine.packed.layout), array("q", mine.sums or ()).tobytes()
+            length = mine.packed.layout.length
+        texts, tables, length = self._collectives.gather([len(text), len(table), length])[transfer.source]
+        if self._rank == transfer.source:
             assert mine is not None
-            self._agreement.hand_over(_tensor(text + table), texts + tables, *gift[1:])
-            self._agreement.hand_over(mine.image.bytes, length, *gift[1:])
+            self._collectives.hand_over(_tensor(text + table), texts + tables, *transfer[1:])
+            self._collectives.hand_over(mine.packed.bytes, length, *transfer[1:])
             return mine
-        if self._rank not in gift.takers:
-            self._agreement.hand_over(None, texts + tables, *gift[1:])
-            self._agreement.hand_over(None, length, *gift[1:])
+        if self._rank not in transfer.takers:
+            self._collectives.hand_over(None, texts + tables, *transfer[1:])
+            self._collectives.hand_over(None, length, *transfer[1:])
             return mine
         try:
             head, data = torch.empty(texts + tables, dtype=torch.uint8), bytearray(max(length, 1))
         except MemoryError:
-            self._agreement.hand_over(None, texts + tables, *gift[1:])
-            self._agreement.hand_over(None, length, *gift[1:])
+            self._collectives.hand_over(None, texts + tables, *transfer[1:])
+            self._collectives.hand_over(None, length, *transfer[1:])
             raise
-        self._agreement.hand_over(head, texts + tables, *gift[1:])
-        self._agreement.hand_over(torch.frombuffer(data, dtype=torch.uint8)[:length], length, *gift[1:])
+        self._collectives.hand_over(head, texts + tables, *transfer[1:])
+        self._collectives.hand_over(torch.frombuffer(data, dtype=torch.uint8)[:length], length, *transfer[1:])
         words = ctypes.string_at(head.data_ptr(), texts + tables)
-        image = PackedState(data, 0, msgspec.json.decode(words[:texts], type=Layout))
+        packed = PackedState(data, 0, msgspec.json.decode(words[:texts], type=Layout))
         sums = tuple(array("q", words[texts:]))
         if sums:
-            image.check(sums, copying_threads(length))
-        return _Held(image, sums or None)
+            packed.check(sums, copying_threads(length))
+        return _Held(packed, sums or None)
 
     def _drop_newer(self, step: int) -> None:
         """What came after the step that all go on from never was."""
@@ -422,8 +435,8 @@ def _tensor(data: bytes) -> Any:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _place(choice: RestorePlan) -> str:
-    if choice.order in (Source.PEERS, Source.COPIES):
-        ranks = sorted({gift.source for gift in choice.gifts})
+def _place(plan: RestorePlan) -> str:
+    if plan.source in (Source.PEERS, Source.COPIES):
+        ranks = sorted({transfer.source for transfer in plan.transfers})
         return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return "memory" if choice.order is Source.MEMORY else "storage"
+    return "memory" if plan.source is Source.MEMORY else "storage"

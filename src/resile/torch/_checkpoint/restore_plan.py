@@ -73,14 +73,14 @@ class RestorePlan(NamedTuple):
     """A step, and how all ranks come to it."""
 
     step: int
-    order: Source
+    source: Source
     attempt: int = 0
     world: int = 0
     shared: bool = False
-    gifts: tuple[Transfer, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
 
-def choose(
+def best_plan(
     rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iterable[RestorePlan]
 ) -> RestorePlan | None:
     """The newest step that all ranks can have, from the best place; None if there is none.
@@ -93,11 +93,11 @@ def choose(
     found = [RestorePlan(step, Source.STORAGE) for step in stored]
     for step, attempt, world, shared in {(*offer[:3], offer.shared) for row in rows for offer in row}:
         of_step = [[o for o in row if o[:3] == (step, attempt, world) and o.shared == shared] for row in rows]
-        gifts = _of_anybody(of_step) if shared else _of_everybody(of_step, world)
+        transfers = _of_anybody(of_step) if shared else _of_everybody(of_step, world)
         found += [
-            RestorePlan(step, order, attempt, world, bool(shared), tuple(given)) for order, given in gifts.items()
+            RestorePlan(step, source, attempt, world, bool(shared), tuple(given)) for source, given in transfers.items()
         ]
-    return max((choice for choice in found if choice not in set(refused)), default=None)
+    return max((plan for plan in found if plan not in set(refused)), default=None)
 
 
 def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
@@ -141,11 +141,11 @@ def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, l
     if set(holders) != set(range(world)):
         return {}
     needs = [needed(rank, len(rows), row, world) for rank, row in enumerate(rows)]
-    gifts = _gifts(needs, holders, {})
-    ways: dict[Source, list[Transfer]] = {Source.PEERS if gifts or len(rows) != world else Source.MEMORY: gifts}
+    transfers = _transfers(needs, holders, {})
+    ways: dict[Source, list[Transfer]] = {Source.PEERS if transfers or len(rows) != world else Source.MEMORY: transfers}
     if copies:
         everything = [{rank, 0} if len(rows) == world else set(range(world)) for rank in range(len(rows))]
-        ways[Source.COPIES] = _gifts(everything, holders, copies)
+        ways[Source.COPIES] = _transfers(everything, holders, copies)
     return ways
 
 
@@ -157,13 +157,15 @@ def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
     return {rank, leader}
 
 
-def _gifts(needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]) -> list[Transfer]:
+def _transfers(
+    needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]
+) -> list[Transfer]:
     """Who gives what to whom, so that all needs are met; a part in `rather` is taken from there by everybody else."""
-    gifts = []
+    transfers = []
     for part in sorted(holders):
         source = rather.get(part, holders[part])[0]
         have = {source} if part in rather else set(holders[part])
         takers = tuple(rank for rank, needs_of in enumerate(needs) if part in needs_of and rank not in have)
         if takers:
-            gifts.append(Transfer(part, source, takers))
-    return gifts
+            transfers.append(Transfer(part, source, takers))
+    return transfers

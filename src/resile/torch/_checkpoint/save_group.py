@@ -34,17 +34,17 @@ class LeftOut(enum.Enum):
 class SaveGroup:
     """What this rank knows of those that it saves with, group after group."""
 
-    def __init__(self, agreement: Collectives, vault: MemoryClient | ProcessBuffers | None, once: LogOnce) -> None:
+    def __init__(self, collectives: Collectives, memory: MemoryClient | ProcessBuffers | None, once: LogOnce) -> None:
         """Nobody is met yet.
 
         Args:
-            agreement: with the other ranks.
-            vault: the buffers of this rank; None: it has none.
+            collectives: with the other ranks.
+            memory: the buffers of this rank; None: it has none.
             once: says what a user should know.
         """
-        self.agreement = agreement
-        self._vault = vault
-        self._once = once
+        self.collectives = collectives
+        self._memory = memory
+        self._log_once = once
         self.sequence = 0
         """The highest that a save of this process has."""
         self.everywhere = False
@@ -65,7 +65,7 @@ class SaveGroup:
     def attempt(self) -> str:
         """What the drafts of this group's steps are called in storage. The group was met."""
         times = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return attempt_name(self._nonce or 0, times, self.agreement.world, self._floor)
+        return attempt_name(self._nonce or 0, times, self.collectives.world, self._floor)
 
     def leave(self) -> None:
         """The group is another one from here on."""
@@ -73,22 +73,22 @@ class SaveGroup:
 
     def close(self) -> None:
         """This rank's buffers are not to be had any more."""
-        self._vault = None
+        self._memory = None
 
     def meet(self) -> None:
         """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
         if self._nonce is not None:
             return
-        line = self._vault if isinstance(self._vault, MemoryClient) else None
+        client = self._memory if isinstance(self._memory, MemoryClient) else None
         highest, made = self._known()
         self.sequence = max(self.sequence, highest)
         mine = SaverHello(
             max(made + 1, time.time_ns()),  # a clock may have been set back
-            int(line is not None),
-            int(line is not None and line.has_partner()),
+            int(client is not None),
+            int(client is not None and client.has_partner()),
             self.sequence,
         )
-        rows = self.agreement.meet(mine)
+        rows = self.collectives.meet(mine)
         if rows is None:  # several ranks, and no process group: they cannot agree
             self._nonce, self.everywhere, self.partnered = 0, False, False
         else:
@@ -102,7 +102,7 @@ class SaveGroup:
     def _known(self) -> tuple[int, int]:
         """The highest sequence and the newest attempt that this rank's memory has."""
         highest = made = 0
-        for buffer in self._vault.buffers if self._vault is not None else ():
+        for buffer in self._memory.buffers if self._memory is not None else ():
             record = buffer.record()
             highest = max(highest, buffer.stored, record.sequence if record is not None else 0)
             if record is not None:
@@ -115,21 +115,21 @@ class SaveGroup:
 
         None: both do.
         """
-        assert self._vault is not None
+        assert self._memory is not None
         ages = []
-        for number, buffer in enumerate(self._vault.buffers):
+        for number, buffer in enumerate(self._memory.buffers):
             record = buffer.record()
             if record is None or not buffer.wanted:
                 ages.append((record.sequence if record is not None else 0, number))
         if not ages:
             return None
         number = min(ages)[1]
-        return BufferChoice(number, isinstance(self._vault, MemoryClient) and self._vault.buffers[1 - number].wanted)
+        return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
-    def sent(self, sequence: int, length: int, seats: int) -> None:
+    def sent(self, sequence: int, length: int, local_world: int) -> None:
         """A save is to be copied to another node: of so many bytes, for each of so many processes."""
         self._sent = sequence
-        self._answer_by = time.monotonic() + copied_within(length, seats)
+        self._answer_by = time.monotonic() + copied_within(length, local_world)
 
     def copied(self, patience: float) -> tuple[Copied, str]:
         """Whether this rank's last save is on another node by now, so that the one before it may be given up.
@@ -137,11 +137,11 @@ class SaveGroup:
         Raises:
             GroupLost: the round is over.
         """
-        if not self.partnered or not self._sent or not isinstance(self._vault, MemoryClient):
+        if not self.partnered or not self._sent or not isinstance(self._memory, MemoryClient):
             return Copied.READY, ""
         until = time.monotonic() + patience
-        while (why := self._vault.copied(self._sent, min(patience, LOOK))) is None and time.monotonic() < until:
-            self.agreement.pause(0.0)
+        while (why := self._memory.copied(self._sent, min(patience, LOOK))) is None and time.monotonic() < until:
+            self.collectives.pause(0.0)
         if why is None and time.monotonic() > self._answer_by:
             why = "the agent does not say what became of the last one"
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
@@ -157,34 +157,34 @@ class SaveGroup:
         Raises:
             RuntimeError: the group broke.
         """
-        assert self._vault is not None
-        saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._vault.buffers]
+        assert self._memory is not None
+        saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
         wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
         older = saved.index(min(saved))
         mine = SaveStatus(self.sequence, copied[0], int(has_room), first, wanted[0], second, wanted[1], wanted[older])
-        standings = [SaveStatus(*row) for row in self.agreement.gather(mine)]
-        self.sequence = max(each.highest for each in standings)
-        worst = max(each.copied for each in standings)
+        statuses = [SaveStatus(*row) for row in self.collectives.gather(mine)]
+        self.sequence = max(each.highest for each in statuses)
+        worst = max(each.copied for each in statuses)
         if worst == Copied.FAILED:
             self.partnered = False  # until the next group: saves go on, and survive processes but not nodes
-            self._once.say(
+            self._log_once.say(
                 f"checkpoints are not copied to other nodes any more: {copied[1] or 'another rank could not'}"
             )
         if worst == Copied.BUSY:
             return LeftOut.COPYING
-        if not due and not all(each.has_room for each in standings):
+        if not due and not all(each.has_room for each in statuses):
             return LeftOut.NO_ROOM
-        kept = to_keep(standings, partnered=self.partnered)
+        kept = to_keep(statuses, partnered=self.partnered)
         if kept is None:
             return LeftOut.STORING
-        busy = self.everywhere and any(each.first_wanted or each.second_wanted for each in standings)
+        busy = self.everywhere and any(each.first_wanted or each.second_wanted for each in statuses)
         return BufferChoice(older if not kept else int(first == kept), busy)
 
     def _waits_for_storage(self, number: int, sequence: int) -> bool:
         """Whether a buffer must stay as it is, since storage is to get what it holds; not for ever."""
-        assert self._vault is not None
-        if not sequence or not self._vault.buffers[number].wanted:
+        assert self._memory is not None
+        if not sequence or not self._memory.buffers[number].wanted:
             self._waiting.pop(number, None)
             return False
         now = time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
-from resile.torch._checkpoint.packing import PackedState, share
+from resile.torch._checkpoint.packing import PackedState, run_jobs
 from resile.torch._checkpoint.prefault import READ, populate
 
 
@@ -26,17 +26,17 @@ class Verification:
         """
         self.buffer = buffer
         self.record = record
-        self.image = PackedState(buffer.map(), record.data_at, buffer.layout(record))
+        self.packed = PackedState(buffer.map(), record.data_at, buffer.layout(record))
         self.sums = buffer.sums(record)
         """None: its process ended while they were made."""
-        self._left = iter(self.image.checks(self.sums or ()) if self.sums is not None else ())
+        self._left = iter(self.packed.checks(self.sums or ()) if self.sums is not None else ())
         self._begun: Future[None] | None = None
         self.used = False
         """Somebody has finished it, or found damage: what it would say now is worth nothing."""
 
     def begin(self, background: Executor) -> None:
         """Let another thread start with it."""
-        self._begun = background.submit(share, 1, self._left)
+        self._begun = background.submit(run_jobs, 1, self._left)
 
     def finish(self, threads: int) -> None:
         """Do what is left; every byte has been compared then. For one time.
@@ -45,7 +45,7 @@ class Verification:
             Damaged: one checksum does not fit.
         """
         self.used = True
-        share(threads, self._left)
+        run_jobs(threads, self._left)
         if self._begun is not None and not self._begun.cancel():
             self._begun.result()
 
@@ -60,11 +60,11 @@ def begin(buffers: Iterable[Buffer], background: Executor) -> Verification | Non
         return None
     _, buffer, record = max(whole, key=operator.itemgetter(0))
     try:
-        checking = Verification(buffer, record)
+        verification = Verification(buffer, record)
     except IncompleteBuffer:  # who restores says so, if it comes to it
         return None
-    if checking.sums is None:  # the agent may be making them at this moment
+    if verification.sums is None:  # the agent may be making them at this moment
         return None
     background.submit(populate, buffer, READ)
-    checking.begin(background)
-    return checking
+    verification.begin(background)
+    return verification

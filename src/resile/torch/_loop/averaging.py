@@ -236,8 +236,8 @@ class Averager:
     def _divide(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        placed = [parameter for parameter, ever in zip(self._parameters, self._ever, strict=True) if ever]
-        self._buckets = [_Bucket(members) for members in _divided(placed, *self._limits)]
+        assignment = [parameter for parameter, ever in zip(self._parameters, self._ever, strict=True) if ever]
+        self._buckets = [_Bucket(members) for members in _divided(assignment, *self._limits)]
         self._slots = [slot for each in self._buckets for slot in each.slots]
         self._hooks = [] if self._closed else [_hooked(slot.parameter, self._hook(slot)) for slot in self._slots]
 

@@ -60,18 +60,18 @@ class Group:
     """The process group of one round: torch's default group between `form` and `destroy`."""
 
     def __init__(
-        self, placed: WorkerAssignment, backend: str, timeout: float, connect: float = LONGEST_CONNECT
+        self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = LONGEST_CONNECT
     ) -> None:
         """Nothing happens before `form`.
 
         Args:
-            placed: this process's place in the round.
+            assignment: this process's rank in the round, and where its members meet.
             backend: as for torch's `init_process_group`.
             timeout: seconds for peers to come, and for a collective.
             connect: seconds for all to connect to each other once they have come.
         """
-        self.placed = placed
-        self.round: Round = placed.round
+        self.assignment = assignment
+        self.round: Round = assignment.round
         self._backend = backend
         self._timeout = timeout
         self._connect = connect
@@ -83,7 +83,7 @@ class Group:
         self._before: list[set[sockets.Known]] = []
         """The sockets there were before a group was made, while one is being made."""
         self._own: set[sockets.Known] = set()
-        self._lines: set[sockets.Known] = set()
+        self._peer_connections: set[sockets.Known] = set()
         """Of its own sockets, those to other members."""
         self._store: dist.Store | None = None
         self._excepthook = sys.excepthook
@@ -102,27 +102,27 @@ class Group:
         Raises:
             GroupLost: they cannot all be met, or the round is over.
         """
-        placed = self.placed
+        assignment = self.assignment
         try:
             with self._making():
                 self._store = self._meet()
                 dist.init_process_group(
                     self._backend,
-                    store=dist.PrefixStore(f"round{placed.round}", self._store),
-                    rank=placed.rank,
-                    world_size=placed.world_size,
+                    store=dist.PrefixStore(f"round{assignment.round}", self._store),
+                    rank=assignment.rank,
+                    world_size=assignment.world_size,
                     timeout=timedelta(seconds=self._connect),
                 )
-                if placed.world_size > 1:
+                if assignment.world_size > 1:
                     self.wait(dist.barrier(async_op=True))
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout))
         except (RuntimeError, OSError, ValueError) as error:
-            raise GroupLost(f"round {placed.round} did not come together: {_first_line(error)}") from None
+            raise GroupLost(f"round {assignment.round} did not come together: {_first_line(error)}") from None
         _forget_meshes()
-        self._lines = {each for each in self._own if sockets.is_connected(each)}
+        self._peer_connections = {each for each in self._own if sockets.is_connected(each)}
         self._notice_more()
         if self.over:
-            raise GroupLost(f"round {placed.round} is over")
+            raise GroupLost(f"round {assignment.round} is over")
 
     @property
     def broken(self) -> bool:
@@ -130,7 +130,7 @@ class Group:
 
         With NCCL, whose connections are others, it may be neither although a peer is lost.
         """
-        return self.over or not all(sockets.is_connected(each) for each in self._lines)
+        return self.over or not all(sockets.is_connected(each) for each in self._peer_connections)
 
     def wait(self, work: Any) -> None:
         """Wait for a collective, or for the end of the round.
@@ -256,26 +256,26 @@ class Group:
             new = sockets.opened() - self._before[0] if self._before else set()
             for each in self._own | new:
                 sockets.hang_up(each)
-        sockets.turn_up(new, self.placed.world_size, but=self.placed.master_port)
+        sockets.turn_up(new, self.assignment.world_size, but=self.assignment.master_port)
         return making
 
     def _meet(self) -> dist.Store:
         """The store of the round, when all members have come to it."""
-        placed = self.placed
-        if placed.rank != 0:
+        assignment = self.assignment
+        if assignment.rank != 0:
             self._await_store()
         store = self._unless_over(
             lambda: dist.TCPStore(
-                placed.master_addr,
-                placed.master_port,
-                is_master=placed.rank == 0,
+                assignment.master_addr,
+                assignment.master_port,
+                is_master=assignment.rank == 0,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=min(self._timeout, LONGEST_CONNECT)),
             )
         )
         store.set_timeout(timedelta(seconds=self._timeout))
-        store.set(f"here{placed.rank}", "1")
-        store.wait([f"here{rank}" for rank in range(placed.world_size)], timedelta(seconds=self._timeout))
+        store.set(f"here{assignment.rank}", "1")
+        store.wait([f"here{rank}" for rank in range(assignment.world_size)], timedelta(seconds=self._timeout))
         return store
 
     def _unless_over(self, make: Callable[[], T]) -> T:
@@ -308,7 +308,7 @@ class Group:
             if self.over:
                 raise GroupLost(f"round {self.round} is over")
             try:
-                with socket.create_connection((self.placed.master_addr, self.placed.master_port), timeout=1.0):
+                with socket.create_connection((self.assignment.master_addr, self.assignment.master_port), timeout=1.0):
                     return
             except OSError:
                 if time.monotonic() > deadline:

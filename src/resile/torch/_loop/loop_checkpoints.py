@@ -52,15 +52,15 @@ class LoopCheckpoints:
     @property
     def ranks(self) -> Collectives:
         """Those that save and restore together."""
-        return self._checkpointer.agreement
+        return self._checkpointer.collectives
 
     def restore(self, parts: Parts) -> int | None:
         """Bring the newest whole step back, in a new group; None if there is none, and nothing has changed.
 
         Raises:
             RuntimeError: the group broke.
-            Misfit: what was saved is not of this training.
-            Unwritable: storage will never take a step, on some rank; on all of them.
+            StateMismatch: what was saved is not of this training.
+            NotWritable: storage will never take a step, on some rank; on all of them.
         """
         self._saved = self._checkpointer.restore(parts, will_store=True)  # the last step, if no other
         if self._saved is not None and (told := _lost()) is not None:
@@ -132,7 +132,7 @@ class LoopCheckpoints:
                 return
             self.ranks.pause(seconds)
 
-    def settle(self) -> None:
+    def wait_stored(self) -> None:
         """Return when the last step is in storage, or in the agent's memory, which goes to storage. Needs no peer."""
         try:
             self._checkpointer.wait()

@@ -47,11 +47,11 @@ class StateLost(Exception):
 class Rendezvous:
     """The rounds of one process. For one thread; the end of a round is heard by another, and breaks the group off."""
 
-    def __init__(self, course: TrainState, backend: str, timeout: float) -> None:
+    def __init__(self, state: TrainState, backend: str, timeout: float) -> None:
         """Call the agent, if there is one; the first `form` meets the peers.
 
         Args:
-            course: what the members agree on.
+            state: what the members agree on.
             backend: as for torch's `init_process_group`.
             timeout: seconds that a collective may take.
 
@@ -64,8 +64,8 @@ class Rendezvous:
         """Of this round; None without an agent."""
         self.loops = 0
         """Loops of the script that are over for this process."""
-        self._course = course
-        self._ranks = Collectives() if course.keeping is None else course.keeping.ranks
+        self._state = state
+        self._ranks = Collectives() if state.checkpoints is None else state.checkpoints.ranks
         self._backend = backend
         self._timeout = timeout
         self._agreed_in: Round = NO_ROUND
@@ -75,8 +75,8 @@ class Rendezvous:
         """Times that this round's members met again since the last step, though none of them was lost."""
         self._furthest = 0
         """Loops that are over for whoever of this round is furthest in the script."""
-        self._line = RendezvousClient.from_environment(self._on_over)
-        if self._line is not None and dist.is_initialized():
+        self._client = RendezvousClient.from_environment(self._on_over)
+        if self._client is not None and dist.is_initialized():
             raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
 
     @property
@@ -85,7 +85,7 @@ class Rendezvous:
         return self.group is not None and self.group.over
 
     @property
-    def behind(self) -> bool:
+    def has_peers_ahead(self) -> bool:
         """Whether others wait for this process in a later loop of the script."""
         return self.loops < self._furthest
 
@@ -96,30 +96,30 @@ class Rendezvous:
             StateLost: there is no such state any more.
             RuntimeError: rounds do not come together, or there is nobody to form one.
         """
-        line = self._line
-        if line is None:
+        client = self._client
+        if client is None:
             self._meet_once()
             return
-        self._course.undo()
+        self._state.undo()
         in_vain = 0
         for tried in itertools.count():
             if self.group is not None:
                 self.group.destroy()
                 self.group = None
-            placed = line.ready(self._course.completed, agreed=self._agreed_in)
-            group = Group(placed, self._backend, self._timeout, time_to_connect(tried))
+            assignment = client.ready(self._state.completed, agreed=self._agreed_in)
+            group = Group(assignment, self._backend, self._timeout, time_to_connect(tried))
             self.group = self._ranks.group = group
             try:
-                if line.over(placed.round):
-                    raise GroupLost(f"round {placed.round} is over")
+                if client.over(assignment.round):
+                    raise GroupLost(f"round {assignment.round} is over")
                 group.form()
-                self._enter(placed, self._agree(self._agreed_in, placed.rank, placed.world_size))
+                self._enter(assignment, self._agree(self._agreed_in, assignment.rank, assignment.world_size))
             except Exception as error:
                 if not isinstance(error, GroupLost) and not (isinstance(error, RuntimeError) and group.broken):
-                    self.leave_behind()
+                    self.release_peers()
                     raise
                 log.info("met in vain: %s", str(error).partition("\n")[0])
-                if line.await_over(placed.round, WORD):
+                if client.await_over(assignment.round, WORD):
                     continue  # somebody was lost, or came: however often that is, it is not this process's fault
                 in_vain += 1
                 if in_vain == MOST_MEETINGS:
@@ -129,13 +129,13 @@ class Rendezvous:
                 continue
             return
 
-    def hear(self) -> None:
+    def await_members(self) -> None:
         """Wait until every member of this round has come here.
 
         Raises:
             RuntimeError: the group broke.
         """
-        self._heard(self._agreed_in)
+        self._exchange(self._agreed_in)
 
     def note_step(self) -> None:
         """A step was taken: nobody has met in vain."""
@@ -147,28 +147,28 @@ class Rendezvous:
         It does if a member has hung up, unless the same processes met again and again and it came back each time; and
         if the master ends the round. Else it is the script's own, whatever it says.
         """
-        if self._line is None or self.group is None or not isinstance(error, RuntimeError):
+        if self._client is None or self.group is None or not isinstance(error, RuntimeError):
             return False
         if self.group.broken and self._in_vain < MOST_IN_VAIN:
             return True
-        return self._line.await_over(self.round, self.group.placed.verdict)
+        return self._client.await_over(self.round, self.group.assignment.verdict)
 
     def complete(self) -> None:
         """The last step is taken by all: the round is not ended for a newcomer any more."""
-        if self._line is not None:
-            self._line.complete(self.round)
+        if self._client is not None:
+            self._client.complete(self.round)
 
     def hang_up(self) -> bool:
         """After `complete`: be in no round any more, as far as the agent is concerned; the group stays.
 
         Whether there is an agent.
         """
-        if self._line is None:
+        if self._client is None:
             return False
-        self._line.close()
+        self._client.close()
         return True
 
-    def leave_behind(self) -> None:
+    def release_peers(self) -> None:
         """An error that is no loss is passed on to the script: have no peer wait for what this process does not do.
 
         Those that pass on the same error still have a moment to hear of it.
@@ -178,8 +178,8 @@ class Rendezvous:
 
     def call_again(self) -> None:
         """After `hang_up`: the next `form` meets the peers anew. What the script did in between stays."""
-        self._line = RendezvousClient.from_environment(self._on_over)
-        self._course.training.loaded()
+        self._client = RendezvousClient.from_environment(self._on_over)
+        self._state.training.loaded()
         if self.group is not None:
             self.group.destroy(in_peace=True)
             self.group = None
@@ -190,13 +190,13 @@ class Rendezvous:
         Args:
             in_peace: nothing is under way. Otherwise the group is broken off first, which frees its other members.
         """
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         if self.group is not None:
             group, self.group, self._ranks.group = self.group, None, None
             group.destroy(in_peace=in_peace)
-            self._course.close()
+            self._state.close()
             gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
 
     def _on_over(self, round_: Round) -> None:
@@ -216,69 +216,69 @@ class Rendezvous:
         if dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
         found = self._agree(NO_ROUND, self.rank, self.world)
-        self._course.take_in(found)
-        self._course.keep_from_here(found)
+        self._state.adopt(found)
+        self._state.save_in_memory(found)
 
     def _agree(self, agreed_in: int, rank: int, world: int) -> state_sync.SyncResult:
         """Come to one state with all members of the group; a living one comes before a checkpoint."""
-        course = self._course
-        course.resize(rank, world)
-        meeting = self._heard(agreed_in)
-        self._furthest = meeting.loops
-        self._in_vain = self._in_vain + 1 if meeting.members == self._members else 0
-        self._members = meeting.members
-        if course.keeping is not None and (course.rebuilt or not meeting.trained):
-            restored = course.keeping.restore(course.training.parts)
+        state = self._state
+        state.resize(rank, world)
+        sync = self._exchange(agreed_in)
+        self._furthest = sync.loops
+        self._in_vain = self._in_vain + 1 if sync.members == self._members else 0
+        self._members = sync.members
+        if state.checkpoints is not None and (state.rebuilt or not sync.trained):
+            restored = state.checkpoints.restore(state.training.parts)
             if restored is not None:
-                return state_sync.SyncResult(restored, state_sync.NOBODY)
-        if not course.rebuilt:
-            return state_sync.agree(meeting, course.training.state, self._ranks)
-        if course.keeping is not None and course.keeping.gives_up(meeting.trained):
+                return state_sync.SyncResult(restored, state_sync.FROM_CHECKPOINT)
+        if not state.rebuilt:
+            return state_sync.send_newest(sync, state.training.state, self._ranks)
+        if state.checkpoints is not None and state.checkpoints.gives_up(sync.trained):
             raise StateLost(
                 "no checkpoint is whole any more, and training does not begin anew unless the job is started again"
             )
-        return state_sync.SyncResult(0, state_sync.NOBODY)
+        return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
-    def _heard(self, agreed_in: int) -> state_sync.StateSync:
+    def _exchange(self, agreed_in: int) -> state_sync.StateSync:
         """What everybody says about itself."""
-        course = self._course
-        standing = state_sync.MemberState(course.completed, agreed_in)
-        word = state_sync.SyncMessage(standing, self._identity, self.loops, course.digest() if agreed_in else 0)
-        return state_sync.meet(word, self._ranks)
+        state = self._state
+        standing = state_sync.MemberState(state.completed, agreed_in)
+        message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if agreed_in else 0)
+        return state_sync.exchange(message, self._ranks)
 
-    def _enter(self, placed: WorkerAssignment, found: state_sync.SyncResult) -> None:
+    def _enter(self, assignment: WorkerAssignment, found: state_sync.SyncResult) -> None:
         """The members have agreed: this process is one of them now."""
-        self.rank, self.world, self.round = placed.rank, placed.world_size, placed.round
-        _tell_script(placed)
-        enter_round(placed.round)
-        self._course.take_in(found)
-        self._agreed_in = placed.round
-        self._course.keep_from_here(found)
+        self.rank, self.world, self.round = assignment.rank, assignment.world_size, assignment.round
+        _tell_script(assignment)
+        enter_round(assignment.round)
+        self._state.adopt(found)
+        self._agreed_in = assignment.round
+        self._state.save_in_memory(found)
         log.info(
             "round %d: rank %d of %d at step %d, state of %s (%d bytes)",
-            placed.round,
+            assignment.round,
             self.rank,
             self.world,
-            self._course.completed,
-            f"rank {found.source}" if found.source != state_sync.NOBODY else "a checkpoint",
+            self._state.completed,
+            f"rank {found.source}" if found.source != state_sync.FROM_CHECKPOINT else "a checkpoint",
             found.sent,
         )
 
 
-def _tell_script(placed: WorkerAssignment) -> None:
+def _tell_script(assignment: WorkerAssignment) -> None:
     """The variables that a script may look at, as torchrun would have set them for this round."""
     os.environ.update(
-        RANK=str(placed.rank),
-        WORLD_SIZE=str(placed.world_size),
-        LOCAL_RANK=str(placed.local_rank),
-        LOCAL_WORLD_SIZE=str(placed.local_world_size),
-        GROUP_RANK=str(placed.group_rank),
-        GROUP_WORLD_SIZE=str(placed.group_world_size),
-        ROLE_RANK=str(placed.rank),
-        ROLE_WORLD_SIZE=str(placed.world_size),
-        MASTER_ADDR=placed.master_addr,
-        MASTER_PORT=str(placed.master_port),
-        RESILE_ROUND=str(placed.round),
+        RANK=str(assignment.rank),
+        WORLD_SIZE=str(assignment.world_size),
+        LOCAL_RANK=str(assignment.local_rank),
+        LOCAL_WORLD_SIZE=str(assignment.local_world_size),
+        GROUP_RANK=str(assignment.group_rank),
+        GROUP_WORLD_SIZE=str(assignment.group_world_size),
+        ROLE_RANK=str(assignment.rank),
+        ROLE_WORLD_SIZE=str(assignment.world_size),
+        MASTER_ADDR=assignment.master_addr,
+        MASTER_PORT=str(assignment.master_port),
+        RESILE_ROUND=str(assignment.round),
     )
 
 

@@ -31,12 +31,12 @@ def opened() -> set[Known]:
 
 def is_connected(known: Known) -> bool:
     """Whether this is a TCP connection whose other side has not hung up."""
-    with contextlib.suppress(OSError), _copy(known) as line:
-        if line is None or line.type != socket.SOCK_STREAM:
+    with contextlib.suppress(OSError), _copy(known) as copy:
+        if copy is None or copy.type != socket.SOCK_STREAM:
             return False
-        line.getpeername()
+        copy.getpeername()
         try:
-            return bool(line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return bool(copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
             return True
     return False
@@ -47,9 +47,9 @@ def hang_up(known: Known) -> None:
 
     What is written still goes out: of a send that fails before gloo has seen the end, nobody is told (torch 2.13).
     """
-    with contextlib.suppress(OSError), _copy(known) as line:
-        if line is not None and line.type == socket.SOCK_STREAM and not _listens(line):
-            line.shutdown(socket.SHUT_RD)
+    with contextlib.suppress(OSError), _copy(known) as copy:
+        if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
+            copy.shutdown(socket.SHUT_RD)
 
 
 def turn_up(known: Iterable[Known], members: int, but: int) -> None:
@@ -64,16 +64,16 @@ def turn_up(known: Iterable[Known], members: int, but: int) -> None:
         but: a port that is somebody else's.
     """
     for each in known:
-        with contextlib.suppress(OSError), _copy(each) as line:
-            if line is None or line.type != socket.SOCK_STREAM or not _listens(line) or line.getsockname()[1] == but:
+        with contextlib.suppress(OSError), _copy(each) as copy:
+            if copy is None or copy.type != socket.SOCK_STREAM or not _listens(copy) or copy.getsockname()[1] == but:
                 continue
             for number in range(members):
-                with socket.create_connection(line.getsockname()[:2], timeout=KNOCK) as knock:
+                with socket.create_connection(copy.getsockname()[:2], timeout=KNOCK) as knock:
                     knock.sendall(struct.pack("=q", number))
 
 
-def _listens(line: socket.socket) -> bool:
-    return bool(line.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(copy: socket.socket) -> bool:
+    return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 @contextlib.contextmanager
@@ -85,10 +85,10 @@ def _copy(known: Known) -> Iterator[socket.socket | None]:
     """
     descriptor, name = known
     with contextlib.ExitStack() as stack:
-        copy = os.dup(descriptor)
-        stack.callback(os.close, copy)
-        if os.readlink(f"/proc/self/fd/{copy}") != name:
+        duplicate = os.dup(descriptor)
+        stack.callback(os.close, duplicate)
+        if os.readlink(f"/proc/self/fd/{duplicate}") != name:
             yield None
             return
-        line = stack.enter_context(socket.socket(fileno=os.dup(copy)))
-        yield line if line.family in (socket.AF_INET, socket.AF_INET6) else None
+        copy = stack.enter_context(socket.socket(fileno=os.dup(duplicate)))
+        yield copy if copy.family in (socket.AF_INET, socket.AF_INET6) else None

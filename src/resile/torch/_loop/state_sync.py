@@ -16,11 +16,11 @@ import torch
 
 from resile.torch._loop import state_codec
 from resile.torch._loop.collectives import Collectives
-from resile.torch._support.error_file import left_as_words
+from resile.torch._support.error_file import recorded_in_error_file
 
 log = logging.getLogger(__name__)
 
-NOBODY = -1
+FROM_CHECKPOINT = -1
 PARCEL = 4 << 20
 """Bytes up to which tensors are sent as one."""
 _SIZE = 8
@@ -37,7 +37,7 @@ class MemberState(NamedTuple):
 class SyncMessage(NamedTuple):
     """What a process says about itself when it meets others."""
 
-    standing: MemberState
+    state: MemberState
     identity: int
     """A number that no other process has."""
     loops: int
@@ -49,49 +49,49 @@ class SyncMessage(NamedTuple):
 class StateSync(NamedTuple):
     """What the members of a round told each other, by rank."""
 
-    words: list[SyncMessage]
+    messages: list[SyncMessage]
 
     @property
-    def standings(self) -> list[MemberState]:
+    def states(self) -> list[MemberState]:
         """How far each of them is."""
-        return [word.standing for word in self.words]
+        return [message.state for message in self.messages]
 
     @property
     def members(self) -> frozenset[int]:
         """The identities of all of them."""
-        return frozenset(word.identity for word in self.words)
+        return frozenset(message.identity for message in self.messages)
 
     @property
     def loops(self) -> int:
         """How many loops are behind the furthest."""
-        return max(word.loops for word in self.words)
+        return max(message.loops for message in self.messages)
 
     @property
     def source(self) -> int:
         """The rank of the most advanced, the first of several."""
-        return max(range(len(self.words)), key=lambda rank: (self.words[rank].standing, -rank))
+        return max(range(len(self.messages)), key=lambda rank: (self.messages[rank].state, -rank))
 
     @property
     def strays(self) -> list[int]:
         """Ranks that took the same steps in the same rounds as the most advanced, and have other parameters."""
-        best = self.words[self.source]
-        if not best.standing.agreed_in:
+        best = self.messages[self.source]
+        if not best.state.agreed_in:
             return []
-        alike = (rank for rank, word in enumerate(self.words) if word.standing == best.standing)
-        return [rank for rank in alike if self.words[rank].digest != best.digest]
+        alike = (rank for rank, message in enumerate(self.messages) if message.state == best.state)
+        return [rank for rank in alike if self.messages[rank].digest != best.digest]
 
     @property
     def takers(self) -> list[int]:
         """Ranks that need the state of the most advanced; all others have it, bit by bit, and load nothing."""
-        best, source = self.words[self.source].standing, self.source
-        have = best.agreed_in and {rank for rank, word in enumerate(self.words) if word.standing == best}
+        best, source = self.messages[self.source].state, self.source
+        have = best.agreed_in and {rank for rank, message in enumerate(self.messages) if message.state == best}
         alike = (have or {source}).difference(self.strays)
-        return [rank for rank in range(len(self.words)) if rank not in alike]
+        return [rank for rank in range(len(self.messages)) if rank not in alike]
 
     @property
     def trained(self) -> bool:
         """Whether some state is the outcome of training, and not a beginning."""
-        return any(standing.agreed_in for standing in self.standings)
+        return any(state.agreed_in for state in self.states)
 
 
 class SyncResult(NamedTuple):
@@ -108,7 +108,7 @@ class SyncResult(NamedTuple):
     """Bytes that this process sent or took."""
 
 
-def meet(mine: SyncMessage, ranks: Collectives) -> StateSync:
+def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
     """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
 
     Args:
@@ -118,28 +118,28 @@ def meet(mine: SyncMessage, ranks: Collectives) -> StateSync:
     Raises:
         RuntimeError: the group broke.
     """
-    rows = ranks.gather([*mine.standing, *mine[1:]])
-    meeting = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
-    if meeting.strays and mine == meeting.words[0]:  # one of them is enough to say it
+    rows = ranks.gather([*mine.state, *mine[1:]])
+    sync = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
+    if sync.strays and mine == sync.messages[0]:  # one of them is enough to say it
         log.error(
             "at step %d ranks %s have other parameters than rank %d, although they took the same steps: something "
             "changed them, or their gradients, on some ranks alone",
-            meeting.words[meeting.source].standing.step,
-            ", ".join(map(str, meeting.strays)),
-            meeting.source,
+            sync.messages[sync.source].state.step,
+            ", ".join(map(str, sync.strays)),
+            sync.source,
         )
-    return meeting
+    return sync
 
 
-@left_as_words(state_codec.BadState)
-def agree(meeting: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
+@recorded_in_error_file(state_codec.BadState)
+def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
     """Find the most advanced state of a group, and give it to those that have another one.
 
     What was received is in the host's memory, and complete when this returns: a group that breaks in the middle leaves
     everybody as it was. Who neither gives nor takes is spared: one block at most goes through its memory.
 
     Args:
-        meeting: what everybody said.
+        sync: what all members said.
         state: gives this process's state, if it is the one that counts.
         ranks: the members of the group.
 
@@ -147,8 +147,8 @@ def agree(meeting: StateSync, state: Callable[[], Any], ranks: Collectives) -> S
         RuntimeError: the group broke.
         BadState: the state cannot be had or sent. All members raise it: another one would have no better state to give.
     """
-    source, takers = meeting.source, meeting.takers
-    step = meeting.standings[source].step
+    source, takers = sync.source, sync.takers
+    step = sync.states[source].step
     if not takers:
         return SyncResult(step, source)
     described = _described(state, ranks, source)

@@ -22,27 +22,27 @@ class TrainState:
     def __init__(
         self,
         made: Built | Callable[[], Built],
-        others: Mapping[str, Stateful],
+        rest: Mapping[str, Stateful],
         *,
         sampler: ElasticBatchSampler | ElasticLoader | None = None,
-        keeping: LoopCheckpoints | None = None,
+        checkpoints: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
         """Nothing is built yet.
 
         Args:
             made: a model and what moves it, or a function that builds them anew in the group of each round.
-            others: the rest of the state, by name; the sampler among it.
+            rest: the rest of the state, by name; the sampler among it.
             sampler: deals the samples to the ranks of a round.
-            keeping: its checkpoints.
+            checkpoints: of this loop; None: it has none.
             completed: steps already taken.
         """
         self.sampler = sampler
-        self.keeping = keeping
+        self.checkpoints = checkpoints
         self.completed = completed
-        self._others = others
+        self._rest = rest
         self._build = made if callable(made) else None
-        self._training = None if callable(made) else LoopTraining(made, others)
+        self._training = None if callable(made) else LoopTraining(made, rest)
 
     @property
     def training(self) -> LoopTraining:
@@ -65,8 +65,8 @@ class TrainState:
 
         No collective is in that, so a loss cannot divide it.
         """
-        if self.keeping is not None:
-            self.keeping.before_update()
+        if self.checkpoints is not None:
+            self.checkpoints.before_update()
         self.training.update()
         if self.sampler is not None:
             self.sampler.advance(samples)
@@ -90,34 +90,34 @@ class TrainState:
             self._training.close()
             self._training = None
             gc.collect()  # the old shards go before the new ones come
-        self._training = LoopTraining(self._build(), self._others)
+        self._training = LoopTraining(self._build(), self._rest)
 
     def digest(self) -> int:
         """A number that is the same on ranks with the same state; 0 if they are not to be compared."""
         return 0 if self.rebuilt else self.training.digest()
 
-    def take_in(self, found: state_sync.SyncResult) -> None:
+    def adopt(self, found: state_sync.SyncResult) -> None:
         """Have the state that was agreed on. Nobody is waited for."""
         if found.received is not None:
-            if self.keeping is not None:
-                self.keeping.before_update()
+            if self.checkpoints is not None:
+                self.checkpoints.before_update()
             self.training.load(found.received)
-        elif found.source == state_sync.NOBODY:
+        elif found.source == state_sync.FROM_CHECKPOINT:
             self.training.loaded()
         self.completed = found.step
 
-    def keep_from_here(self, found: state_sync.SyncResult) -> None:
+    def save_in_memory(self, found: state_sync.SyncResult) -> None:
         """Have the state in memory wherever it is not yet: who joined has none, and shards are others in this world.
 
         Raises:
             RuntimeError: the group broke.
         """
-        if self.keeping is None:
+        if self.checkpoints is None:
             return
-        if found.source != state_sync.NOBODY:
-            self.keeping.enter(self.training.parts)
+        if found.source != state_sync.FROM_CHECKPOINT:
+            self.checkpoints.enter(self.training.parts)
         if self.rebuilt or (found.takers and found.step):
-            self.keeping.save(found.step, self.training.parts, store=False)
+            self.checkpoints.save(found.step, self.training.parts, store=False)
 
     def close(self) -> None:
         """Let go of the model."""

@@ -43,19 +43,19 @@ Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, t
 class LoopTraining:
     """One model on its way."""
 
-    def __init__(self, built: Built, others: Mapping[str, Stateful]) -> None:
+    def __init__(self, built: Built, rest: Mapping[str, Stateful]) -> None:
         """Take hold of the model's gradients, until `close`.
 
         Args:
             built: the model and what moves it.
-            others: the rest of the state, by name.
+            rest: the rest of the state, by name.
         """
         self.model, self.optimizer = built[0], built[1]
         self.scheduler = built[2] if len(built) > 2 else None
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         if self.scheduler is not None:
             self.parts["scheduler"] = self.scheduler
-        self.parts.update(others)
+        self.parts.update(rest)
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         parameters = list(self.model.parameters())
         self._sharded = [parameter for parameter in parameters if _is_sharded(parameter)]
@@ -181,7 +181,7 @@ def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | N
     return (model, optimizer) if scheduler is None else (model, optimizer, scheduler)
 
 
-def others_of(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
+def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
     """What belongs to a state beside the model and what moves it.
 
     Raises:

@@ -12,7 +12,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 @contextlib.contextmanager
-def left_as_words(*kinds: type[Exception]) -> Iterator[None]:
+def recorded_in_error_file(*kinds: type[Exception]) -> Iterator[None]:
     """Around what may raise a sentence that should be the job's reason to fail, if the script lets it end this process.
 
     If it does not, and the process ends badly later without leaving other words, these are shown: scripts that catch

@@ -17,7 +17,7 @@ _UNHEARD = -1
 """Below every handler's level."""
 
 
-def be_heard() -> None:
+def show_info_logs() -> None:
     """Have the lines of resile written to stderr, unless logging is configured. Fine to call often."""
     ours = logging.getLogger("resile")
     if ours.handlers or logging.getLogger().handlers:
