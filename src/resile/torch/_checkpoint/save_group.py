@@ -14,7 +14,7 @@ from resile.checkpoint.memory_client import MemoryClient, copied_within
 from resile.checkpoint.process_buffers import ProcessBuffers
 from resile.torch._checkpoint.buffer_choice import BufferChoice, Copied, SaverHello, SaveStatus, to_keep
 from resile.torch._loop.collectives import Collectives
-from resile.torch._loop.group import LOOK
+from resile.torch._loop.waits import LOOK
 from resile.wire.env import ROUND
 
 HOLD = 600.0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from resile.torch._loop.group import Group, wait, wait_for_one
+from resile.torch._loop.group import Group, wait
 
 _BLOCK = 64 << 20
 LONGEST = 2000
@@ -125,8 +125,8 @@ class Collectives:
             if not alone:
                 wait(dist.broadcast(moved, source, async_op=True), self.group)
             elif gives:
-                wait_for_one(dist.isend(moved, takers[0]), self.group)
+                wait(dist.isend(moved, takers[0]), self.group)
             else:
-                wait_for_one(dist.irecv(moved, source), self.group)
+                wait(dist.irecv(moved, source), self.group)
             if block is not None and scratch is not None:
                 block.copy_(moved)
