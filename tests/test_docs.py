@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -151,6 +152,25 @@ def test_every_class_that_is_named_on_a_page_is_in_the_tree() -> None:
         for words in in_backticks(page):
             if re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)+", words):
                 assert words in known, f"{page.relative_to(ROOT)} names {words}"
+
+
+def public_names(module: str) -> set[str]:
+    """What a module of ours defines or offers, without importing it: that would import torch."""
+    path = ROOT / "src" / Path(*module.split("."))
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    return set(re.findall(r"^(?:class|def) (\w+)", text, re.M)) | set(re.findall(r'"(\w+)"', text))
+
+
+def test_the_python_on_every_page_can_be_parsed_and_imports_what_is_there() -> None:
+    imported = 0
+    for page in WRITTEN:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("resile"):
+                    imported += 1
+                    missing = {name.name for name in node.names} - public_names(node.module or "")
+                    assert not missing, f"{page.relative_to(ROOT)} imports {missing} from {node.module}"
+    assert imported > 5
 
 
 def test_every_box_of_the_architecture_is_a_folder_and_every_package_has_one() -> None:
