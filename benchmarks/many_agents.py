@@ -23,7 +23,8 @@ import msgspec
 
 from benchmarks.harness import GaveUp, Story, Workplace, asking, file_limit, say
 from resile.api.ids import NO_ROUND, Round
-from resile.api.job import FrontDoor, JobSpec
+from resile.api.job import JobSpec
+from resile.api.kinds.run.names import FRONT_DOOR
 from resile.protocol.agent_to_master import Hello, Join
 from resile.protocol.master_to_agent import MasterMessage, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.message import PROTOCOL
@@ -218,7 +219,7 @@ class Crowd:
     def __init__(self, place: Workplace, agents: int) -> None:
         self.agents = agents
         self.directory = JobDirectory(place.path / "job")
-        self.directory.create(JobSpec(name=JOB, front_door=FrontDoor.RUN))
+        self.directory.create(JobSpec(name=JOB, front_door=FRONT_DOOR))
         self.master = place.start([sys.executable, "-m", "resile.master", "--directory", self.directory.path])
         self.story: Story
         self._place = place

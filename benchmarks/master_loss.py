@@ -96,7 +96,9 @@ def run(quick: bool) -> list[Row]:
             str(records),
             str(place.path),
         )
-        directory.create(JobSpec(name="loss", roles={"worker": RoleSpec(replicas=WORKERS, command=words)}))
+        directory.create(
+            JobSpec(name="loss", front_door="elasticjob", roles={"worker": RoleSpec(replicas=WORKERS, command=words)})
+        )
         supervisor = start_master(directory, place.path, [])
         try:
             wait_for("the first steps", lambda: all(len(each) > 100 for each in _steps(place.path).times), every=0.2)

@@ -163,7 +163,7 @@ def sentences(manifest: Any) -> list[str]:
         (f"{WORKER}.replicas", -1, f"{WORKER}.replicas: must be a whole number of 0 or more, not -1"),
         (f"{WORKER}.replicas", 1.5, f"{WORKER}.replicas: must be a whole number of 0 or more, not 1.5"),
         (f"{WORKER}.replicas", True, f"{WORKER}.replicas: must be a whole number of 0 or more, not true"),
-        (f"{WORKER}.replicas", 10**9, f"{WORKER}.replicas: must be at most 100000, not 1000000000"),
+        (f"{WORKER}.replicas", 10**9, f"{WORKER}.replicas: must be at most 10000, not 1000000000"),
         (f"{WORKER}.replicas", 0, "spec.replicaSpecs: must have a role with replicas of 1 or more"),
         (f"{WORKER}.replicas", None, "spec.replicaSpecs: must have a role with replicas of 1 or more"),
         (f"{WORKER}.restartcount", 1, f"{WORKER}.restartcount: unknown field; did you mean restartCount?"),

@@ -10,26 +10,32 @@ import msgspec
 import pytest
 import yaml
 
-from resile.api.crd.generate import DEFINITIONS, ELASTIC_JOB, SCALE_PLAN, Definition, cel_patch, crd
+from resile.api.crd.generate import cel_patch, crd
 from resile.api.crd.openapi import schema_of
-from resile.api.job import ROLES
-from resile.api.kinds.elasticjob import (
-    MAX_REPLICAS,
+from resile.api.job import MAX_REPLICAS
+from resile.api.job_phase import JobPhase
+from resile.api.kinds import registry
+from resile.api.kinds.base import Definition, PlanPhase
+from resile.api.kinds.elasticjob import kind as elasticjob
+from resile.api.kinds.elasticjob.resource import (
     Condition,
     ElasticJobStatus,
     JobProgress,
     LastFailure,
-    Phase,
     ReplicaStatus,
     StepProgress,
 )
-from resile.api.kinds.scaleplan import PlanPhase, ScalePlanStatus
+from resile.api.kinds.elasticjob.roles import ROLE_NAMES
+from resile.api.kinds.scaleplan import kind as scaleplan
+from resile.api.kinds.scaleplan.resource import ScalePlanStatus
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from tests.api.manifests import bent, job, plan, pod
 from tests.api.structural import CEL, fields, problems, refusals, root
 from tests.support.paths import ROOT
 
+DEFINITIONS = [kind.definition for kind in registry.kinds()]
+ELASTIC_JOB, SCALE_PLAN = elasticjob.ELASTIC_JOB.definition, scaleplan.SCALE_PLAN.definition
 REPOSITORY = ROOT
 MANIFESTS = sorted(
     path
@@ -40,15 +46,15 @@ MANIFESTS = sorted(
 NOW = "2026-01-31T12:00:00Z"
 
 STATUS = ElasticJobStatus(
-    phase=Phase.RUNNING,
+    phase=JobPhase.RUNNING,
     reason="JobRunning",
     message="3 of 4 workers train; torch-mnist-edljob-worker-3 waits for room",
     status=JobProgress(
         conditions=(
             Condition(
-                type=Phase.RUNNING,
+                type=JobPhase.RUNNING,
                 status="True",
-                reason=Phase.RUNNING.reason,
+                reason=JobPhase.RUNNING.reason,
                 message="the first step was taken",
                 last_update_time=NOW,
                 last_transition_time=NOW,
@@ -129,9 +135,9 @@ def test_the_rules_in_cel_speak_of_fields_that_exist():
             for name in re.findall(r"has\(self\.([a-zA-Z_]+)", rule.expression):
                 assert name.replace("__dash__", "-") in schema["properties"]
     roles = SCALE_PLAN.rules[-1]
-    assert re.findall(r"'([a-z]+)'", roles.expression) == list(ROLES)
+    assert re.findall(r"'([a-z]+)'", roles.expression) == list(ROLE_NAMES)
     bounded = at(root(crd(SCALE_PLAN)), ".".join(roles.path))
-    assert bounded["maxProperties"] == len(ROLES)  # or an API server may find the rule too expensive
+    assert bounded["maxProperties"] == len(ROLE_NAMES)  # or an API server may find the rule too expensive
 
 
 def test_a_type_that_no_schema_can_express_is_told():

@@ -6,13 +6,16 @@ import msgspec
 import pytest
 
 from resile.api.ids import GiB, MiB
-from resile.api.job import FrontDoor, JobSpec, Resources, Strategy, node_name
-from resile.api.kinds.annotations import FOREVER, duration, read_options
-from resile.api.kinds.elasticjob import ElasticJob, OptimizeMode, Phase
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.job import JobSpec, Resources, Strategy
+from resile.api.job_phase import JobPhase
+from resile.api.kinds.elasticjob.master_options import FOREVER, read_options
+from resile.api.kinds.elasticjob.names import MAX_JOB_NAME, master_name, node_of
+from resile.api.kinds.elasticjob.resource import ElasticJob, OptimizeMode
+from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
+from resile.api.kinds.registry import node_name
 from resile.api.manifests.errors import BadManifest, ManifestErrors
-from resile.api.manifests.names import MAX_JOB_NAME, master_name, node_of_pod
 from resile.api.manifests.reader import load_manifests, read_manifest
+from resile.api.quantity import duration
 from resile.api.timeouts import derive
 from tests.api.manifests import Manifest, bent, job, pod
 
@@ -113,7 +116,7 @@ def test_every_field_of_a_role_reaches_the_spec() -> None:
         assert (role.replicas, role.command, role.crash_budget, role.auto_scale) == (2, ("run",), 9, False)
         assert (role.priority, role.batch_scheduler, role.critical_nodes) == ("0.5", "volcano", "0:3,1:2")
         assert (role.restart_policy, role.restart_timeout, role.env) == ("ExitCode", 60, {"LEVEL": "debug"})
-    assert (spec.name, spec.namespace, spec.uid, spec.front_door) == ("all", "dlrover", "u-1", FrontDoor.ELASTICJOB)
+    assert (spec.name, spec.namespace, spec.uid, spec.front_door) == ("all", "dlrover", "u-1", "elasticjob")
     assert (spec.strategy, spec.optimize_mode, spec.brain_service) == (Strategy.CUSTOM, "cluster", "brain:50001")
     assert spec.resource_limits == Resources(cpu=15.0, memory=30000 * MiB, gpu=4)
     assert spec.suspend
@@ -359,16 +362,16 @@ def test_the_longest_job_name_leaves_room_for_every_derived_name() -> None:
 
 
 def test_a_pod_name_tells_its_node() -> None:
-    node = node_of_pod("torch-mnist-edljob-worker-12", "torch-mnist")
+    node = node_of("torch-mnist-edljob-worker-12", "torch-mnist")
     assert str(node) == "worker-12"
-    assert node_of_pod("torch-mnist-edljob-worker-12", "mnist") is None
-    assert node_of_pod("torch-mnist-edljob-worker-012", "torch-mnist") is None
-    assert node_of_pod("torch-mnist-edljob-master-0", "torch-mnist") is None
+    assert node_of("torch-mnist-edljob-worker-12", "mnist") is None
+    assert node_of("torch-mnist-edljob-worker-012", "torch-mnist") is None
+    assert node_of("torch-mnist-edljob-master-0", "torch-mnist") is None
 
 
 def test_a_phase_carries_the_reason_of_its_condition() -> None:
-    assert Phase.RUNNING.reason == "JobRunning"
-    assert [phase for phase in Phase if phase.ended] == [Phase.SUCCEEDED, Phase.FAILED]
+    assert JobPhase.RUNNING.reason == "JobRunning"
+    assert [phase for phase in JobPhase if phase.ended] == [JobPhase.SUCCEEDED, JobPhase.FAILED]
 
 
 def test_a_job_made_by_hand_is_checked_when_it_is_translated() -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from resile.api.ids import GiB, MiB, NodeId, Rank
-from resile.api.job import JobSpec, Resources, Strategy, node_name
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.environment import node_environment, service_addresses, tf_config
-from resile.api.kinds.labels import job_selector, master_labels, node_labels
-from resile.api.kinds.scaleplan import ScalePlan, ScaleType
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.ids import GiB, MiB, NodeId, NodeKey, Rank
+from resile.api.job import JobSpec, Resources, Strategy
+from resile.api.kinds.base import NodeSetting
+from resile.api.kinds.elasticjob.environment import tf_config
+from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
+from resile.api.kinds.elasticjob.resource import ElasticJob
+from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
+from resile.api.kinds.registry import node_name
+from resile.api.kinds.scaleplan.resource import ScalePlan, ScaleType
 from resile.api.manifests.reader import load_manifests
 from tests.support.paths import ROOT
 
@@ -129,16 +131,17 @@ def test_the_plans_scale_and_migrate_the_manual_job() -> None:
 
 def test_a_worker_gets_the_environment_of_both_generations() -> None:
     spec = example_job(f"{MNIST}/choas_test_job.yaml")
-    assert node_environment(
+    assert ELASTIC_JOB.environment(
         spec,
-        role="worker",
-        node_id=NodeId(4),
-        rank=Rank(1),
-        replicas=4,
-        address="10.0.0.7",
-        host_address="192.168.0.7",
-        master_address="elasticjob-chaos-test-dlrover-master.dlrover.svc:50001",
-        relaunch_count=1,
+        NodeSetting(
+            node=NodeKey("worker", NodeId(4)),
+            rank=Rank(1),
+            replicas=4,
+            address="10.0.0.7",
+            host_address="192.168.0.7",
+            master_address="elasticjob-chaos-test-dlrover-master.dlrover.svc:50001",
+            relaunch_count=1,
+        ),
     ) == {
         "POD_NAME": "chaos-test-edljob-worker-4",
         "POD_IP": "10.0.0.7",
@@ -166,15 +169,14 @@ def test_a_worker_gets_the_environment_of_both_generations() -> None:
 
 def test_a_parameter_server_job_has_no_rank_and_leaves_unknown_addresses_to_the_platform() -> None:
     spec = example_job("tensorflow/criteo_deeprec/manual_job.yaml")
-    env = node_environment(
+    env = ELASTIC_JOB.environment(
         spec,
-        role="ps",
-        node_id=NodeId(0),
-        rank=Rank(0),
-        replicas=1,
-        address="",
-        host_address="",
-        master_address="m:50001",
+        NodeSetting(
+            node=NodeKey("ps", NodeId(0)),
+            rank=Rank(0),
+            replicas=1,
+            master_address="m:50001",
+        ),
     )
     assert not {"RANK", "WORLD_SIZE", "POD_IP", "NODE_IP"} & set(env)
     assert env["RELAUNCHED_POD"] == "false"
@@ -185,15 +187,14 @@ def test_switches_that_the_user_has_set_are_left_alone() -> None:
     (job,) = load_manifests(text + "  envs:\n    MONITOR_ENABLED: {value: 'false'}\n")
     assert isinstance(job, ElasticJob)
     spec = to_job_spec(job)
-    env = node_environment(
+    env = ELASTIC_JOB.environment(
         spec,
-        role="worker",
-        node_id=NodeId(0),
-        rank=Rank(0),
-        replicas=2,
-        address="",
-        host_address="",
-        master_address="m:50001",
+        NodeSetting(
+            node=NodeKey("worker", NodeId(0)),
+            rank=Rank(0),
+            replicas=2,
+            master_address="m:50001",
+        ),
     )
     assert "MONITOR_ENABLED" not in env
     assert env["GRPC_ENABLE_FORK_SUPPORT"] == "false"
@@ -201,7 +202,7 @@ def test_switches_that_the_user_has_set_are_left_alone() -> None:
 
 def test_tf_config_names_the_service_of_every_place() -> None:
     spec = example_job("tensorflow/criteo_deeprec/manual_job.yaml")
-    assert json.loads(tf_config(service_addresses(spec), role="worker", rank=Rank(0))) == {
+    assert json.loads(tf_config(ELASTIC_JOB.service_addresses(spec, {}), role="worker", rank=Rank(0))) == {
         "cluster": {
             "chief": ["deepctr-manual-scale-edljob-chief-0.dlrover.svc:3333"],
             "worker": ["deepctr-manual-scale-edljob-worker-0.dlrover.svc:3333"],
@@ -217,7 +218,7 @@ def test_tf_config_leaves_out_roles_without_nodes() -> None:
 
 
 def test_a_node_carries_the_labels_of_both_generations() -> None:
-    labels = node_labels("torch-mnist", role="worker", node_id=NodeId(4), rank=Rank(1), relaunch_count=1)
+    labels = ELASTIC_JOB.node_labels("torch-mnist", role="worker", node_id=NodeId(4), rank=Rank(1), relaunch_count=1)
     assert labels == {
         "app": "dlrover",
         "elasticjob-name": "torch-mnist",
@@ -234,9 +235,10 @@ def test_a_node_carries_the_labels_of_both_generations() -> None:
 
 
 def test_a_master_is_found_by_the_same_selectors_as_its_nodes() -> None:
-    labels = master_labels("torch-mnist")
-    key, value = job_selector("torch-mnist").split("=")
-    assert labels[key] == value == labels["elasticjob-name"]
+    labels = ELASTIC_JOB.master_labels("torch-mnist")
+    assert ELASTIC_JOB.job_selector("torch-mnist").items() <= labels.items()
+    assert ELASTIC_JOB.master_selector("torch-mnist").items() <= labels.items()
+    assert ELASTIC_JOB.job_of(labels) == "torch-mnist" == labels["elasticjob-name"]
     assert labels["app.kubernetes.io/name"] == "elasticjob"
     assert labels["replica-type"] == labels["elasticjob.dlrover/replica-type"] == "dlrover-master"
 

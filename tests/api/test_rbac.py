@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resile.api import rbac
+from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 
 Grant = tuple[str, str, str]
 
@@ -22,7 +23,7 @@ def grants(rules: rbac.Rules, *, unnamed_only: bool = False) -> set[Grant]:
 
 
 ALL = {
-    "master": rbac.master_rules("torch-mnist"),
+    "master": rbac.master_rules(ELASTIC_JOB, "torch-mnist"),
     "operator": rbac.operator_rules(),
     "election": rbac.election_rules("x"),
     "viewer": rbac.viewer_rules(),
@@ -31,7 +32,7 @@ ALL = {
 
 
 def test_the_operator_holds_all_that_it_grants_to_a_master():
-    assert grants(rbac.master_rules("torch-mnist")) <= grants(rbac.operator_rules(), unnamed_only=True)
+    assert grants(rbac.master_rules(ELASTIC_JOB, "torch-mnist")) <= grants(rbac.operator_rules(), unnamed_only=True)
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
@@ -45,14 +46,16 @@ def test_nothing_is_granted_wholesale_or_lets_its_holder_grant_more(rules):
 def test_secrets_cannot_be_listed_by_anybody_nor_be_read_by_a_master():
     for rules in ALL.values():
         assert not {("", "secrets", "list"), ("", "secrets", "watch")} & grants(rules)
-    assert "secrets" not in {resource for _, resource, _ in grants(rbac.master_rules("torch-mnist"))}
+    assert "secrets" not in {resource for _, resource, _ in grants(rbac.master_rules(ELASTIC_JOB, "torch-mnist"))}
 
 
 def test_a_master_sees_and_writes_its_own_job_only():
-    mine = [rule for rule in rbac.master_rules("torch-mnist") if rule["resources"][0].startswith("elasticjobs")]
+    mine = [
+        rule for rule in rbac.master_rules(ELASTIC_JOB, "torch-mnist") if rule["resources"][0].startswith("elasticjobs")
+    ]
     assert [rule["resourceNames"] for rule in mine] == [["torch-mnist"]] * 2
     assert not {"create", "delete", "update", "patch"} & set(mine[0]["verbs"])
-    (journal,) = [rule for rule in rbac.master_rules("torch-mnist") if "configmaps" in rule["resources"]]
+    (journal,) = [rule for rule in rbac.master_rules(ELASTIC_JOB, "torch-mnist") if "configmaps" in rule["resources"]]
     assert journal["resourceNames"] == ["elasticjob-torch-mnist-dlrover-master"]
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from resile.api.ids import GiB
 from resile.api.job import Resources
-from resile.api.kinds.scaleplan import ScalePlan, ScaleType
+from resile.api.kinds.scaleplan.resource import ScalePlan, ScaleType
 from resile.api.manifests.reader import load_manifests, read_manifest
 from tests.api.manifests import Manifest, bent, plan
 

@@ -341,7 +341,10 @@ def test_a_node_that_is_being_migrated_cannot_be_migrated_again():
 
 def test_parameter_servers_are_not_migrated_and_leave_no_gaps():
     roles = {"worker": RoleSpec(replicas=2), "ps": RoleSpec(replicas=2)}
-    job = Job(JobSpec(name="job", roles=roles, strategy=Strategy.PARAMETER_SERVER), RendezvousConfig())
+    job = Job(
+        JobSpec(name="job", front_door="elasticjob", roles=roles, strategy=Strategy.PARAMETER_SERVER),
+        RendezvousConfig(),
+    )
     job.does(ev.Started())
     assert "parameter server" in plan(job, "one", migrate=(ev.Move(node=key(0, "ps")),))
     assert "cannot have a gap" in plan(job, "two", remove=(key(0, "ps"),))
@@ -369,7 +372,10 @@ def limited(nodes: int, memory: int = 0, cpu: float | None = None, gpu: int = 0)
     one = Resources(memory=Bytes(2 * GiB), cpu=1.0, gpu=1 if gpu else 0)
     most = Resources(memory=Bytes(memory * GiB) if memory else None, cpu=cpu, gpu=gpu)
     spec = JobSpec(
-        name="job", roles={"worker": RoleSpec(replicas=nodes, requests=one, limits=one)}, resource_limits=most
+        front_door="elasticjob",
+        name="job",
+        roles={"worker": RoleSpec(replicas=nodes, requests=one, limits=one)},
+        resource_limits=most,
     )
     job = Job(spec, RendezvousConfig(min_nodes=1, max_nodes=nodes))
     job.does(ev.Started())

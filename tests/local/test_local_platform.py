@@ -65,7 +65,7 @@ class Job:
         role = role or RoleSpec(replicas=2, command=command)
         roles = {"worker": role, "ps": role} if strategy is Strategy.PARAMETER_SERVER else {"worker": role}
         platform = LocalPlatform(
-            JobSpec(name="digits", uid=f"test-{os.getpid()}", roles=roles, strategy=strategy),
+            JobSpec(name="digits", front_door="elasticjob", uid=f"test-{os.getpid()}", roles=roles, strategy=strategy),
             self.directory,
             "127.0.0.1:50001",
             secrets={"TOKEN_FILE": "/somewhere/token"},
@@ -491,7 +491,7 @@ async def test_a_node_outlives_a_master_killed_right_after_the_launch(job: Job) 
 
         async def main():
             role = RoleSpec(replicas=1, command=("/bin/sleep", "1000"))
-            spec = JobSpec(name="digits", roles={{"worker": role}})
+            spec = JobSpec(name="digits", front_door="elasticjob", roles={{"worker": role}})
             platform = LocalPlatform(spec, Path({str(job.directory)!r}), "127.0.0.1:50001")
             await platform.start(lambda observation: None)
             platform.launch(Launch(node=NodeKey("worker", 0), rank=0, replicas=1))

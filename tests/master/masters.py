@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from resile.api.ids import NodeId
-from resile.api.job import FrontDoor, JobSpec
+from resile.api.job import JobSpec
+from resile.api.kinds.run.names import FRONT_DOOR
 from resile.api.timeouts import derive
 from resile.protocol.agent_to_master import Hello
 from resile.protocol.commands import Answer, Ask, FromMaster
@@ -26,7 +27,7 @@ from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.job_directory import JobDirectory
 
 PATIENCE = 30.0
-BARE = JobSpec(name="job", front_door=FrontDoor.RUN, timeouts=derive())
+BARE = JobSpec(name="job", front_door=FRONT_DOOR, timeouts=derive())
 
 
 def new_job(path: Path, spec: JobSpec = BARE) -> JobDirectory:

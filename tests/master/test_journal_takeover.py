@@ -20,7 +20,7 @@ from resile.platform.kubernetes import client as kube
 from resile.protocol.reports import NodeStatus
 from tests.master.fake_api import FakeApi
 
-SPEC = JobSpec(name="j", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
+SPEC = JobSpec(name="j", front_door="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
 SEEN = NodeSeen(node=NodeKey("worker", NodeId(0)), status=NodeStatus.RUNNING)
 
 

@@ -28,7 +28,9 @@ class Master:
     """As much of a master as its companions look at; wishes are answered by `answers`, in order."""
 
     def __init__(self, api: FakeAsyncApi, uid: str) -> None:
-        self.spec = JobSpec(name="j", namespace="red", uid=uid, roles={"worker": RoleSpec(replicas=2)})
+        self.spec = JobSpec(
+            name="j", front_door="elasticjob", namespace="red", uid=uid, roles={"worker": RoleSpec(replicas=2)}
+        )
         self.client = cast(AsyncClient, api)
         self.engine = Engine(new_state(self.spec, 0.0))
         self.engine.handle(Started(), 1.0)

@@ -22,7 +22,7 @@ from resile.protocol.agent_to_master import Hello
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 
-SPEC = JobSpec(name="job", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
+SPEC = JobSpec(name="job", front_door="elasticjob", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
 
 
 class MemoryJournal:

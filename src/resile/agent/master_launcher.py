@@ -28,7 +28,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resile.agent.options import Endpoint, RunOptions, Security
-from resile.api.job import FrontDoor, JobSpec
+from resile.api.job import JobSpec
+from resile.api.kinds.run.names import FRONT_DOOR
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.agent")
@@ -211,7 +212,7 @@ class MasterLauncher:
         self._supervisor.wait()
 
     def _spec(self) -> JobSpec:
-        return JobSpec(name=self._options.job_name, front_door=FrontDoor.RUN, timeouts=self._options.timeouts)
+        return JobSpec(name=self._options.job_name, front_door=FRONT_DOOR, timeouts=self._options.timeouts)
 
     def _token(self) -> str | None:
         if self._options.security.token or is_loopback(self._endpoint.host):

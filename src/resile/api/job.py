@@ -1,6 +1,7 @@
-"""`JobSpec`: what the engine runs. Every front door (ElasticJob, ScalePlan, flags) is translated into this.
+"""`JobSpec`: what the engine runs. Every front door (`resile.api.kinds`) translates what users write into it.
 
-It is complete (all defaults filled in), checked, and plain data: it can be put in a journal and sent over a wire.
+It is complete (all defaults filled in), checked, and plain data: it can be put in a journal and sent over a wire. The
+engine knows no role by name: what a role does in its job stands in its `RoleSpec`, and the front door put it there.
 """
 
 from __future__ import annotations
@@ -26,11 +27,32 @@ MAX_REPLICAS = 10_000
 """Nodes of one role: as many as one master is made for; a greater number is a slip of the keyboard."""
 
 
-class FrontDoor(enum.StrEnum):
-    """Whose names and conventions a job keeps."""
+class Loss(enum.StrEnum):
+    """What it means for a job that a rank of a role is given up: its node ended and is not replaced."""
 
-    ELASTICJOB = "elasticjob"
-    RUN = "run"
+    TOLERATED = "tolerated"
+    """The job goes on as long as enough nodes that train are left."""
+    FATAL = "fatal"
+    """The job fails."""
+
+
+class RoleTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the nodes of a role do in their job; the defaults are those of nodes that train."""
+
+    trains: bool = True
+    """Its agents meet in rounds."""
+    decides_end: bool = True
+    """The job succeeds when every rank of all roles that decide has ended well."""
+    loss: Loss = Loss.TOLERATED
+    failure: str = "WorkerError"
+    """The reason of a job that failed because a rank of this role was given up."""
+    oom_failure: str = "WorkerOOM"
+    """The same where the node had run out of memory."""
+    cannot_migrate: str = ""
+    """Why a node of this role cannot be migrated, as the rest of a sentence that begins with its name; empty if it
+    can."""
+    port: int = 0
+    """Where its nodes listen for the others, in a job whose nodes find each other by address."""
 
 
 class Strategy(enum.StrEnum):
@@ -50,8 +72,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu: int = 0
 
 
-class RoleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One role of a job: how many nodes, and what each of them runs."""
+class RoleSpec(RoleTraits, frozen=True, kw_only=True, omit_defaults=True):
+    """One role of a job: how many nodes, what each of them runs, and what it does in the job."""
 
     replicas: int
     command: tuple[str, ...] = ()
@@ -70,7 +92,8 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The role's `restartPolicy`, else its template's; empty where neither says anything."""
     restart_timeout: float | None = None
     critical_nodes: str = ""
-    """Whose loss ends the job: `all`, `none`, or `index:count` pairs with commas; empty for the strategy's own rule."""
+    """Nodes whose loss ends the job: `all`, `none`, or `index:count` pairs with commas; empty for the strategy's own
+    rule."""
     batch_scheduler: str = ""
     template: dict[str, Any] = {}
     """The pod template as the user wrote it plus the job's `envs`, for the platform that makes pods."""
@@ -82,10 +105,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     namespace: str = "default"
     uid: str = ""
-    front_door: FrontDoor = FrontDoor.ELASTICJOB
+    front_door: str
+    """Whose names and conventions the job keeps: the name of one in `resile.api.kinds.registry`."""
     strategy: Strategy = Strategy.ALLREDUCE
     roles: dict[str, RoleSpec] = {}
-    """Empty for a job on bare machines (`resile run`): nodes come by themselves and nobody launches them."""
+    """In the order in which tables list them. Empty for a job on bare machines (`resile run`), whose nodes come by
+    themselves."""
     master: RoleSpec | None = None
     """What the user wants changed about the master's own pod; its template may be partial."""
     resource_limits: Resources = Resources()
@@ -102,9 +127,28 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether a platform launches this job's nodes."""
         return bool(self.roles)
 
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """The roles whose agents meet in rounds, in the order of their ranks; none are named on bare machines."""
+        return tuple(name for name, role in self.roles.items() if role.trains)
+
+    def trains(self, role: str) -> bool:
+        """Whether the agents of a role meet in rounds: on bare machines those of every role do."""
+        declared = self.roles.get(role)
+        return not self.roles if declared is None else declared.trains
+
+    def decides_end(self, role: str) -> bool:
+        """Whether the job is over only when the nodes of this role have ended."""
+        declared = self.roles.get(role)
+        return not self.roles if declared is None else declared.decides_end
+
+    def role_order(self, role: str) -> int:
+        """The place of a role among the job's roles; behind them all if the job does not name it."""
+        return next((at for at, name in enumerate(self.roles) if name == role), len(self.roles))
+
 
 def node_name(spec: JobSpec, role: str, node_id: int) -> str:
-    """The name people see for a node: DLRover's pod name, or role and id on bare machines."""
-    if spec.front_door is FrontDoor.ELASTICJOB:
-        return f"{spec.name}-edljob-{role}-{node_id}"
-    return f"{role}-{node_id}"
+    """Moved to `resile.api.kinds.registry`."""
+    from resile.api.kinds import registry
+
+    return registry.node_name(spec, role, node_id)

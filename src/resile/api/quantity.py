@@ -1,7 +1,7 @@
-"""Kubernetes quantities: `500m`, `2`, `0.5`, `4Gi`, `8192Mi`, `1e3`, as numbers and back.
+"""Kubernetes quantities (`500m`, `2`, `0.5`, `4Gi`, `8192Mi`, `1e3`) and durations (`1m30s`), as numbers and back.
 
-Amounts are read exactly (as fractions) and rounded only at the end and upwards, as Kubernetes does: nobody gets less
-than was asked for.
+Amounts are read exactly (as fractions) and rounded only at the end and upwards, as Kubernetes does: a node never gets
+less than was asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import re
 from fractions import Fraction
 
-from resile.api.ids import Bytes
+from resile.api.ids import Bytes, Seconds
 
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -19,6 +19,10 @@ QUANTITY = re.compile(
     r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]{1,2}))?",
     re.ASCII,
 )
+
+_DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+|[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
+_DURATION_PART = re.compile(r"([0-9.]+)(ms|s|m|h|)", re.ASCII)
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 ALLOWED = "must be a quantity of 0 or more such as 500m, 2, 0.5 or 4Gi"
 
@@ -90,3 +94,10 @@ def write_size(value: int) -> str:
         if whole and not rest:
             return f"{whole}{suffix}"
     return str(value)
+
+
+def duration(text: str) -> Seconds | None:
+    """`10s`, `1m30s`, `500ms`, `0.5h`, or a bare number of seconds; None if it is none of these."""
+    if not _DURATION.fullmatch(text):
+        return None
+    return Seconds(sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text)))

@@ -1,41 +1,44 @@
-"""Who may do what at the API server: the operator, the master of one job, and the people who use both.
+"""What the operator, the master of one job, and the users of both may do at the API server.
 
-Kubernetes lets nobody grant more than they hold. The operator gives every master a Role of its own, so all that a
+Kubernetes lets no subject grant more than it holds. The operator gives every master a Role of its own, so all that a
 master may do is among the operator's rules, for every namespace; nothing is granted that allows to grant more
 (`escalate`, `bind`, `impersonate`). Training pods are granted nothing and mount no token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from resile.api.kinds import elasticjob, scaleplan
-from resile.api.manifests.metadata import GROUP
-from resile.api.manifests.names import master_name
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind
 
 Rules = list[dict[str, Any]]
 
-_JOBS, _PLANS = elasticjob.PLURAL, scaleplan.PLURAL
 _READ = ("get", "list", "watch")
 _APPLY = ("create", "patch")
 """Server-side apply is a patch, and makes what is not there."""
 
 
-def master_rules(job: str) -> Rules:
+def master_rules(kind: JobKind, job: str) -> Rules:
     """The rules of the Role of a job's master, in the job's namespace.
 
     A master makes and removes the job's pods, makes its Services, keeps its journal in the ConfigMap of its own name
     (which the operator makes), and writes the status of its own job alone and of plans.
     """
-    return [
+    group, jobs = kind.definition.group, kind.definition.plural
+    rules = [
         _rule("", ["pods"], [*_READ, "create", "delete"]),
         _rule("", ["services", "events"], ["create"]),
-        _rule("", ["configmaps"], ["get", "patch"], [master_name(job)]),
-        _rule(GROUP, [_JOBS], list(_READ), [job]),  # lists and watches that select metadata.name
-        _rule(GROUP, [f"{_JOBS}/status"], ["patch"], [job]),
-        _rule(GROUP, [_PLANS], ["list", "watch"]),
-        _rule(GROUP, [f"{_PLANS}/status"], ["patch"]),
+        _rule("", ["configmaps"], ["get", "patch"], [kind.master_name(job)]),
+        _rule(group, [jobs], list(_READ), [job]),  # lists and watches that select metadata.name
+        _rule(group, [f"{jobs}/status"], ["patch"], [job]),
     ]
+    for plan in registry.plan_kinds():
+        if plan.job_kind is kind:
+            rules.append(_rule(plan.definition.group, [plan.definition.plural], ["list", "watch"]))
+            rules.append(_rule(plan.definition.group, [f"{plan.definition.plural}/status"], ["patch"]))
+    return rules
 
 
 def operator_rules() -> Rules:
@@ -44,11 +47,17 @@ def operator_rules() -> Rules:
     Objects are removed by the garbage collector with their job, so that few rights to delete are needed. Secrets can be
     read one at a time by name, never listed.
     """
+    own: Rules = []
+    for group, jobs, plans in _groups():
+        own += [
+            *_some(group, jobs, list(_READ)),
+            *_some(group, plans, ["list", "watch"]),
+            *_some(group, [f"{plural}/status" for plural in (*jobs, *plans)], ["patch"]),
+            # Some clusters ask for it of a subject that names a job as the owner of an object.
+            *_some(group, [f"{plural}/finalizers" for plural in jobs], ["update"]),
+        ]
     return [
-        _rule(GROUP, [_JOBS], list(_READ)),
-        _rule(GROUP, [_PLANS], ["list", "watch"]),
-        _rule(GROUP, [f"{_JOBS}/status", f"{_PLANS}/status"], ["patch"]),
-        _rule(GROUP, [f"{_JOBS}/finalizers"], ["update"]),  # some clusters ask for it of whoever names a job as owner
+        *own,
         _rule("", ["pods"], [*_READ, "create", "delete"]),
         _rule("", ["services"], ["list", "watch", *_APPLY]),
         _rule("", ["configmaps"], ["get", "create", "patch"]),
@@ -69,19 +78,34 @@ def election_rules(lease: str) -> Rules:
 
 
 def viewer_rules() -> Rules:
-    """What anybody who may look at a namespace may see of its jobs."""
-    return [
-        _rule(GROUP, [_JOBS, _PLANS], list(_READ)),
-        _rule(GROUP, [f"{_JOBS}/status", f"{_JOBS}/scale", f"{_PLANS}/status"], ["get"]),
-    ]
+    """What a user who may look at a namespace may see of its jobs."""
+    rules: Rules = []
+    for group, jobs, plans in _groups():
+        parts = [part for plural in jobs for part in (f"{plural}/status", f"{plural}/scale")]
+        rules.append(_rule(group, [*jobs, *plans], list(_READ)))
+        rules.append(_rule(group, [*parts, *(f"{plural}/status" for plural in plans)], ["get"]))
+    return rules
 
 
 def editor_rules() -> Rules:
-    """What anybody who may change things in a namespace may do with its jobs."""
-    return [
-        _rule(GROUP, [_JOBS, _PLANS], ["create", "delete", "deletecollection", "patch", "update"]),
-        _rule(GROUP, [f"{_JOBS}/scale"], ["patch", "update"]),
-    ]
+    """What a user who may change things in a namespace may do with its jobs."""
+    rules: Rules = []
+    for group, jobs, plans in _groups():
+        rules.append(_rule(group, [*jobs, *plans], ["create", "delete", "deletecollection", "patch", "update"]))
+        rules += _some(group, [f"{plural}/scale" for plural in jobs], ["patch", "update"])
+    return rules
+
+
+def _groups() -> Iterator[tuple[str, list[str], list[str]]]:
+    """Every API group with the plurals of its kinds of jobs and of plans."""
+    for group in dict.fromkeys(kind.definition.group for kind in registry.kinds()):
+        jobs = [kind.definition.plural for kind in registry.job_kinds() if kind.definition.group == group]
+        plans = [kind.definition.plural for kind in registry.plan_kinds() if kind.definition.group == group]
+        yield group, jobs, plans
+
+
+def _some(group: str, resources: list[str], verbs: list[str]) -> Rules:
+    return [_rule(group, resources, verbs)] if resources else []
 
 
 def _rule(group: str, resources: list[str], verbs: list[str], names: list[str] | None = None) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from resile.api import rbac
-from resile.api.crd.generate import DEFINITIONS, crd
+from resile.api.crd.generate import crd
+from resile.api.kinds import registry
 
 Object = dict[str, Any]
 
@@ -36,7 +37,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 def definitions(*, cel: bool = False) -> list[Object]:
     """The CustomResourceDefinitions."""
-    return [crd(definition, cel=cel) for definition in DEFINITIONS]
+    return [crd(kind.definition, cel=cel) for kind in registry.kinds()]
 
 
 def namespaces(namespace: str = NAMESPACE) -> list[Object]:

@@ -8,10 +8,9 @@ from typing import Any
 
 import yaml
 
-from resile.api.crd.generate import DEFINITIONS, Definition, cel_patch, crd
-from resile.api.kinds.elasticjob import KIND as ELASTIC_JOB
-from resile.api.kinds.scaleplan import KIND as SCALE_PLAN
-from resile.api.manifests.metadata import API_VERSION, GROUP
+from resile.api.crd.generate import cel_patch, crd
+from resile.api.kinds import registry
+from resile.api.kinds.base import Definition, Kind, Sample
 from resile.deploy import installation
 
 Object = dict[str, Any]
@@ -39,13 +38,6 @@ _PRIORITY = """\
 The PriorityClasses that `priority: high`, `low` and fractions of an ElasticJob name: kubectl apply -k config/priority.
 Not part of the installation, because their names are the cluster's: it may have classes of its own under them."""
 
-_SAMPLE_JOB = """\
-Two workers that step together for a quarter of an hour: kubectl apply -f config/samples/elasticjob.yaml"""
-
-_SAMPLE_PLAN = """\
-A third worker for the job of elasticjob.yaml, while it trains. `kubectl scale elasticjob/sample --replicas=3` does the
-same."""
-
 
 class _Dumper(yaml.SafeDumper):
     """Writes what is given twice twice: an anchor is a riddle to whoever reads a manifest."""
@@ -61,11 +53,13 @@ def to_yaml(objects: Iterable[Any]) -> str:
 
 def files() -> dict[str, str]:
     """The text of every file of `config/`, by its path below it."""
-    crds = [f"bases/{GROUP}_{definition.plural}.yaml" for definition in DEFINITIONS]
+    definitions = [kind.definition for kind in registry.kinds()]
+    crds = [f"bases/{definition.group}_{definition.plural}.yaml" for definition in definitions]
+    samples = {f"samples/{_sample_file(kind)}": _sample(kind) for kind in registry.kinds()}
     name, _, tag = installation.IMAGE.partition(":")
     written: dict[str, list[Any]] = {
         "crd/kustomization.yaml": [_kustomization(crds)],
-        **{f"crd/{path}": [crd(definition)] for path, definition in zip(crds, DEFINITIONS, strict=True)},
+        **{f"crd/{path}": [crd(definition)] for path, definition in zip(crds, definitions, strict=True)},
         "rbac/kustomization.yaml": [_kustomization([f"{part}.yaml" for part in _RBAC])],
         "rbac/service_account.yaml": [installation.service_account()],
         "rbac/operator_role.yaml": installation.operator_role(),
@@ -77,13 +71,12 @@ def files() -> dict[str, str]:
         "operator/deployment.yaml": [installation.deployment()],
         "default/kustomization.yaml": [_kustomization(["namespaces.yaml"], bases=["../crd", "../rbac", "../operator"])],
         "default/namespaces.yaml": installation.namespaces(),
-        "cel/kustomization.yaml": [_kustomization(["../default"], patches=[*map(_cel, DEFINITIONS)])],
-        **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in DEFINITIONS},
+        "cel/kustomization.yaml": [_kustomization(["../default"], patches=[*map(_cel, definitions)])],
+        **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in definitions},
         "priority/kustomization.yaml": [_kustomization(["priority_classes.yaml"])],
         "priority/priority_classes.yaml": installation.priority_classes(),
-        "samples/kustomization.yaml": [_kustomization(["elasticjob.yaml"])],
-        "samples/elasticjob.yaml": [_sample_job()],
-        "samples/scaleplan.yaml": [_sample_plan()],
+        "samples/kustomization.yaml": [_kustomization([*map(_sample_file, registry.job_kinds())])],
+        **{path: [sample.manifest] for path, sample in samples.items()},
         "rbac/default_role.yaml": installation.default_role(),
     }
     comments = {
@@ -91,8 +84,7 @@ def files() -> dict[str, str]:
         "cel/kustomization.yaml": _CEL,
         "priority/priority_classes.yaml": _PRIORITY,
         "rbac/default_role.yaml": _DEFAULT_ROLE,
-        "samples/elasticjob.yaml": _SAMPLE_JOB,
-        "samples/scaleplan.yaml": _SAMPLE_PLAN,
+        **{path: sample.comment for path, sample in samples.items()},
     }
     return {path: _commented(objects, comments.get(path, "")) for path, objects in written.items()}
 
@@ -132,27 +124,9 @@ def _cel(definition: Definition) -> Object:
     }
 
 
-def _sample_job() -> Object:
-    container = {
-        "name": "main",
-        "image": installation.IMAGE,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["/bin/bash", "-c", "dlrover-run --nnodes=1:$NODE_NUM examples/hello.py --steps 9000"],
-    }
-    worker = {"replicas": 2, "restartCount": 3, "template": {"spec": {"containers": [container]}}}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": ELASTIC_JOB,
-        "metadata": {"name": "sample", "namespace": installation.JOBS_NAMESPACE},
-        "spec": {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {"worker": worker}},
-    }
+def _sample_file(kind: Kind) -> str:
+    return f"{kind.definition.kind.lower()}.yaml"
 
 
-def _sample_plan() -> Object:
-    labels = {"elasticjob-name": "sample", "scale-type": "manual"}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": SCALE_PLAN,
-        "metadata": {"name": "sample-plan", "namespace": installation.JOBS_NAMESPACE, "labels": labels},
-        "spec": {"ownerJob": "sample", "replicaResourceSpecs": {"worker": {"replicas": 3}}},
-    }
+def _sample(kind: Kind) -> Sample:
+    return kind.sample(installation.IMAGE, installation.JOBS_NAMESPACE)

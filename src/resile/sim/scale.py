@@ -10,7 +10,8 @@ import time
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
-from resile.api.job import WORKER, FrontDoor, JobSpec
+from resile.api.job import WORKER, JobSpec
+from resile.api.kinds.run.names import FRONT_DOOR
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
@@ -40,7 +41,7 @@ class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def crowd(nodes: int) -> Engine:
     """An engine with so many agents, all but the last of which wait for the first round."""
-    spec = JobSpec(name="crowd", front_door=FrontDoor.RUN)
+    spec = JobSpec(name="crowd", front_door=FRONT_DOOR)
     config = RendezvousConfig(min_nodes=nodes, max_nodes=nodes)
     engine = Engine(new_state(spec, 0.0))
     engine.handle(ev.Started(), 0.0)

@@ -8,7 +8,8 @@ import random
 import msgspec
 
 from resile.api.ids import Bytes, GiB
-from resile.api.job import CHIEF, WORKER, FrontDoor, JobSpec, Resources, RoleSpec
+from resile.api.job import CHIEF, WORKER, JobSpec, Resources, RoleSpec
+from resile.api.kinds.run.names import FRONT_DOOR
 from resile.api.timeouts import derive
 from resile.protocol.reports import RendezvousConfig
 from resile.sim.world.data_reader import Data
@@ -106,7 +107,7 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
         join=JOIN_TIMEOUT, pend=PEND_TIMEOUT, exit_grace=3.0, budget_window=rng.choice((5.0, 60.0, 1800.0))
     )
     if not managed:
-        return JobSpec(name="sim", front_door=FrontDoor.RUN, timeouts=timeouts)
+        return JobSpec(name="sim", front_door=FRONT_DOOR, timeouts=timeouts)
     memory = rng.choice((None, Bytes(4 * GiB), Bytes(64 * GiB)))
     role = RoleSpec(
         replicas=nodes,
@@ -117,7 +118,7 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
     if nodes > 1 and rng.random() < 0.2:
         one, others = (msgspec.structs.replace(role, replicas=number) for number in (1, nodes - 1))
         roles = {CHIEF: one, WORKER: others}
-    return JobSpec(name="sim", roles=roles, timeouts=timeouts)
+    return JobSpec(name="sim", front_door=FRONT_DOOR, roles=roles, timeouts=timeouts)
 
 
 def _moods(rng: random.Random) -> NodeBehaviour:

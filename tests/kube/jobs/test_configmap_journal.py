@@ -43,7 +43,9 @@ class Place:
         uid = owner["metadata"]["uid"]  # any living owner will do, or the ConfigMap would be collected
         self.namespace = namespace
         self.open = ExitStack()
-        self.spec = JobSpec(name="j", namespace=namespace, uid=uid, roles={"worker": RoleSpec(replicas=1)})
+        self.spec = JobSpec(
+            name="j", front_door="elasticjob", namespace=namespace, uid=uid, roles={"worker": RoleSpec(replicas=1)}
+        )
         self.name = "elasticjob-j-dlrover-master"
         reference = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "owner", "uid": uid}
         metadata = {"name": self.name, "namespace": namespace, "ownerReferences": [reference]}
@@ -238,6 +240,8 @@ def test_a_damaged_journal_is_refused_as_a_whole(place: Place) -> None:
 
 def test_the_journal_of_an_earlier_job_of_this_name_is_not_taken(place: Place) -> None:
     begun(place)
-    later = JobSpec(name="j", namespace=place.namespace, uid=str(uuid.uuid4()), roles=place.spec.roles)
+    later = JobSpec(
+        name="j", front_door="elasticjob", namespace=place.namespace, uid=str(uuid.uuid4()), roles=place.spec.roles
+    )
     with pytest.raises(JournalError, match="an earlier job of this name"):
         place.journal(spec=later).load()

@@ -1,70 +1,9 @@
-"""The labels of a job's pods, in both of DLRover's generations, so that selectors written for either find them.
+"""Moved to `resile.api.kinds.elasticjob.labels`."""
 
-The first generation (`elasticjob-name`, …) is what the early tutorials select by, the second
-(`elasticjob.dlrover/name`, …) what came after. Every pod carries both; a label costs a few bytes.
-"""
-
-from __future__ import annotations
-
-from resile.api.ids import NodeId, Rank
-from resile.api.manifests.names import MASTER_ROLE
-
-APP = "app"
-APP_VALUE = "dlrover"
-MASTER_APP = "app.kubernetes.io/name"
-MASTER_APP_VALUE = "elasticjob"
-
-JOB_NAME = "elasticjob-name"
-REPLICA_TYPE = "replica-type"
-REPLICA_INDEX = "replica-index"
-RANK_INDEX = "rank-index"
-RESTART_COUNT = "restart-count"
-
-PREFIX = "elasticjob.dlrover/"
-PREFIXED_JOB_NAME = f"{PREFIX}name"
-PREFIXED_REPLICA_TYPE = f"{PREFIX}replica-type"
-PREFIXED_REPLICA_INDEX = f"{PREFIX}replica-index"
-PREFIXED_RANK_INDEX = f"{PREFIX}rank-index"
-PREFIXED_RELAUNCH_COUNT = f"{PREFIX}relaunch-count"
-
-JOB_LABELS = (JOB_NAME, PREFIXED_JOB_NAME)
-"""The labels by which a pod or a plan names its job."""
-
-SCALE_TYPE = "scale-type"
-"""On a ScalePlan: `manual` or `auto`."""
+from resile.api.kinds.elasticjob.labels import *  # noqa: F403
+from resile.api.kinds.elasticjob.labels import PREFIXED_JOB_NAME
 
 
 def job_selector(job: str) -> str:
     """The selector that finds everything of a job."""
     return f"{PREFIXED_JOB_NAME}={job}"
-
-
-def node_labels(job: str, *, role: str, node_id: NodeId, rank: Rank, relaunch_count: int = 0) -> dict[str, str]:
-    """The labels of a node's pod; laid over those of the user's template."""
-    return {
-        APP: APP_VALUE,
-        JOB_NAME: job,
-        REPLICA_TYPE: role,
-        REPLICA_INDEX: str(node_id),
-        RANK_INDEX: str(rank),
-        RESTART_COUNT: str(relaunch_count),
-        PREFIXED_JOB_NAME: job,
-        PREFIXED_REPLICA_TYPE: role,
-        PREFIXED_REPLICA_INDEX: str(node_id),
-        PREFIXED_RANK_INDEX: str(rank),
-        PREFIXED_RELAUNCH_COUNT: str(relaunch_count),
-    }
-
-
-def master_labels(job: str, index: int = 0) -> dict[str, str]:
-    """The labels of a master's pod; `index` counts the masters that the job has had."""
-    return {
-        APP: APP_VALUE,
-        MASTER_APP: MASTER_APP_VALUE,
-        JOB_NAME: job,
-        REPLICA_TYPE: MASTER_ROLE,
-        REPLICA_INDEX: str(index),
-        PREFIXED_JOB_NAME: job,
-        PREFIXED_REPLICA_TYPE: MASTER_ROLE,
-        PREFIXED_REPLICA_INDEX: str(index),
-    }

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from resile.api.kinds.elasticjob import KIND as ELASTIC_JOB
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.scaleplan import KIND as SCALE_PLAN
-from resile.api.kinds.scaleplan import ScalePlan
-from resile.api.kinds.to_job_spec import to_job_spec
-from resile.api.manifests.checks import read
+from resile.api.kinds import registry
+from resile.api.kinds.base import Resource
 from resile.api.manifests.errors import BadManifest, ManifestError, ManifestErrors, listed, shown
-from resile.api.manifests.metadata import API_VERSION
-
-Resource = ElasticJob | ScalePlan
-
-KINDS = (ELASTIC_JOB, SCALE_PLAN)
 
 
 def load_manifests(text: str | bytes) -> list[Resource]:
@@ -28,7 +19,7 @@ def load_manifests(text: str | bytes) -> list[Resource]:
 
     documents = load_documents(text)
     if not documents:
-        raise BadManifest([ManifestError("", f"the manifest is empty; it must hold an {listed(KINDS)}")])
+        raise BadManifest([ManifestError("", f"the manifest is empty; it must hold an {listed(_known_kinds())}")])
     resources: list[Resource] = []
     found: list[ManifestError] = []
     for number, document in enumerate(documents, start=1):
@@ -59,32 +50,21 @@ def _read(document: Any, errors: ManifestErrors) -> Resource | None:
     if not isinstance(document, dict):
         errors.add("", f"a manifest must be a mapping with apiVersion, kind, metadata and spec, not {shown(document)}")
         return None
-    version, kind = document.get("apiVersion"), document.get("kind")
-    if version != API_VERSION:
-        errors.add("apiVersion", f"must be {API_VERSION}, not {shown(version)}")
-    if kind not in KINDS:
-        errors.add("kind", f"must be {listed(KINDS)}, not {shown(kind)}")
-        return None
+    version, named = document.get("apiVersion"), document.get("kind")
+    kind = registry.kind_of(document)
+    if kind is None:
+        alike = [one for one in registry.kinds() if one.definition.kind == named]
+        versions = dict.fromkeys(one.definition.api_version for one in alike or registry.kinds())
+        if version not in versions:
+            errors.add("apiVersion", f"must be {listed(versions)}, not {shown(version)}")
+        if not alike:
+            errors.add("kind", f"must be {listed(_known_kinds())}, not {shown(named)}")
+            return None
+        kind = alike[0]  # its other errors are told as well
     rest = {field: value for field, value in document.items() if field not in ("apiVersion", "kind")}
-    if kind == ELASTIC_JOB:
-        return _read_job(rest, errors)
-    return _read_plan(rest, errors)
+    resource = kind.read(rest, errors)
+    return None if errors else resource
 
 
-def _read_job(document: dict[Any, Any], errors: ManifestErrors) -> ElasticJob | None:
-    job = read(ElasticJob, document, errors)
-    if job is None:
-        return None
-    try:
-        to_job_spec(job)
-    except BadManifest as bad:
-        for error in bad.errors:
-            errors.add(error.path, error.problem)
-    return None if errors else job
-
-
-def _read_plan(document: dict[Any, Any], errors: ManifestErrors) -> ScalePlan | None:
-    plan = read(ScalePlan, document, errors)
-    if plan is not None:
-        plan.check(errors)
-    return None if errors else plan
+def _known_kinds() -> list[str]:
+    return list(dict.fromkeys(kind.definition.kind for kind in registry.kinds()))

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import click
 
 from resile.api.job_event import JobEvent
+from resile.api.kinds.base import Resource
 from resile.api.kinds.elasticjob import ElasticJob, Phase
-from resile.api.manifests.reader import Resource
 from resile.cli.cluster.describe import failure_lines, journal_view
 from resile.cli.common_options import print_json
 from resile.cli.exit_codes import FAILED, INTERRUPTED, SIGNALLED

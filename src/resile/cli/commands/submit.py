@@ -19,12 +19,13 @@ import msgspec
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec, Strategy
 from resile.api.job_view import JobView
+from resile.api.kinds.base import Resource
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.scaleplan import ScalePlan
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.documents import load_documents
 from resile.api.manifests.errors import BadManifest
-from resile.api.manifests.reader import Resource, load_manifests
+from resile.api.manifests.reader import load_manifests
 from resile.cli.commands.describe import failed_node_text, failure_text, first_failure
 from resile.cli.common_options import output_option, print_json, target_options
 from resile.cli.exit_codes import FAILED, INTERRUPTED, SIGNALLED
@@ -91,6 +92,7 @@ def submit(
             if detach or output == "json":
                 _tell_started(started[-1], output)
         else:
+            assert isinstance(resource, ScalePlan)
             apply_plan(resource, namespace)
     if started and not detach:
         sys.exit(follow(started[0], quiet=output == "json"))

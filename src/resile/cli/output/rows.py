@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resile.api.job import FrontDoor, JobSpec, node_name
+from resile.api.job import JobSpec, node_name
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, NodeView
+from resile.api.kinds import registry
 from resile.api.manifests.names import master_name
 from resile.cli.output.tables import age
 
@@ -111,7 +112,7 @@ def event_row(told: JobEvent, spec: JobSpec) -> list[str]:
 def event_object(told: JobEvent, spec: JobSpec) -> str:
     """What a line of the story is about: `pod/…`, or the job."""
     if not told.node:
-        return f"elasticjob/{spec.name}" if spec.front_door is FrontDoor.ELASTICJOB else f"job/{spec.name}"
+        return f"{registry.front_door(spec.front_door).noun}/{spec.name}"
     role, _, number = told.node.rpartition("-")
     return f"pod/{node_name(spec, role, int(number))}"
 

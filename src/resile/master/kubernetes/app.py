@@ -77,7 +77,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
             raise NoJob(f"there is no way to the cluster: {error}") from error
         cleanup.push_async_callback(client.close)
         found = await _ask("the ElasticJob", lambda: _fetch(client, where))
-        bare = JobSpec(name=where.job, namespace=where.namespace, uid=found["metadata"]["uid"])
+        bare = JobSpec(name=where.job, front_door="elasticjob", namespace=where.namespace, uid=found["metadata"]["uid"])
         served = _status_of_served(found) or await _ask("the job's pods", lambda: _pods_of_served(client, bare))
         journal = ConfigMapJournal(bare, kube.sync_client(where.namespace), served=served)
         spec = _spec_of(found, journal)

@@ -14,6 +14,7 @@ from typing import Any
 from resile.api.job import MASTER_PORT
 from resile.api.kinds import elasticjob
 from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE, master_labels
 from resile.api.manifests.metadata import API_VERSION
 from resile.api.manifests.names import MASTER_ROLE, master_name, tls_secret, token_secret
@@ -56,7 +57,7 @@ def applied(job: ElasticJob) -> list[tuple[Kind, Object]]:
     name = master_name(job.metadata.name)
     return [
         (SERVICE_ACCOUNT, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
-        (ROLE, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(job.metadata.name)}),
+        (ROLE, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(ELASTIC_JOB, job.metadata.name)}),
         (SERVICE, service(job)),
     ]
 

@@ -13,12 +13,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resile.api.job import CHIEF, EVALUATOR, PS, ROLES, WORKER, Strategy
-from resile.api.kinds.annotations import read_options
+from resile.api.job import MAX_REPLICAS, Strategy
+from resile.api.job_phase import JobPhase
+from resile.api.kinds.elasticjob.master_options import read_options
+from resile.api.kinds.elasticjob.names import JOB_NAMES, MAX_JOB_NAME, check_job_name
+from resile.api.kinds.elasticjob.roles import LEGACY_MASTER_ROLE, MASTER_ROLE, ROLE_NAMES
 from resile.api.manifests.checks import matching, rule
 from resile.api.manifests.errors import ManifestErrors, shown, under
-from resile.api.manifests.metadata import API_VERSION, Metadata
-from resile.api.manifests.names import JOB_NAMES, MASTER_ROLE, MAX_JOB_NAME, check_env_name, check_job_name
+from resile.api.manifests.metadata import Metadata
+from resile.api.manifests.names import check_env_name
 from resile.api.manifests.pod_template import (
     PARTIAL_TEMPLATE_SCHEMA,
     TEMPLATE_SCHEMA,
@@ -29,13 +32,10 @@ from resile.api.manifests.pod_template import (
 )
 from resile.api.quantity import QUANTITY
 
+GROUP = "elastic.iml.github.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "ElasticJob"
-PLURAL = "elasticjobs"
-
-LEGACY_MASTER_ROLE = "master"
-
-MAX_REPLICAS = 100_000
-"""Ten times what the engine is measured with: what is above is a slip of the keyboard."""
 
 _MISSPELT_MANUAL = "manunal"
 """DLRover's own constant."""
@@ -65,35 +65,6 @@ class RestartPolicy(enum.StrEnum):
     EXIT_CODE = "ExitCode"
 
 
-class Phase(enum.StrEnum):
-    """Where a job is; also the types of its conditions."""
-
-    CREATED = "Created"
-    PENDING = "Pending"
-    RUNNING = "Running"
-    RESTARTING = "Restarting"
-    SCALING = "Scaling"
-    SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-    @property
-    def reason(self) -> str:
-        """The reason that a condition of this type carries."""
-        return f"Job{self.value}"
-
-    @property
-    def ended(self) -> bool:
-        """Whether a job in this phase will never run again."""
-        return self in (Phase.SUCCEEDED, Phase.FAILED)
-
-
-INVALID_SPEC = "InvalidSpec"
-"""The reason in the status of a job whose manifest cannot be run, or was changed into one that cannot."""
-JOURNAL_GONE = "JournalGone"
-"""The reason in the status of a job whose journal somebody deleted; its master asks the operator for a new one."""
-
-
 def _check_priority(value: str, path: str, errors: ManifestErrors) -> None:
     if not _PRIORITY.fullmatch(value):
         errors.add(path, f"must be high, low or a fraction from 0 to 1 such as '0.5', not {shown(value)}")
@@ -114,14 +85,14 @@ def _check_env(value: dict[str, Any], path: str, errors: ManifestErrors) -> None
 
 
 _ROLES_SCHEMA = {
-    "anyOf": [{"required": [role]} for role in (WORKER, CHIEF, PS, EVALUATOR)],
+    "anyOf": [{"required": [role]} for role in ("worker", "chief", "ps", "evaluator")],
     "not": {"required": [MASTER_ROLE, LEGACY_MASTER_ROLE]},
 }
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_JOB_NAME, "pattern": matching(JOB_NAMES)}
 
 
 def _check_roles(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    if not any(role in value for role in ROLES):
+    if not any(role in value for role in ROLE_NAMES):
         errors.add(path, "must have at least one of worker, chief, ps and evaluator")
     if MASTER_ROLE in value and LEGACY_MASTER_ROLE in value:
         errors.add(under(path, LEGACY_MASTER_ROLE), f"is the old name of {MASTER_ROLE}, which is given as well")
@@ -215,8 +186,7 @@ class ReplicaSpecs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def given(self) -> dict[str, ReplicaSpec]:
         """The roles that the job has, the master apart, in the order in which tables list them."""
-        roles = {CHIEF: self.chief, WORKER: self.worker, PS: self.ps, EVALUATOR: self.evaluator}
-        return {role: spec for role, spec in roles.items() if spec is not None}
+        return {role: spec for role in ROLE_NAMES if (spec := getattr(self, role)) is not None}
 
     @property
     def master(self) -> MasterSpec | None:
@@ -251,7 +221,7 @@ class ElasticJobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One entry of a job's history."""
 
-    type: Phase
+    type: JobPhase
     """The phase that it tells of."""
     status: str
     """True while the job is in that phase, else False."""
@@ -330,7 +300,7 @@ class LastFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 class ElasticJobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What became of it. The nesting `status.status` is DLRover's."""
 
-    phase: Phase | None = None
+    phase: JobPhase | None = None
     """Where the job is."""
     reason: str = ""
     """Why it is there, in one word that programs can rely on."""

@@ -12,17 +12,19 @@ from typing import Annotated, Any
 import msgspec
 
 from resile.api.ids import NodeId, NodeKey
-from resile.api.job import ROLES, Resources
-from resile.api.kinds.elasticjob import Count, Quantity
-from resile.api.kinds.labels import JOB_LABELS, SCALE_TYPE
+from resile.api.job import Resources
+from resile.api.kinds.base import PlanPhase
+from resile.api.kinds.elasticjob.labels import JOB_LABELS, SCALE_TYPE
+from resile.api.kinds.elasticjob.names import node_name, node_of
+from resile.api.kinds.elasticjob.resource import API_VERSION, Count, Quantity
+from resile.api.kinds.elasticjob.roles import CHIEF, EVALUATOR, PS, ROLE_NAMES, WORKER
 from resile.api.manifests.checks import matching, rule
 from resile.api.manifests.errors import ManifestErrors, listed, shown, under
-from resile.api.manifests.metadata import API_VERSION, Metadata
-from resile.api.manifests.names import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name, node_of_pod
+from resile.api.manifests.metadata import Metadata
+from resile.api.manifests.names import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name
 from resile.api.manifests.pod_template import check_resources, read_resources
 
 KIND = "ScalePlan"
-PLURAL = "scaleplans"
 
 
 class ScaleType(enum.StrEnum):
@@ -32,23 +34,13 @@ class ScaleType(enum.StrEnum):
     AUTO = "auto"
 
 
-class PlanPhase(enum.StrEnum):
-    """How far a plan has come."""
-
-    CREATED = "Created"
-    PENDING = "Pending"
-    SCALING = "Scaling"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-
 class Role(enum.StrEnum):
     """The roles whose nodes a plan can change."""
 
-    CHIEF = "chief"
-    WORKER = "worker"
-    PS = "ps"
-    EVALUATOR = "evaluator"
+    CHIEF = CHIEF.name
+    WORKER = WORKER.name
+    PS = PS.name
+    EVALUATOR = EVALUATOR.name
 
 
 ResourceList = Annotated[dict[str, Quantity], rule(check_resources)]
@@ -98,7 +90,7 @@ class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     def node(self, job: str) -> NodeKey | None:
         """Which node of `job` is meant, or None if the entry does not name one."""
         if self.name:
-            return node_of_pod(self.name, job)
+            return node_of(self.name, job)
         if self.type is None or self.id is None:
             return None
         return NodeKey(self.type.value, NodeId(self.id))
@@ -113,7 +105,7 @@ class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     owner_job: str = ""
     """The job to change; without it the label elasticjob-name names the job."""
     replica_resource_specs: Annotated[
-        dict[str, ReplicaResourceSpec], msgspec.Meta(extra_json_schema={"maxProperties": len(ROLES)})
+        dict[str, ReplicaResourceSpec], msgspec.Meta(extra_json_schema={"maxProperties": len(ROLE_NAMES)})
     ] = {}
     """By role (worker, ps, chief or evaluator), how many nodes there shall be."""
     create_pods: tuple[PodMeta, ...] = ()
@@ -157,8 +149,10 @@ def _check_spec(value: dict[str, Any], path: str, errors: ManifestErrors) -> Non
     if not any(value.get(change) for change in _CHANGES):
         errors.add(path, f"must ask for a change with {listed(_CHANGES)}")
     for role in value.get("replicaResourceSpecs", {}):
-        if role not in ROLES:
-            errors.add(under(under(path, "replicaResourceSpecs"), role), f"unknown role; known are {listed(ROLES)}")
+        if role not in ROLE_NAMES:
+            errors.add(
+                under(under(path, "replicaResourceSpecs"), role), f"unknown role; known are {listed(ROLE_NAMES)}"
+            )
 
 
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_OBJECT_NAME, "pattern": matching(OBJECT_NAMES)}
@@ -199,4 +193,5 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             for at, pod in enumerate(pods):
                 if pod.name and pod.node(self.job) is None:
                     path = f"spec.{field}[{at}].name"
-                    errors.add(path, f"must be a pod of the job such as {self.job}-edljob-ps-0, not {shown(pod.name)}")
+                    such = node_name(self.job, PS.name, 0)
+                    errors.add(path, f"must be a pod of the job such as {such}, not {shown(pod.name)}")

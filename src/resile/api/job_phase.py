@@ -1,0 +1,34 @@
+"""Where a job is in its life, and the words of its status that operator, master and command line share."""
+
+from __future__ import annotations
+
+import enum
+
+
+class JobPhase(enum.StrEnum):
+    """Where a job is; also the types of its conditions."""
+
+    CREATED = "Created"
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SCALING = "Scaling"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def reason(self) -> str:
+        """The reason that a condition of this type carries."""
+        return f"Job{self.value}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether a job in this phase will never run again."""
+        return self in (JobPhase.SUCCEEDED, JobPhase.FAILED)
+
+
+INVALID_SPEC = "InvalidSpec"
+"""The reason in the status of a job whose manifest cannot be run, or was changed into one that cannot."""
+JOURNAL_GONE = "JournalGone"
+"""The reason in the status of a job whose journal was deleted; its master asks the operator for a new one."""

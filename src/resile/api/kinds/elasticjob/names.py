@@ -1,0 +1,61 @@
+"""The names of what an ElasticJob has in a cluster: DLRover's, so that its users find what they look for."""
+
+from __future__ import annotations
+
+import re
+
+from resile.api.ids import NodeId, NodeKey
+from resile.api.kinds.elasticjob.roles import MASTER_ROLE, ROLES
+from resile.api.manifests.errors import ManifestErrors, shown
+from resile.api.manifests.names import MAX_LABEL
+
+MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
+"""A job's longest derived name is its master's Service; `<job>-edljob-evaluator-123456` fits as well."""
+
+JOB_NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+_ROLE_NAMES = "|".join(role.name for role in ROLES)
+_NODE_NAME = re.compile(rf"(?P<job>.+)-edljob-(?P<role>{_ROLE_NAMES})-(?P<id>0|[1-9][0-9]{{0,8}})", re.ASCII)
+
+
+def node_name(job: str, role: str, node_id: int) -> str:
+    """The name of a node's pod, and of the Service of a rank."""
+    return f"{job}-edljob-{role}-{node_id}"
+
+
+def node_of(name: str, job: str) -> NodeKey | None:
+    """The inverse of `node_name`; None for a name that is not a node's of this job."""
+    match = _NODE_NAME.fullmatch(name)
+    if match is None or match["job"] != job:
+        return None
+    return NodeKey(match["role"], NodeId(int(match["id"])))
+
+
+def master_name(job: str) -> str:
+    """The name of a job's master: of its pod and of its Service."""
+    return f"elasticjob-{job}-{MASTER_ROLE}"
+
+
+def token_secret(job: str) -> str:
+    """The name of the Secret that every node of a job mounts."""
+    return f"elasticjob-{job}-token"
+
+
+def tls_secret(job: str) -> str:
+    """The name of the Secret that a job's master alone mounts."""
+    return f"elasticjob-{job}-tls"
+
+
+def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
+    """A job's name starts the names of Services, which must start with a letter and fit a DNS label."""
+    if not JOB_NAMES.fullmatch(value):
+        errors.add(
+            path,
+            "must be lower-case letters, digits and '-', starting with a letter and ending with a letter or digit, "
+            f"not {shown(value)}",
+        )
+    elif len(value) > MAX_JOB_NAME:
+        errors.add(
+            path,
+            f"must be at most {MAX_JOB_NAME} characters so that {master_name('<name>')} fits into {MAX_LABEL}, "
+            f"not {len(value)}",
+        )

@@ -1,0 +1,37 @@
+"""The roles of an ElasticJob, and what each of them does in its job."""
+
+from __future__ import annotations
+
+from resile.api.job import Loss
+from resile.api.kinds.base import Role
+
+MASTER_ROLE = "dlrover-master"
+LEGACY_MASTER_ROLE = "master"
+
+_TASK_PORT = 3333
+
+CHIEF = Role(name="chief", loss=Loss.FATAL, port=_TASK_PORT)
+WORKER = Role(name="worker", port=_TASK_PORT)
+PS = Role(
+    name="ps",
+    trains=False,
+    decides_end=False,
+    loss=Loss.FATAL,
+    failure="PSError",
+    oom_failure="PSError",
+    cannot_migrate="is a parameter server, and those cannot be migrated in this version",
+    port=2222,
+)
+EVALUATOR = Role(
+    name="evaluator",
+    trains=False,
+    decides_end=False,
+    loss=Loss.FATAL,
+    failure="EvaluatorError",
+    oom_failure="EvaluatorError",
+    port=_TASK_PORT,
+)
+
+ROLES = (CHIEF, WORKER, PS, EVALUATOR)
+"""In the order in which tables list them."""
+ROLE_NAMES = tuple(role.name for role in ROLES)

@@ -1,0 +1,160 @@
+"""The status of an ElasticJob: written from a `JobReport`, patched by the operator, and read back.
+
+The nesting `status.status` is DLRover's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from resile.api.conditions import entered
+from resile.api.job_phase import JobPhase
+from resile.api.job_report import FailureReport, JobReport, NodeCounts
+from resile.api.kinds.elasticjob.labels import role_selector
+from resile.api.kinds.elasticjob.resource import (
+    Condition,
+    ElasticJobStatus,
+    JobProgress,
+    LastFailure,
+    ReplicaStatus,
+    StepProgress,
+)
+from resile.api.moments import moment, stamp
+
+Manifest = dict[str, Any]
+
+
+def phase_of(item: Manifest) -> JobPhase | None:
+    """The phase in the status; None where there is none or this version does not know it."""
+    try:
+        return JobPhase((item.get("status") or {}).get("phase") or "")
+    except ValueError:
+        return None
+
+
+def conditions_of(item: Manifest) -> list[Manifest]:
+    """The conditions in the status."""
+    return list(_inner(item.get("status") or {}).get("conditions") or ())
+
+
+def report_of(item: Manifest) -> JobReport:
+    """What the status says; a job of which nothing is said yet was created."""
+    status = item.get("status") or {}
+    inner, progress, failure = _inner(status), status.get("progress") or {}, status.get("lastFailure")
+    return JobReport(
+        phase=phase_of(item) or JobPhase.CREATED,
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        nodes={role: _counts(count) for role, count in (inner.get("replicaStatuses") or {}).items()},
+        started_at=moment(inner.get("startTime")),
+        ended_at=moment(inner.get("completionTime")),
+        plan=status.get("scalePlan") or "",
+        step=progress.get("step"),
+        total=progress.get("total") or 0,
+        speed=progress.get("speed") or 0.0,
+        round=progress.get("round") or 0,
+        members=progress.get("members") or 0,
+        goodput=status.get("goodput") or 0.0,
+        restarts=status.get("restarts") or 0,
+        last_failure=_failure(failure) if failure else None,
+        generation=status.get("observedGeneration") or 0,
+    )
+
+
+def write_status(report: JobReport, job: str, before: Manifest, now: float) -> Manifest:
+    """The whole status as plain data; `before` is the status in the cluster, whose history goes on."""
+    inner = _inner(before)
+    sentence = report.message or f"the job is {report.phase.value.lower()}"
+    history = entered(inner.get("conditions") or (), report.phase, sentence, now)
+    status = ElasticJobStatus(
+        phase=report.phase,
+        reason=report.reason or report.phase.reason,
+        message=report.message,
+        status=JobProgress(
+            conditions=tuple(msgspec.convert(history, list[Condition], strict=False)),
+            replica_statuses={role: _replicas(count, job, role) for role, count in report.nodes.items()},
+            start_time=_stamped(report.started_at),
+            completion_time=_stamped(report.ended_at),
+            last_reconcile_time=inner.get("lastReconcileTime") or "",
+        ),
+        scale_plan=report.plan,
+        progress=StepProgress(
+            step=report.step,
+            total=report.total,
+            speed=round(report.speed, 2),
+            round=report.round,
+            members=report.members,
+        ),
+        goodput=round(report.goodput, 3),
+        restarts=report.restarts,
+        last_failure=_last_failure(report.last_failure) if report.last_failure else None,
+        observed_generation=report.generation,
+    )
+    return msgspec.json.decode(msgspec.json.encode(status), type=Manifest)  # lists, not tuples, as a server returns it
+
+
+def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: str, now: float) -> Manifest:
+    """The merge patch that puts a job into `phase`, or with None only changes what is said of it."""
+    before = _inner(item.get("status") or {})
+    inner: Manifest = {"lastReconcileTime": stamp(now)}
+    patch: Manifest = {"reason": reason or None, "message": message or None, "status": inner}
+    if phase is not None:
+        patch["phase"] = phase.value
+        patch["observedGeneration"] = item["metadata"].get("generation", 0)
+        inner["conditions"] = entered(before.get("conditions") or (), phase, message, now)
+        if phase.ended:
+            inner["completionTime"] = before.get("completionTime") or stamp(now)
+        elif before.get("completionTime"):
+            inner["completionTime"] = None
+    return patch
+
+
+def _inner(status: Manifest) -> Manifest:
+    return status.get("status") or {}
+
+
+def _stamped(at: float | None) -> str:
+    return "" if at is None else stamp(at)
+
+
+def _counts(count: Manifest) -> NodeCounts:
+    return NodeCounts(
+        launching=count.get("initial") or 0,
+        pending=count.get("pending") or 0,
+        running=count.get("active") or 0,
+        succeeded=count.get("succeeded") or 0,
+        failed=count.get("failed") or 0,
+    )
+
+
+def _replicas(count: NodeCounts, job: str, role: str) -> ReplicaStatus:
+    return ReplicaStatus(
+        initial=count.launching,
+        pending=count.pending,
+        active=count.running,
+        succeeded=count.succeeded,
+        failed=count.failed,
+        label_selector=",".join(f"{label}={value}" for label, value in role_selector(job, role).items()),
+    )
+
+
+def _last_failure(failure: FailureReport) -> LastFailure:
+    return LastFailure(
+        node=failure.node,
+        reason=failure.reason,
+        message=failure.message,
+        time=stamp(failure.at),
+        exit_code=failure.exit_code,
+    )
+
+
+def _failure(told: Manifest) -> FailureReport:
+    return FailureReport(
+        node=told.get("node") or "",
+        reason=told.get("reason") or "",
+        message=told.get("message") or "",
+        at=moment(told.get("time")) or 0.0,
+        exit_code=told.get("exitCode"),
+    )

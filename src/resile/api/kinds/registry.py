@@ -1,0 +1,60 @@
+"""All front doors: the one list to which another kind of job or plan is added.
+
+Everything that differs from kind to kind is asked of the objects here; `base.py` says what they answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resile.api.job import JobSpec
+from resile.api.kinds.base import FrontDoor, JobKind, Kind, PlanKind
+from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
+from resile.api.kinds.run.door import RUN
+from resile.api.kinds.scaleplan.kind import SCALE_PLAN
+
+JOB_KINDS: tuple[JobKind, ...] = (ELASTIC_JOB,)
+PLAN_KINDS: tuple[PlanKind, ...] = (SCALE_PLAN,)
+WITHOUT_RESOURCE: tuple[FrontDoor, ...] = (RUN,)
+
+
+def job_kinds() -> tuple[JobKind, ...]:
+    """The kinds of resources that are jobs; the first is the one that is meant where nothing else is said."""
+    return JOB_KINDS
+
+
+def plan_kinds() -> tuple[PlanKind, ...]:
+    """The kinds of resources that change running jobs."""
+    return PLAN_KINDS
+
+
+def kinds() -> tuple[Kind, ...]:
+    """All kinds of resources, jobs first."""
+    return (*job_kinds(), *plan_kinds())
+
+
+def kind_of(item: dict[str, Any]) -> Kind | None:
+    """The kind of a manifest; None for one that is no kind of ours."""
+    named = (item.get("apiVersion"), item.get("kind"))
+    return next((one for one in kinds() if (one.definition.api_version, one.definition.kind) == named), None)
+
+
+def kind_of_resource(resource: Any) -> Kind:
+    """The kind of a typed resource, which a reader made."""
+    return next(one for one in kinds() if one.definition.type is type(resource))
+
+
+def front_door(name: str) -> FrontDoor:
+    """The front door of a `JobSpec`. Raises `KeyError` for one that this version does not know."""
+    doors: tuple[FrontDoor, ...] = (*job_kinds(), *WITHOUT_RESOURCE)
+    return {door.name: door for door in doors}[name]
+
+
+def job_kind(name: str) -> JobKind:
+    """The kind of a job that runs on a cluster. Raises `KeyError` for a front door that has no resource."""
+    return {kind.name: kind for kind in job_kinds()}[name]
+
+
+def node_name(spec: JobSpec, role: str, node_id: int) -> str:
+    """The name that people see for a node."""
+    return front_door(spec.front_door).node_name(spec.name, role, node_id)
