@@ -24,6 +24,7 @@ from typing import IO, Any, Self, TypeVar
 import msgspec
 
 from resile.client.local.master_client import MasterClient, MasterUnreachable
+from resile.protocol.commands import Events, Status
 from resile.wire.job_directory import JobDirectory
 
 BIN = Path(sys.executable).parent
@@ -264,7 +265,7 @@ class Story:
 
     def status(self, seconds: float = PATIENCE) -> dict[str, Any]:
         """What the master says of the job now."""
-        answer: dict[str, Any] = self.client.insist("status", seconds=seconds)
+        answer: dict[str, Any] = msgspec.to_builtins(self.client.insist(Status(), seconds).job)
         return answer
 
     def set_clock(self, rounds: int = 20) -> float:
@@ -286,7 +287,7 @@ class Story:
     def read(self) -> list[dict[str, Any]]:
         """All lines so far."""
         while True:
-            new = self.client.insist("events", {"after": self._after})
+            new: list[dict[str, Any]] = msgspec.to_builtins(self.client.insist(Events(after=self._after)).events)
             if not new:
                 return self._lines
             self._lines += new

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 import msgspec
 
 from resile.protocol.agent_to_master import Heartbeat
-from resile.protocol.commands import Answer, Ask, ToMaster
+from resile.protocol.changes import Stop
+from resile.protocol.commands import Answer, Ask, Failed, ToMaster
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
 from resile.wire.connection import Connection, serve
@@ -81,11 +82,11 @@ async def _serve_ours() -> None:
             beats += 1
             return
         if isinstance(message, Ask):
-            if message.what == "broadcast":
+            if message.command == Stop(because="broadcast"):
                 frame = encode(BROADCAST)
                 for each in server.connections:
                     each.send_frame(frame)
-            connection.send(Answer(request=message.request, result=beats))
+            connection.send(Answer(request=message.request, result=Failed(error=str(beats))))
 
     def on_close(connection: Connection, because: str) -> None:
         heard.pop(connection, None)
@@ -115,10 +116,12 @@ async def _serve_grpc() -> None:
                     continue
                 message = decoder.decode(body)
                 if isinstance(message, Ask):
-                    if message.what == "broadcast":
+                    if message.command == Stop(because="broadcast"):
                         note = encode(BROADCAST)[PREFIX:]
                         await asyncio.gather(*(each.write(note) for each in list(heard)))
-                    await context.write(encode(Answer(request=message.request, result=beats))[PREFIX:])
+                    await context.write(
+                        encode(Answer(request=message.request, result=Failed(error=str(beats))))[PREFIX:]
+                    )
         finally:
             heard.pop(context, None)
 
@@ -230,7 +233,7 @@ class GrpcAgent:
 
     def hello(self) -> bytes:
         """Preface, settings, the call's headers and a request, whose answer says that the server's handler runs."""
-        return _HTTP2_HELLO + self.message(Ask(request=0, what="ready"))
+        return _HTTP2_HELLO + self.message(Ask(request=0, command=Stop(because="ready")))
 
     def feed(self, data: bytes) -> tuple[bytes, list[bytes]]:
         """Take DATA frames; acknowledge settings and pings."""
@@ -328,7 +331,7 @@ class Crowd:
                 sent += 1
             if asked is None and now >= next_ask:
                 asked, next_ask = time.monotonic(), now + 0.02
-                asker.send(agent.message(Ask(request=1, what="state")))
+                asker.send(agent.message(Ask(request=1, command=Stop(because="state"))))
             if asker.fileno() in self.listen(self._tick) and asked is not None:
                 latencies.append(time.monotonic() - asked)
                 asked = None
@@ -338,18 +341,18 @@ class Crowd:
     def check(self) -> None:
         """See that the server has heard every heartbeat sent: a load that did not arrive would prove nothing."""
         asker = self._order[-1]
-        asker.send(self._agents[asker.fileno()][1].message(Ask(request=3, what="count")))
+        asker.send(self._agents[asker.fileno()][1].message(Ask(request=3, command=Stop(because="count"))))
         give_up = time.monotonic() + PATIENCE
         counted = -1
         while time.monotonic() < give_up:
             for body in self.listen(1.0).get(asker.fileno(), ()):
                 answer = msgspec.msgpack.decode(body, type=Answer | RoundOver)
-                if isinstance(answer, Answer) and answer.request == 3:
-                    counted = answer.result
+                if isinstance(answer, Answer) and isinstance(answer.result, Failed) and answer.request == 3:
+                    counted = int(answer.result.error)
             if counted >= self.sent:
                 return
             if counted >= 0:
-                asker.send(self._agents[asker.fileno()][1].message(Ask(request=3, what="count")))
+                asker.send(self._agents[asker.fileno()][1].message(Ask(request=3, command=Stop(because="count"))))
         raise TimeoutError(f"the server heard {counted} of {self.sent} heartbeats")
 
     def broadcast(self) -> float:
@@ -357,7 +360,7 @@ class Crowd:
         asker = self._order[-1]
         self.received = 0
         start = time.monotonic()
-        asker.send(self._agents[asker.fileno()][1].message(Ask(request=2, what="broadcast")))
+        asker.send(self._agents[asker.fileno()][1].message(Ask(request=2, command=Stop(because="broadcast"))))
         while self.received < len(self._order) + 1:  # the asker's own copy and its answer
             self.listen(1.0)
             if time.monotonic() > start + PATIENCE:

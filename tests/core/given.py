@@ -16,6 +16,7 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import JobState, Node, RoundRunning, new_state
 from resile.protocol.agent_to_master import AgentMessage, Hello, Join, StepReport, WorkerFailed
+from resile.protocol.changes import Change
 from resile.protocol.master_to_agent import RoundFormed
 from resile.protocol.message import PROTOCOL, Message
 from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig, RoundAssignment, WorkerFailure
@@ -100,6 +101,9 @@ class Job:
 
     def notes(self) -> list[str]:
         return [note.reason for note in self.said(de.Note)]
+
+    def wants(self, change: Change, request: int = 0) -> list[de.AnyDecision]:
+        return self.does(ev.ChangeWanted(change=change, request=request))
 
     # what agents do
 

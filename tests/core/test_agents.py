@@ -6,6 +6,7 @@ from resile.api.ids import Round
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.protocol.agent_to_master import NodeFinished
+from resile.protocol.changes import Scale, Stop
 from resile.protocol.master_to_agent import JobOver, Leave, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.reports import NodeStatus, RendezvousConfig
 from tests.core.given import bare, failure, joins_again, key, managed, running, running_bare
@@ -92,7 +93,7 @@ def test_rules_that_make_no_sense_are_refused(rendezvous, nproc):
 
 def test_a_managed_job_accepts_a_larger_maximum_from_nodes_launched_after_it_was_scaled():
     job = running(2)
-    job.does(ev.ScaleWanted(role="worker", replicas=3))
+    job.wants(Scale(role="worker", replicas=3))
     job.comes(2, rendezvous=RendezvousConfig(min_nodes=1, max_nodes=3))
     assert job.sent(Refused) == []
     assert job.state.meeting.max_nodes == 3
@@ -123,7 +124,7 @@ def test_an_agent_that_comes_after_the_end_hears_of_it():
 
 def test_what_agents_say_after_the_end_changes_nothing():
     job = running(2)
-    job.does(ev.StopWanted(because="enough"))
+    job.wants(Stop(because="enough"))
     before = job.state.last_round
     assert job.fails(0) == job.joins(0, after=1) == job.joins(1, after=1) == []
     assert (job.state.phase, job.state.last_round) == ("Failed", before)
@@ -150,7 +151,7 @@ def test_the_first_failure_by_time_is_blamed_and_not_the_first_that_was_reported
     job.fails(1, failure(at=20.0, pid=1, rank=1))
     job.fails(0, failure(at=10.0, pid=2, rank=0), round_=1)
     joins_again(job, 0, 1)
-    job.does(ev.StopWanted(because="enough"))
+    job.wants(Stop(because="enough"))
     (finish,) = job.sent(JobOver)
     assert (finish.failed_node, finish.failure.pid) == ("worker-0", 2)
 

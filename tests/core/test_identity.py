@@ -2,7 +2,7 @@
 
 from resile.api.job import RoleSpec
 from resile.core import decisions as de
-from resile.core import events as ev
+from resile.protocol.changes import Scale
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, key, managed, running, running_bare
 
@@ -28,9 +28,9 @@ def test_a_replacement_has_a_new_id_and_the_old_rank():
 
 def test_an_id_is_not_used_again_after_scaling_down_and_up():
     job = running(3)
-    job.does(ev.ScaleWanted(role="worker", replicas=2))
+    job.wants(Scale(role="worker", replicas=2))
     job.seen(2, NodeStatus.DELETED)
-    job.does(ev.ScaleWanted(role="worker", replicas=3))
+    job.wants(Scale(role="worker", replicas=3))
     assert job.launched == [3]
     assert job.node(3).rank == 2
 

@@ -8,6 +8,7 @@ from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
 from resile.protocol.agent_to_master import Leaving
+from resile.protocol.changes import Scale, Stop
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running
 
@@ -46,7 +47,7 @@ def test_an_orphan_is_deleted():
 
 def test_a_node_that_was_to_leave_is_asked_again():
     job = running(2)
-    job.does(ev.ScaleWanted(role="worker", replicas=1))
+    job.wants(Scale(role="worker", replicas=1))
     returned(job, (0, NodeStatus.RUNNING), (1, NodeStatus.RUNNING))
     assert job.deleted == [1]
 
@@ -60,7 +61,7 @@ def test_a_node_that_was_counted_as_lost_and_lives_is_removed():
 
 def test_nodes_of_a_job_that_is_over_are_deleted_again():
     job = running(1)
-    job.does(ev.StopWanted(because="enough"))
+    job.wants(Stop(because="enough"))
     returned(job, (0, NodeStatus.RUNNING))
     assert (job.deleted, job.launched) == ([0], [])
 
@@ -84,7 +85,7 @@ def test_a_node_that_could_not_be_made_is_tried_again_under_its_name():
 def test_what_appears_of_a_node_after_it_was_deleted_is_removed():
     """Its deletion overtook its launch on their way to the platform."""
     job = managed(2)
-    job.does(ev.ScaleWanted(role="worker", replicas=1))
+    job.wants(Scale(role="worker", replicas=1))
     job.seen(1, NodeStatus.DELETED)
     job.seen(1, NodeStatus.STARTING)
     assert job.deleted == [1]

@@ -3,6 +3,7 @@
 from resile.api.ids import Round
 from resile.core import events as ev
 from resile.protocol.agent_to_master import NodeFinished, StepReport
+from resile.protocol.changes import Scale, Stop
 from resile.protocol.master_to_agent import JobOver, RoundOver
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
@@ -128,7 +129,7 @@ def test_the_lowest_ranks_come_first_and_group_ranks_are_contiguous():
 
 def test_a_newcomer_ends_the_round_if_that_makes_it_larger():
     job = running(2, most=3)
-    job.does(ev.ScaleWanted(role="worker", replicas=3))
+    job.wants(Scale(role="worker", replicas=3))
     job.comes(2)
     job.joins(2)
     assert set(job.told(RoundOver)) == {key(0), key(1)}
@@ -157,7 +158,7 @@ def test_a_newcomer_beyond_the_maximum_waits():
 def test_a_newcomer_does_not_disturb_a_round_that_is_about_to_end_well():
     job = running(2, most=3)
     job.says(0, NodeFinished(round=Round(1)))
-    job.does(ev.ScaleWanted(role="worker", replicas=3))
+    job.wants(Scale(role="worker", replicas=3))
     job.comes(2)
     job.joins(2)
     assert job.members == [0, 1]
@@ -221,7 +222,7 @@ def test_a_round_that_was_due_does_not_form_after_the_job_failed():
     job = managed(2)
     job.comes(0)
     job.joins(0)
-    job.does(ev.StopWanted(because="enough"))
+    job.wants(Stop(because="enough"))
     job.does(ev.SettleOver())
     assert (job.state.phase, job.members) == ("Failed", [])
 

@@ -9,6 +9,7 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import JobState
 from resile.protocol.agent_to_master import CanRegroup, LastStepTaken
+from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale, Stop, Suspend
 from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus, RendezvousConfig
 from tests.core.given import Job, joins_again, key, managed, running
 
@@ -17,7 +18,7 @@ BIG = NodeResources(memory=Bytes(8 * GiB))
 
 def plan(job: Job, name: str = "plan", **wishes) -> str:
     """Bring a plan; what the core has against it."""
-    job.does(ev.PlanWanted(name=name, uid=f"uid-{name}", request=9, **wishes))
+    job.wants(Plan(name=name, uid=f"uid-{name}", **wishes), request=9)
     (reply,) = job.said(de.Reply)
     assert reply.request == 9
     return reply.error
@@ -30,16 +31,16 @@ def end(job: Job, name: str = "plan"):
     return (found.reason, found.message) if found is not None else None
 
 
-def replicas(number: int | None = None, resources: NodeResources | None = None) -> dict[str, ev.RoleWish]:
-    return {"worker": ev.RoleWish(replicas=number, resources=resources or NodeResources())}
+def replicas(number: int | None = None, resources: NodeResources | None = None) -> dict[str, RoleChange]:
+    return {"worker": RoleChange(replicas=number, resources=resources or NodeResources())}
 
 
-def node(role: str = "worker", rank: int | None = None, resources: NodeResources | None = None) -> ev.NodeWish:
-    return ev.NodeWish(role=role, rank=None if rank is None else Rank(rank), resources=resources or NodeResources())
+def node(role: str = "worker", rank: int | None = None, resources: NodeResources | None = None) -> NewNode:
+    return NewNode(role=role, rank=None if rank is None else Rank(rank), resources=resources or NodeResources())
 
 
-def move(number: int, resources: NodeResources | None = None) -> ev.Move:
-    return ev.Move(node=key(number), resources=resources or NodeResources())
+def move(number: int, resources: NodeResources | None = None) -> Migration:
+    return Migration(node=key(number), resources=resources or NodeResources())
 
 
 def come(job: Job, *numbers: int) -> None:
@@ -85,7 +86,7 @@ def test_a_plan_that_changes_nothing_is_done_at_once():
 
 def test_a_plan_waits_for_nodes_that_an_earlier_wish_has_launched():
     job = running(2)
-    job.does(ev.ScaleWanted(role="worker", replicas=3))
+    job.wants(Scale(role="worker", replicas=3))
     plan(job, roles=replicas(3))
     assert (job.launched, end(job)) == ([], None)
     come(job, 2)
@@ -165,9 +166,9 @@ def test_a_removed_node_is_not_replaced_however_it_ends():
 def test_growing_fills_gaps_first_and_shrinking_takes_the_highest_ranks():
     job = running(4)
     plan(job, remove=(key(0), key(2)))
-    job.does(ev.ScaleWanted(role="worker", replicas=3))
+    job.wants(Scale(role="worker", replicas=3))
     assert ranks(job) == {1: 1, 3: 3, 4: 0}
-    job.does(ev.ScaleWanted(role="worker", replicas=1))
+    job.wants(Scale(role="worker", replicas=1))
     assert ranks(job) == {4: 0}
     assert job.state.vacated == set()
 
@@ -290,7 +291,7 @@ def test_nor_does_one_that_has_taken_the_last_step_and_evaluates():
 def test_scaling_down_takes_a_node_and_its_heir():
     job = running(3)
     plan(job, migrate=(move(2),))
-    job.does(ev.ScaleWanted(role="worker", replicas=2))
+    job.wants(Scale(role="worker", replicas=2))
     assert job.deleted == [2, 3]
     assert end(job) == ("Superseded", "a wish for worker=2 came before it was done")
 
@@ -301,7 +302,7 @@ def test_scaling_down_takes_a_node_and_its_heir():
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
-        ({"roles": {"ps": ev.RoleWish(replicas=1)}}, "the job has no role 'ps'; it has worker"),
+        ({"roles": {"ps": RoleChange(replicas=1)}}, "the job has no role 'ps'; it has worker"),
         ({"create": (node("ps"),)}, "the job has no role 'ps'; it has worker"),
         ({"roles": replicas(1)}, "1 nodes are fewer than the 2 that the job needs (--nnodes)"),
         ({"remove": (key(0), key(1))}, "1 nodes are fewer than the 2 that the job needs (--nnodes)"),
@@ -346,20 +347,20 @@ def test_parameter_servers_are_not_migrated_and_leave_no_gaps():
         RendezvousConfig(),
     )
     job.does(ev.Started())
-    assert "parameter server" in plan(job, "one", migrate=(ev.Move(node=key(0, "ps")),))
+    assert "parameter server" in plan(job, "one", migrate=(Migration(node=key(0, "ps")),))
     assert "cannot have a gap" in plan(job, "two", remove=(key(0, "ps"),))
     assert plan(job, "three", remove=(key(1, "ps"),)) == ""
 
 
 def test_a_suspended_job_takes_no_plans():
     job = running(2)
-    job.does(ev.SuspendWanted(on=True))
+    job.wants(Suspend(on=True))
     assert plan(job, roles=replicas(3)) == "the job is suspended; resume it first"
 
 
 def test_a_refused_scale_is_told_in_the_story():
     job = running(3, least=2)
-    job.does(ev.ScaleWanted(role="worker", replicas=1, request=1))
+    job.wants(Scale(role="worker", replicas=1), request=1)
     (note,) = job.said(de.Note)
     assert (note.reason, note.warning) == ("ScaleRefused", True)
     assert "fewer than the 2" in note.message
@@ -446,14 +447,14 @@ def test_plans_that_do_not_contradict_each_other_go_on_side_by_side():
 def test_a_plan_ends_with_its_job():
     job = running(1)
     plan(job, roles=replicas(2))
-    job.does(ev.StopWanted(because="enough"))
+    job.wants(Stop(because="enough"))
     assert end(job) == ("JobEnded", "the job is over (Failed)")
 
 
 def test_a_plan_ends_when_its_job_is_suspended():
     job = running(1)
     plan(job, roles=replicas(2))
-    job.does(ev.SuspendWanted(on=True))
+    job.wants(Suspend(on=True))
     assert end(job) == ("JobSuspended", "the job was suspended before it was done")
 
 
@@ -496,7 +497,7 @@ def test_a_plan_that_is_known_is_not_executed_again():
     plan(job, create=(node(),))
     assert plan(job, create=(node(),)) == ""
     assert (job.launched, job.state.targets) == ([], {"worker": 2})
-    job.does(ev.StopWanted(because="enough"))
+    job.wants(Stop(because="enough"))
     assert plan(job, create=(node(),)) == ""
 
 

@@ -4,21 +4,21 @@ import pytest
 
 from resile.api.job import MAX_REPLICAS, RoleSpec
 from resile.core import decisions as de
-from resile.core import events as ev
+from resile.protocol.changes import Scale, Stop, Suspend
 from resile.protocol.master_to_agent import Refused
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, place_of, running
 
 
 def scale(job, replicas: int, role: str = "worker") -> str:
-    job.does(ev.ScaleWanted(role=role, replicas=replicas, request=5))
+    job.wants(Scale(role=role, replicas=replicas), request=5)
     (reply,) = job.said(de.Reply)
     assert reply.request == 5
     return reply.error
 
 
 def suspend(job, on: bool) -> str:
-    job.does(ev.SuspendWanted(on=on, request=6))
+    job.wants(Suspend(on=on), request=6)
     return job.said(de.Reply)[0].error
 
 
@@ -109,7 +109,7 @@ def test_suspending_twice_is_once():
 
 def test_a_job_that_is_over_can_be_neither_scaled_nor_resumed():
     job = running(1)
-    job.does(ev.StopWanted(because="enough", request=1))
+    job.wants(Stop(because="enough"), request=1)
     assert job.state.reason == "Stopped"
     assert job.deleted == [0]
     assert scale(job, 2) == suspend(job, False) == "the job is over (Failed)"

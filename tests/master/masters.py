@@ -12,14 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from resile.api.ids import NodeId
 from resile.api.job import JobSpec
+from resile.api.job_view import JobView
 from resile.api.kinds.run.names import FRONT_DOOR
 from resile.api.timeouts import derive
 from resile.protocol.agent_to_master import Hello
-from resile.protocol.commands import Answer, Ask, FromMaster
+from resile.protocol.commands import Answer, Ask, Command, FromMaster, JobStatus, Result, Status
 from resile.protocol.master_to_agent import Welcome
 from resile.protocol.message import PROTOCOL, Message
 from resile.protocol.reports import RendezvousConfig
@@ -123,16 +121,13 @@ class Peer:
         assert isinstance(welcome, Welcome)
         return welcome
 
-    async def ask(self, what: str, **arguments: Any) -> Answer:
-        self.say(Ask(request=1, what=what, arguments=arguments))
+    async def ask(self, command: Command) -> Result:
+        self.say(Ask(request=1, command=command))
         answer = await self.hear(Answer)
         assert isinstance(answer, Answer)
-        return answer
+        return answer.result
 
-    async def status(self) -> dict[str, Any]:
-        answer = await self.ask("status")
-        assert not answer.error
-        return msgspec.convert(answer.result, dict[str, Any])
-
-
-__all__ = ["BARE", "PATIENCE", "NodeId", "Peer", "command", "master", "new_job"]
+    async def status(self) -> JobView:
+        answer = await self.ask(Status())
+        assert isinstance(answer, JobStatus)
+        return answer.job

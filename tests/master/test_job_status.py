@@ -8,9 +8,10 @@ from typing import Any
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
 from resile.core.engine import Engine
-from resile.core.events import NodeSeen, PlanWanted, RoleWish, ScaleWanted, Started
+from resile.core.events import ChangeWanted, NodeSeen, Started
 from resile.core.state import new_state
 from resile.master.kubernetes.job_status import difference, status_of
+from resile.protocol.changes import Plan, RoleChange, Scale
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import joins_again, managed, running
 
@@ -67,7 +68,7 @@ def test_the_newest_loss_is_told_and_an_asked_for_one_is_not() -> None:
         "time": "1970-01-01T00:00:05Z",
         "exitCode": 3,
     }
-    engine.handle(ScaleWanted(role="worker", replicas=1), 6.0)
+    engine.handle(ChangeWanted(change=Scale(role="worker", replicas=1)), 6.0)
     engine.handle(NodeSeen(node=W1, status=NodeStatus.DELETED), 7.0)
     assert status(engine)["lastFailure"] == told
 
@@ -143,7 +144,7 @@ def test_a_job_of_plain_commands_restarts_until_they_run_again() -> None:
 
 def test_a_job_is_scaling_until_its_nodes_are_those_that_were_asked_for() -> None:
     job = running(2)
-    job.does(PlanWanted(name="more", uid="u", roles={"worker": RoleWish(replicas=3)}))
+    job.wants(Plan(name="more", uid="u", roles={"worker": RoleChange(replicas=3)}))
     told = status(job.engine)
     assert (told["phase"], told["scalePlan"], told["message"]) == ("Scaling", "more", "to come: worker-2")
     job.comes(2)
@@ -152,7 +153,7 @@ def test_a_job_is_scaling_until_its_nodes_are_those_that_were_asked_for() -> Non
     joins_again(job, 0, 1)
     after = status(job.engine, before=told)
     assert (after["phase"], after.get("scalePlan")) == ("Running", None)
-    job.does(ScaleWanted(role="worker", replicas=2))
+    job.wants(Scale(role="worker", replicas=2))
     told = status(job.engine, before=after)
     assert (told["phase"], told["message"]) == ("Scaling", "to leave: worker-2")
     assert "scalePlan" not in told
@@ -163,7 +164,7 @@ def test_the_conditions_tell_of_every_phase() -> None:
     seen = status(job.engine)
     job.seen(1, NodeStatus.DELETED)
     seen = status(job.engine, before=seen)
-    job.does(ScaleWanted(role="worker", replicas=1))
+    job.wants(Scale(role="worker", replicas=1))
     joins_again(job, 0)
     seen = status(job.engine, before=seen)
     history = {entry["type"]: (entry["status"], entry["reason"]) for entry in seen["status"]["conditions"]}

@@ -11,10 +11,11 @@ from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec
 from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
-from resile.core.events import AgentSaid, AnyEvent, ScaleWanted, Started
+from resile.core.events import AgentSaid, AnyEvent, ChangeWanted, Started
 from resile.core.state import new_state
 from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal
 from resile.protocol.agent_to_master import WorkerGone
+from resile.protocol.changes import Scale
 
 NODE = NodeKey("worker", NodeId(0))
 
@@ -110,7 +111,9 @@ def test_flipped_bytes_in_a_journal_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "j.db"
     journal = started(path)
     for number in range(200):
-        journal.append([(float(number), ScaleWanted(role="worker", replicas=number))], [told(number + 1)])
+        journal.append(
+            [(float(number), ChangeWanted(change=Scale(role="worker", replicas=number)))], [told(number + 1)]
+        )
     journal.close()
     data = bytearray(path.read_bytes())
     for page in range(1, len(data) // 4096):
@@ -123,7 +126,7 @@ def test_flipped_bytes_in_a_journal_are_refused(tmp_path: Path) -> None:
 def test_a_single_changed_byte_in_an_event_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j.db"
     journal = started(path)
-    journal.append([(2.0, ScaleWanted(role="worker", replicas=100))], [])
+    journal.append([(2.0, ChangeWanted(change=Scale(role="worker", replicas=100)))], [])
     journal.close()
     data = path.read_bytes()
     assert data.count(b"replicas\x64") == 1

@@ -19,6 +19,8 @@ from resile.api.ids import Round
 from resile.master import __main__ as main_module
 from resile.master.kubernetes import app
 from resile.protocol.agent_to_master import Heartbeat, Join, NodeFinished, StandbyReport
+from resile.protocol.changes import Scale, Stop
+from resile.protocol.commands import Done, Events, Failed, JobEvents
 from resile.protocol.master_to_agent import JobOver, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.shards import OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 from resile.wire.connection import CannotListen
@@ -53,7 +55,7 @@ async def test_a_peer_with_a_wrong_token_gets_nothing_and_the_job_is_not_disturb
         await good.hello("good")
         with pytest.raises(HandshakeRefused, match="wrong or missing job token"):
             await Peer.call(directory, token=b"not the token")
-        assert (await good.status())["phase"] == "Running"
+        assert (await good.status()).phase == "Running"
 
 
 async def test_garbage_half_messages_and_oversized_ones_do_not_disturb_a_master(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ async def test_garbage_half_messages_and_oversized_ones_do_not_disturb_a_master(
         rude = await Peer.call(directory)
         rude.say(Heartbeat())
         await asyncio.wait_for(rude.closed.wait(), PATIENCE)
-        assert (await good.status())["phase"] == "Running"
+        assert (await good.status()).phase == "Running"
 
 
 @pytest.mark.parametrize(
@@ -127,9 +129,9 @@ async def test_a_killed_master_comes_back_with_rounds_nodes_and_shards(tmp_path:
         fresh[0].say(ShardProgress(worker="w", request=4, dataset="data", lease=again.lease, upto=10))
         assert (await fresh[0].hear(ShardNoted)).counted
         after = await fresh[0].status()
-        assert (after["round"], after["phase"]) == (before["round"], "Running")
-        assert [node["name"] for node in after["nodes"]] == [node["name"] for node in before["nodes"]]
-        assert after["datasets"][0]["done"] == 10
+        assert (after.round, after.phase) == (before.round, "Running")
+        assert [node.name for node in after.nodes] == [node.name for node in before.nodes]
+        assert after.datasets[0].done == 10
         assert not [message for message in fresh[0].heard if isinstance(message, RoundOver)]
 
 
@@ -138,12 +140,13 @@ async def test_asks_are_answered_or_refused_with_a_sentence(tmp_path: Path) -> N
     with master(directory) as process:
         peer = await Peer.call(directory)
         await peer.hello("one")
-        assert (await peer.ask("weather")).error == "no such question: 'weather'"
-        assert "bad arguments for 'scale'" in (await peer.ask("scale", role="worker")).error
-        assert "bare machines" in (await peer.ask("scale", role="worker", replicas=3)).error
-        story = (await peer.ask("events")).result
-        assert [line["reason"] for line in story] == ["JobStarted", "NodeCame", "ScaleRefused"]
-        assert not (await peer.ask("stop", because="enough")).error
+        refused = await peer.ask(Scale(role="worker", replicas=3))
+        assert isinstance(refused, Failed)
+        assert "bare machines" in refused.error
+        story = await peer.ask(Events())
+        assert isinstance(story, JobEvents)
+        assert [line.reason for line in story.events] == ["JobStarted", "NodeCame", "ScaleRefused"]
+        assert await peer.ask(Stop(because="enough")) == Done()
         over = await peer.hear(JobOver)
         assert (over.succeeded, over.reason, over.message) == (False, "Stopped", "enough")
         peer.connection.close()
@@ -214,7 +217,7 @@ async def test_a_second_master_of_the_same_job_steps_back(tmp_path: Path) -> Non
         ended = await asyncio.to_thread(_run, directory)
         assert (ended.returncode, ended.stderr.count("\n")) == (3, 1)
         assert "has a master already" in ended.stderr
-        assert not (await peer.status())["ended_at"]
+        assert not (await peer.status()).ended_at
 
 
 async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_nothing(small_disk: Path) -> None:
@@ -233,7 +236,7 @@ async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_noth
         assert process.stdout is not None
         lines = process.stdout
         await asyncio.to_thread(lambda: next(line for line in lines if full in line))
-        assert (await first.status())["phase"] == "Running", "questions are answered all the same"
+        assert (await first.status()).phase == "Running", "questions are answered all the same"
         assert not late.heard, "nobody is admitted before it is written down"
         ballast.unlink()
         assert (await late.hear(Welcome)).rank == 1
@@ -255,7 +258,7 @@ async def test_a_master_killed_on_a_full_disk_serves_again_and_says_so_once_ther
         os.kill(old.pid, signal.SIGKILL)
         await asyncio.wait_for(first.closed.wait(), PATIENCE)
         again = await Peer.call(directory)  # at the old address: the new one could not be written down
-        assert [node["status"] for node in (await again.status())["nodes"]] == ["Running"]
+        assert [node.status for node in (await again.status()).nodes] == ["Running"]
         assert directory.address() == old
         ballast.unlink()
         await Peer.call(directory, after=old.pid)
@@ -271,11 +274,11 @@ async def test_metrics_tell_what_the_command_line_tells(tmp_path: Path) -> None:
         peer = await Peer.call(directory)
         await peer.hello("one")
         peer.say(StandbyReport(ready=2, memory=3 << 20))
-        (node,) = (await peer.status())["nodes"]
+        (node,) = (await peer.status()).nodes
         page = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
     assert 'resile_nodes{job="job",namespace="default",role="worker",status="Running"} 1.0' in page
     assert 'resile_events_total{job="job",namespace="default",reason="NodeCame"} 1.0' in page
-    assert (node["standbys"], node["standby_memory"]) == (2, 3 << 20)
+    assert (node.standbys, node.standby_memory) == (2, 3 << 20)
     assert 'resile_standbys{job="job",namespace="default"} 2.0' in page
     assert 'resile_standby_bytes{job="job",namespace="default"} 3.145728e+06' in page
 

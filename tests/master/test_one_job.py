@@ -6,19 +6,19 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 from lightkube import AsyncClient
 
 from resile.api.job import JobSpec, RoleSpec
 from resile.core.decisions import Reply
 from resile.core.engine import Engine
-from resile.core.events import PlanWanted, Started, StopWanted
+from resile.core.events import ChangeWanted, Started
 from resile.core.state import MAX_PLAN_ENDS, new_state
 from resile.master.app import Serving
 from resile.master.kubernetes.scaleplans import ScalePlanWatch
 from resile.master.kubernetes.status_writer import StatusWriter
 from resile.platform.kubernetes import client as kube
+from resile.protocol.changes import Change, Stop
 from tests.core.given import running
 from tests.kube.namespace import plan
 from tests.master.fake_api import FakeAsyncApi, Object, refusal
@@ -40,18 +40,20 @@ class Master:
             engine=self.engine, now=5.0, trouble=None, after_turn=lambda: None, submit=self.asked.append
         )
         executor = SimpleNamespace(noted=lambda _: None)
-        self.serving = cast(Serving, SimpleNamespace(shell=shell, asks=_Asks(self), executor=executor, fresh=False))
+        self.serving = cast(
+            Serving, SimpleNamespace(shell=shell, commands=_Commands(self), executor=executor, fresh=False)
+        )
 
     def stopped(self) -> None:
-        self.engine.handle(StopWanted(because="the job was deleted"), 4.0)
+        self.engine.handle(ChangeWanted(change=Stop(because="the job was deleted")), 4.0)
 
 
-class _Asks:
+class _Commands:
     def __init__(self, master: Master) -> None:
         self._master = master
 
-    async def wish(self, event: PlanWanted) -> str:
-        self._master.asked.append(event)
+    async def change(self, change: Change) -> str:
+        self._master.asked.append(change)
         return self._master.answers.pop(0)
 
 
@@ -165,10 +167,10 @@ class Core:
         self.job = running(2)
         master.serving.shell.engine = self.job.engine
         self.shell = master.serving.shell
-        master.serving.asks.wish = self._wish  # type: ignore[method-assign]
+        master.serving.commands.change = self._change  # type: ignore[method-assign]
 
-    async def _wish(self, event: PlanWanted) -> str:
-        self.job.does(msgspec.structs.replace(event, request=9))
+    async def _change(self, change: Change) -> str:
+        self.job.wants(change, request=9)
         (reply,) = self.job.said(Reply)
         return str(reply.error)
 
@@ -195,7 +197,7 @@ async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeAsyncA
     watch._listed([api.put(kube.PLANS, name, **plan(name, "j", **wish)) for name in names])
     work = asyncio.create_task(watch._work())
     await rest(api)
-    core.job.does(StopWanted(because="enough"))
+    core.job.wants(Stop(because="enough"))
     core.shell.after_turn()
     await rest(api)
     work.cancel()

@@ -7,9 +7,9 @@ from typing import Any
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.kinds.scaleplan import ScalePlan
 from resile.api.manifests.reader import read_manifest
-from resile.core.events import Move, NodeWish, PlanWanted, RoleWish
-from resile.master.kubernetes.scaleplans import not_supported, wish_of
+from resile.protocol.changes import Migration, NewNode, Plan, RoleChange
 from resile.protocol.reports import NodeResources
+from resile.protocol.scaleplan import not_supported, plan_of
 
 
 def plan(**spec: Any) -> ScalePlan:
@@ -25,17 +25,17 @@ def plan(**spec: Any) -> ScalePlan:
     return read
 
 
-def wish(**spec: Any) -> PlanWanted:
-    return wish_of(plan(**spec), "u")
+def wish(**spec: Any) -> Plan:
+    return plan_of(plan(**spec), "u")
 
 
 def test_numbers_and_resources_of_roles() -> None:
     resource = {"cpu": "500m", "memory": "2Gi", "nvidia.com/gpu": 1}
-    assert wish(replicaResourceSpecs={"worker": {"replicas": 3, "resource": resource}}) == PlanWanted(
+    assert wish(replicaResourceSpecs={"worker": {"replicas": 3, "resource": resource}}) == Plan(
         name="p",
         uid="u",
         roles={
-            "worker": RoleWish(replicas=3, resources=NodeResources(cpu=0.5, memory=Bytes(2 * GiB), gpu=1)),
+            "worker": RoleChange(replicas=3, resources=NodeResources(cpu=0.5, memory=Bytes(2 * GiB), gpu=1)),
         },
     )
 
@@ -43,9 +43,9 @@ def test_numbers_and_resources_of_roles() -> None:
 def test_pods_to_create_need_no_name() -> None:
     given = [{"rankIndex": 3, "resource": {"cpu": 1}}, {"type": "evaluator"}, {"name": "j-edljob-chief-7"}]
     assert wish(createPods=given).create == (
-        NodeWish(role="worker", rank=Rank(3), resources=NodeResources(cpu=1.0)),
-        NodeWish(role="evaluator"),
-        NodeWish(role="chief"),
+        NewNode(role="worker", rank=Rank(3), resources=NodeResources(cpu=1.0)),
+        NewNode(role="evaluator"),
+        NewNode(role="chief"),
     )
 
 
@@ -55,7 +55,9 @@ def test_pods_to_remove_and_to_migrate_are_named_either_way() -> None:
         migratePods=[{"name": "j-edljob-worker-0", "resource": {"memory": "4Gi"}}],
     )
     assert asked.remove == (NodeKey("worker", NodeId(1)), NodeKey("worker", NodeId(2)))
-    assert asked.migrate == (Move(node=NodeKey("worker", NodeId(0)), resources=NodeResources(memory=Bytes(4 * GiB))),)
+    assert asked.migrate == (
+        Migration(node=NodeKey("worker", NodeId(0)), resources=NodeResources(memory=Bytes(4 * GiB))),
+    )
 
 
 def test_hosts_of_parameter_servers_are_refused() -> None:

@@ -13,12 +13,13 @@ from resile.api.job_event import JobEvent
 from resile.api.timeouts import derive
 from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, LaunchNode, Note, Reply
 from resile.core.engine import Engine
-from resile.core.events import AgentConnected, AnyEvent, ScaleWanted, Started, StopWanted
+from resile.core.events import AgentConnected, AnyEvent, ChangeWanted, Started
 from resile.core.state import JobState, new_state
 from resile.master import shell as shell_module
 from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken
 from resile.master.shell import Shell
 from resile.protocol.agent_to_master import Hello
+from resile.protocol.changes import Scale, Stop
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 
@@ -113,10 +114,10 @@ async def test_events_are_journaled_before_their_decisions_are_executed() -> Non
 async def test_what_comes_while_the_loop_is_busy_is_one_batch_in_order() -> None:
     watched = Watched()
     watched.shell.submit(Started())
-    watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
-    watched.shell.submit(StopWanted(because="enough", request=8))
+    watched.shell.submit(ChangeWanted(change=Scale(role="worker", replicas=3), request=7))
+    watched.shell.submit(ChangeWanted(change=Stop(because="enough"), request=8))
     await watched.turn()
-    assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted, StopWanted]
+    assert [type(event) for event in watched.journal.events] == [Started, ChangeWanted, ChangeWanted]
     assert set(watched.known_when_executed) == {3}
     assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode, Reply, Finish, *[DeleteNode] * 3]
     watched.shell.close()
@@ -134,7 +135,7 @@ async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_no
     assert watched.executed == []
     assert watched.shell.stalled
     assert "no room" in str(watched.shell.trouble)
-    watched.shell.submit(ScaleWanted(role="worker", replicas=3, request=7))
+    watched.shell.submit(ChangeWanted(change=Scale(role="worker", replicas=3), request=7))
     await watched.attempt()
     assert watched.shell.engine.state.targets == {"worker": 2}, "what comes meanwhile waits unhandled"
 
@@ -142,7 +143,7 @@ async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_no
     await watched.turn()
     await watched.turn()
     assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode]
-    assert [type(event) for event in watched.journal.events] == [Started, ScaleWanted]
+    assert [type(event) for event in watched.journal.events] == [Started, ChangeWanted]
     assert not watched.shell.stalled
     assert watched.shell.trouble is None
     watched.shell.close()
@@ -155,7 +156,7 @@ async def test_a_journal_that_stays_full_is_tried_again_once_at_a_time(monkeypat
     watched.shell.submit(Started())
     await watched.attempt()
     for number in range(100):
-        watched.shell.submit(ScaleWanted(role="worker", replicas=number))
+        watched.shell.submit(ChangeWanted(change=Scale(role="worker", replicas=number)))
         await asyncio.sleep(0)
     before = watched.journal.attempts
     for _ in range(5):
@@ -192,14 +193,14 @@ async def test_a_master_that_breaks_over_an_event_ends_without_writing_or_doing_
     handle = watched.shell.engine.handle
 
     def break_over(event: AnyEvent, now: float) -> list[AnyDecision]:
-        if isinstance(event, StopWanted):
+        if isinstance(event, ChangeWanted):
             raise RuntimeError("a defect")
         return handle(event, now)
 
     monkeypatch.setattr(watched.shell.engine, "handle", break_over)
     monkeypatch.setattr(watched.shell, "_die", lambda: (_ for _ in ()).throw(SystemExit))
     watched.shell.submit(Started())
-    watched.shell.submit(StopWanted(because="poison"))
+    watched.shell.submit(ChangeWanted(change=Stop(because="poison")))
     with pytest.raises(SystemExit):
         watched.shell._turn()
     assert (watched.executed, watched.journal.events) == ([], [])
@@ -259,7 +260,7 @@ async def test_a_long_journal_is_replaced_by_a_snapshot(monkeypatch: pytest.Monk
     monkeypatch.setattr(shell_module, "COMPACT_AFTER", 2)
     watched = Watched()
     watched.shell.submit(Started())
-    watched.shell.submit(ScaleWanted(role="worker", replicas=3))
+    watched.shell.submit(ChangeWanted(change=Scale(role="worker", replicas=3)))
     await watched.turn()
     assert watched.journal.snapshots == [watched.shell.engine.state]
     watched.shell.close()
@@ -272,7 +273,7 @@ async def test_a_journal_that_folds_itself_is_never_asked_to_while_the_loop_wait
     watched = Watched()
     watched.journal.folds_itself = True
     watched.shell.submit(Started())
-    watched.shell.submit(ScaleWanted(role="worker", replicas=3))
+    watched.shell.submit(ChangeWanted(change=Scale(role="worker", replicas=3)))
     await watched.turn()
     assert len(watched.journal.events) == 2
     assert watched.journal.snapshots == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from resile.core.state import new_state
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.spec_watch import LAST_SEEN, SpecWatch, WantedSpec
-from resile.protocol.commands import Ask
+from resile.protocol.changes import Change, Scale, Suspend
 from tests.kube.namespace import job
 
 SPEC = JobSpec(name="j", front_door="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})
@@ -42,27 +41,28 @@ class Masters:
         self.state = new_state(SPEC, 0.0)
         self.state.targets["worker"] = 2
         self.memory = Memory(WantedSpec({"worker": 2}, suspend=False))
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[Change] = []
         self.answers = 0
 
     async def see(self, changed: dict[str, Any]) -> None:
         shell = SimpleNamespace(engine=SimpleNamespace(state=self.state))
-        serving = cast(Serving, SimpleNamespace(shell=shell, asks=self._ask))
+        serving = cast(Serving, SimpleNamespace(shell=shell, commands=SimpleNamespace(change=self._change)))
         client, journal = cast(AsyncClient, None), cast(ConfigMapJournal, self.memory)
         watch = SpecWatch(SPEC, client, serving, journal, lambda *_: None)
         await watch._act(changed, msgspec.json.decode(self.memory.recall(LAST_SEEN), type=WantedSpec))
 
-    def _ask(self, ask: Ask, answer: Callable[[str, Any], None]) -> None:
-        self.asked.append((ask.what, ask.arguments))
-        if self.answers:
-            self.answers -= 1
-            answer("", None)
+    async def _change(self, change: Change) -> str:
+        self.asked.append(change)
+        if not self.answers:
+            await asyncio.Event().wait()
+        self.answers -= 1
+        return ""
 
 
 async def test_a_change_is_remembered_when_all_of_it_was_answered_and_not_before() -> None:
     changed = job("j", "true", 3)
     changed["spec"]["suspend"] = True
-    scale, suspend = ("scale", {"role": "worker", "replicas": 3}), ("suspend", {"on": True})
+    scale, suspend = Scale(role="worker", replicas=3), Suspend(on=True)
     masters = Masters()
     masters.answers = 1
     with pytest.raises(TimeoutError):  # it dies before the second answer

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from resile.protocol.agent_to_master import Heartbeat
-from resile.protocol.commands import Answer, Ask, FromMaster
+from resile.protocol.changes import Stop
+from resile.protocol.commands import Answer, Ask, Failed, FromMaster
 from resile.protocol.message import Message
 from resile.wire.connection import Connection, Server, connect
 from resile.wire.handshake import ClientHandshake
@@ -32,8 +33,8 @@ class Ear:
     def on_message(self, connection: Connection, message: Message) -> None:
         self.messages.append(message)
         self._heard.set()
-        if isinstance(message, Ask):
-            connection.send(Answer(request=message.request, result=message.what))
+        if isinstance(message, Ask) and isinstance(message.command, Stop):
+            connection.send(Answer(request=message.request, result=Failed(error=message.command.because)))
 
     def on_close(self, connection: Connection, because: str) -> None:
         self.closed.append(because)
@@ -115,9 +116,9 @@ class Place:
         """A good peer is heard and answered, whatever happened before."""
         connection, ear = await self.call(**options)
         connection.send(Heartbeat())
-        connection.send(Ask(request=1, what="still there?"))
+        connection.send(Ask(request=1, command=Stop(because="still there?")))
         await ear.until(lambda: ear.messages)
-        assert ear.messages == [Answer(request=1, result="still there?")]
+        assert ear.messages == [Answer(request=1, result=Failed(error="still there?"))]
         connection.close()
         await connection.wait_closed()
 

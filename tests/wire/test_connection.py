@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from resile.protocol.agent_to_master import Heartbeat, NodeFinished
-from resile.protocol.commands import Answer, Ask, FromMaster, ToMaster
+from resile.protocol.changes import Stop
+from resile.protocol.commands import Answer, Ask, Failed, FromMaster, ToMaster
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
 from resile.wire.connection import (
@@ -65,7 +66,7 @@ async def test_the_end_is_told_once_on_both_sides(place: Place) -> None:
 async def test_what_was_sent_before_close_arrives(place: Place) -> None:
     _, ear = await place.call()
     await place.ear.until(lambda: place.ear.opened)
-    big = Answer(request=1, result="x" * 5_000_000)
+    big = Answer(request=1, result=Failed(error="x" * 5_000_000))
     place.ear.opened[0].send(big)
     place.ear.opened[0].close()
     await ear.until(lambda: ear.closed)
@@ -91,7 +92,7 @@ async def test_a_peer_that_does_not_read_is_dropped(serving: Serve) -> None:
     raw.writer.transport.pause_reading()
     await place.ear.until(lambda: place.ear.opened)
     stuck = place.ear.opened[0]
-    frame = encode(Answer(request=1, result="x" * 500_000))
+    frame = encode(Answer(request=1, result=Failed(error="x" * 500_000)))
     for _ in range(100):
         stuck.send_frame(frame)
     await place.ear.until(lambda: place.ear.closed)
@@ -102,7 +103,7 @@ async def test_a_peer_that_does_not_read_is_dropped(serving: Serve) -> None:
 async def test_a_message_too_long_for_the_server_is_refused_where_it_is_made(place: Place) -> None:
     connection, _ = await place.call()
     with pytest.raises(BadFrame, match=r"^a Ask message of \d+ bytes is over the limit of 1048576 bytes$"):
-        connection.send(Ask(request=1, what="x" * MAX_FRAME))
+        connection.send(Ask(request=1, command=Stop(because="x" * MAX_FRAME)))
     assert not connection.closed
 
 

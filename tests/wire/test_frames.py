@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resile.protocol.agent_to_master import Heartbeat, Hello, NodeFinished, StepReport
-from resile.protocol.commands import Answer, FromMaster, ToMaster
+from resile.protocol.commands import Answer, Failed, FromMaster, ToMaster
 from resile.protocol.reports import RendezvousConfig
 from resile.protocol.worker_to_agent import WorkerMessage
 from resile.wire.frames import MAX_FRAME, PREFIX, BadFrame, FrameDecoder, MessageDecoder, encode
@@ -75,7 +75,7 @@ def test_a_message_comes_back_as_it_went() -> None:
 
 def test_a_message_over_the_limit_is_not_even_sent() -> None:
     with pytest.raises(BadFrame, match=r"^a Answer message of \d+ bytes is over the limit of 1000 bytes$"):
-        encode(Answer(request=1, result="x" * 1000), limit=1000)
+        encode(Answer(request=1, result=Failed(error="x" * 1000)), limit=1000)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_message_over_the_limit_is_not_even_sent() -> None:
             "a message that is not allowed here: Expected `int`, got `str` - at `$.round`",
         ),
         (
-            b"\x84\xa4type\xa3Ask\xa7request\x01\xa4what\xa1x\xa9arguments\x81\xa1a" + b"\x91" * 100_000,
-            "bytes that are no message",
+            b"\x83\xa4type\xa3Ask\xa7request\x01\xa7command" + b"\x91" * 100_000,
+            "a message that is not allowed here: Expected `object`, got `array` - at `$.command`",
         ),
         (
-            b"\x84\xa4type\xa3Ask\xa7request\x01\xa4what\xa1x\xa9arguments\x81\xa1a\xdd\xff\xff\xff\xff",
-            "bytes that are no message",
+            b"\x83\xa4type\xa3Ask\xa7request\x01\xa7command\xdd\xff\xff\xff\xff",
+            "a message that is not allowed here: Expected `object`, got `array` - at `$.command`",
         ),
     ],
 )

@@ -31,6 +31,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
     WorkerStuck,
 )
+from resile.protocol.changes import Change, Plan, Scale, Stop, Suspend
 from resile.protocol.reports import NodeStatus
 from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 
@@ -112,17 +113,10 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
             lifecycle.listed(ctx, event)
         case ev.AgentConnected():
             agents.on_agent_connected(ctx, event)
-        case ev.ScaleWanted():
-            scaling.scale(ctx, event)
-        case ev.PlanWanted():
-            scaling.plan(ctx, event)
+        case ev.ChangeWanted():
+            _change(ctx, event.change, event.request)
         case ev.PlanDropped():
             scale_operations.dropped(ctx, event.uid)
-        case ev.SuspendWanted():
-            lifecycle.suspend(ctx, event)
-        case ev.StopWanted():
-            ctx.decide(Reply(request=event.request))
-            completion.fail(ctx, Reason.STOPPED, event.because)
         case ev.SettleOver():
             rounds.settle_over(ctx)
         case ev.JoinOver():
@@ -139,6 +133,19 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
                 _handle_message(ctx, node, event.message)
             elif not node.status.ended:
                 _handle_of_node(ctx, node, event)
+
+
+def _change(ctx: Context, change: Change, request: int) -> None:
+    match change:
+        case Scale():
+            scaling.scale(ctx, change, request)
+        case Plan():
+            scaling.plan(ctx, change, request)
+        case Suspend():
+            lifecycle.suspend(ctx, change, request)
+        case Stop():
+            ctx.decide(Reply(request=request))
+            completion.fail(ctx, Reason.STOPPED, change.because)
 
 
 def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from resile.api.ids import NodeKey, Rank, Round
+from resile.api.ids import NodeKey, Round
 from resile.protocol.agent_to_master import AgentMessage, Hello
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
+from resile.protocol.changes import Change
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -60,47 +61,10 @@ class AgentSaid(Event, frozen=True, kw_only=True):
     message: AgentMessage
 
 
-class ScaleWanted(Event, frozen=True, kw_only=True):
-    """Somebody wants `role` to have `replicas` nodes."""
+class ChangeWanted(Event, frozen=True, kw_only=True):
+    """A person, or a manifest, asks for a change; a request above 0 gets a `Reply`."""
 
-    role: str
-    replicas: int
-    request: int = 0
-
-
-class RoleWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a plan wants of a role; None and nothing leave it as it is."""
-
-    replicas: int | None = None
-    resources: NodeResources = NodeResources()
-    """Of the nodes that are launched from now on."""
-
-
-class NodeWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that a plan wants."""
-
-    role: str
-    rank: Rank | None = None
-    """The lowest free one unless given."""
-    resources: NodeResources = NodeResources()
-
-
-class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that a plan wants to be replaced by one with other resources."""
-
-    node: NodeKey
-    resources: NodeResources = NodeResources()
-
-
-class PlanWanted(Event, frozen=True, kw_only=True):
-    """Somebody wants what a ScalePlan says. Repeating it is harmless: a plan is known by its uid."""
-
-    name: str
-    uid: str
-    roles: dict[str, RoleWish] = {}
-    create: tuple[NodeWish, ...] = ()
-    remove: tuple[NodeKey, ...] = ()
-    migrate: tuple[Move, ...] = ()
+    change: Change
     request: int = 0
 
 
@@ -108,20 +72,6 @@ class PlanDropped(Event, frozen=True, kw_only=True):
     """A ScalePlan was deleted."""
 
     uid: str
-
-
-class SuspendWanted(Event, frozen=True, kw_only=True):
-    """Somebody wants the job to let go of its nodes (`on`) or to take them back."""
-
-    on: bool
-    request: int = 0
-
-
-class StopWanted(Event, frozen=True, kw_only=True):
-    """Somebody wants the job to end."""
-
-    because: str
-    request: int = 0
 
 
 # what only the passing of time brings: made by `Engine.due`, never by the shell -------------------------------------
@@ -179,11 +129,8 @@ AnyEvent = (
     | AgentConnected
     | AgentDisconnected
     | AgentSaid
-    | ScaleWanted
-    | PlanWanted
+    | ChangeWanted
     | PlanDropped
-    | SuspendWanted
-    | StopWanted
     | AgentSilent
     | AgentStayedAway
     | SettleOver

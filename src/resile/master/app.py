@@ -24,6 +24,7 @@ from resile.master.server import AgentConnections, Executor
 from resile.master.shell import RETRY_SECONDS, Shell
 from resile.master.view import view
 from resile.platform.base import Launch, Observation, Platform
+from resile.protocol.changes import Stop
 from resile.protocol.commands import ToMaster
 from resile.wire.connection import Server, serve
 from resile.wire.job_directory import JobDirectory, MasterAddress
@@ -51,7 +52,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """A master at work, for whoever accompanies it."""
 
     shell: Shell
-    asks: Commands
+    commands: Commands
     executor: Executor
     fresh: bool
     """Whether this is the job's first master."""
@@ -110,20 +111,20 @@ async def run_master(
         def look() -> JobView:
             return view(shell.engine.state, shell.now, board.standbys)
 
-        asks = Commands(shell, journal, look)
-        executor.reply = asks.reply
+        commands = Commands(shell.submit, journal, look)
+        executor.reply = commands.reply
         executor.finished = lambda _: over.set()
         if options.metrics_port is not None:
             cleanup.callback(_serve_metrics(look, executor, options.metrics_port))
         server = await _listen(directory, options, board)
         cleanup.callback(server.close)
-        board.answer = asks
+        board.answer = commands
         address = MasterAddress(host=options.host, port=server.port, pid=os.getpid())
         platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
         if platform is not None:
             _connect(platform, executor)
         if accompany is not None:
-            serving = Serving(shell=shell, asks=asks, executor=executor, fresh=history is None)
+            serving = Serving(shell=shell, commands=commands, executor=executor, fresh=history is None)
             await cleanup.enter_async_context(accompany(serving))
         # Nothing is decided before there is somebody to launch nodes, and no agent has been heard yet.
         if history is not None:
@@ -216,7 +217,7 @@ def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
 
     def look() -> None:
         if shell.engine.state.meeting is None:
-            shell.submit(ev.StopWanted(because=f"no node came within {patience:g} s", request=0))
+            shell.submit(ev.ChangeWanted(change=Stop(because=f"no node came within {patience:g} s")))
 
     return asyncio.get_running_loop().call_later(patience, look).cancel
 

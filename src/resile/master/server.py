@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Any
 
 from resile.api.ids import Bytes, NodeKey
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.master.view import StandbyView
 from resile.protocol.agent_to_master import Heartbeat, Hello, StandbyReport
-from resile.protocol.commands import Answer, Ask, ToMaster
+from resile.protocol.commands import Answer, Ask, Command, NotReady, Result, ToMaster
 from resile.protocol.master_to_agent import JobOver, MasterMessage, Refused, Welcome
 from resile.protocol.message import PROTOCOL
 from resile.wire.connection import Connection
@@ -20,8 +19,8 @@ from resile.wire.frames import encode
 
 log = logging.getLogger("resile.master")
 
-Answerer = Callable[[Ask, Callable[[str, Any], None]], None]
-"""Handles an Ask and calls back with (error, result), now or later."""
+Answerer = Callable[[Command, Callable[[Result], None]], None]
+"""Handles a command and calls back with the result, now or later."""
 
 
 class AgentConnections:
@@ -95,14 +94,14 @@ class AgentConnections:
         self._submit(ev.AgentConnected(session=session, hello=hello))
 
     def _ask(self, connection: Connection, ask: Ask) -> None:
-        def reply(error: str, result: Any) -> None:
+        def reply(result: Result) -> None:
             if not connection.closed:
-                connection.send(Answer(request=ask.request, error=error, result=result))
+                connection.send(Answer(request=ask.request, result=result))
 
         if self.answer is None:
-            reply("the master is still starting; ask again", None)
+            reply(NotReady())
         else:
-            self.answer(ask, reply)
+            self.answer(ask.command, reply)
 
     # what goes out -----------------------------------------------------------------------------------------------
 

@@ -1,34 +1,80 @@
-"""What command lines ask of a master, and its answers."""
+"""What command lines ask of a master, and its answers.
+
+A new question is one struct here and one case in `resile.master.commands`; a new change to the job is one struct in
+`changes` and one case in the core.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
+from resile.api.job_event import JobEvent
+from resile.api.job_view import JobView
 from resile.protocol.agent_to_master import AgentMessage, Hello
+from resile.protocol.changes import Scale, Stop, Suspend
 from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.message import Message
 
+MAX_EVENTS = 1000
+"""Job events in one answer."""
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """Show the job as it is now; the answer is a `JobStatus`."""
+
+
+class Events(Message, frozen=True, kw_only=True):
+    """Show the job's events with a number above `after`, oldest first; the answer is `JobEvents`."""
+
+    after: int = 0
+    limit: int = MAX_EVENTS
+
+
+Command = Status | Events | Scale | Suspend | Stop
+
 
 class Ask(Message, frozen=True, kw_only=True):
-    """A command for the master; `what` is one of the verbs in `resile.master.commands`."""
+    """A command; its answer carries the same number."""
 
     request: int
-    what: str
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    command: Command
+
+
+class JobStatus(Message, frozen=True, kw_only=True):
+    """The job as it is now."""
+
+    job: JobView
+
+
+class JobEvents(Message, frozen=True, kw_only=True):
+    """Some of the job's events."""
+
+    events: list[JobEvent]
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """A change was granted."""
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The command was refused, for the reason that one sentence gives."""
+
+    error: str
+
+
+class NotReady(Message, frozen=True, kw_only=True):
+    """The master is still starting; the same command may be asked again."""
+
+
+Result = JobStatus | JobEvents | Done | Failed | NotReady
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """The result of an Ask; `error` is empty or one sentence."""
+    """The answer to an Ask."""
 
     request: int
-    error: str = ""
-    result: Any = None
+    result: Result
 
 
 ToMaster = Hello | AgentMessage | Ask
 """What a master hears, from agents and from command lines."""
-
 FromMaster = MasterMessage | Answer
 """What a master says, to agents and to command lines."""

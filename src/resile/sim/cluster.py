@@ -15,6 +15,7 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
+from resile.protocol.changes import Change
 from resile.sim.clock import Clock
 from resile.sim.invariants import Invariants, require
 from resile.sim.schedule import Schedule, draw
@@ -27,9 +28,7 @@ from resile.sim.world.platform import SimPlatform
 from resile.sim.world.training import SAVE_EVERY, SimTraining
 
 ASK_AGAIN = 1.0
-"""Seconds after which a person whose wish was not answered repeats it."""
-
-Wish = ev.ScaleWanted | ev.SuspendWanted | ev.PlanWanted
+"""Seconds after which a person who was not answered asks again."""
 
 Line = tuple[float, str, object]
 """(when, who, what): formatted only when somebody reads it."""
@@ -56,7 +55,7 @@ class Cluster:
         self.master_crashes = 0
         self._pids = count(100)
         self._requests = count(1)
-        self._wishes: deque[Wish] = deque()
+        self._wanted: deque[ev.ChangeWanted] = deque()
         state = new_state(self.plan.spec, 0.0)
         self.master = SimMaster(self, Engine(state), MemoryJournal(state), self.checks)
 
@@ -129,15 +128,15 @@ class Cluster:
         self.platform.delete(decision)
 
     def replied(self, reply: de.Reply) -> None:
-        """A wish was answered."""
-        if self._wishes and self._wishes[0].request == reply.request:
-            self._wishes.popleft()
+        """A change was granted or refused."""
+        if self._wanted and self._wanted[0].request == reply.request:
+            self._wanted.popleft()
             self._ask()
 
-    def wish(self, wish: Wish) -> None:
-        """Somebody wants something, and asks until there is an answer; wishes are made one after the other."""
-        self._wishes.append(msgspec.structs.replace(wish, request=next(self._requests)))
-        if len(self._wishes) == 1:
+    def ask_for(self, change: Change) -> None:
+        """A person wants a change, and asks until there is an answer; changes are asked for one after the other."""
+        self._wanted.append(ev.ChangeWanted(change=change, request=next(self._requests)))
+        if len(self._wanted) == 1:
             self._ask()
 
     def forget(self, uid: str) -> None:
@@ -146,15 +145,15 @@ class Cluster:
             self.master.submit(ev.PlanDropped(uid=uid))
 
     def _ask(self) -> None:
-        if not self._wishes:
+        if not self._wanted:
             return
-        wish = self._wishes[0]
+        wanted = self._wanted[0]
         if not self.master.dead:
-            self.master.submit(wish)
-        self.clock.after(ASK_AGAIN, lambda: self._ask_again(wish))
+            self.master.submit(wanted)
+        self.clock.after(ASK_AGAIN, lambda: self._ask_again(wanted))
 
-    def _ask_again(self, wish: Wish) -> None:
-        if self._wishes and self._wishes[0] is wish:
+    def _ask_again(self, wanted: ev.ChangeWanted) -> None:
+        if self._wanted and self._wanted[0] is wanted:
             self._ask()
 
     # the master's death --------------------------------------------------------------------------------------------

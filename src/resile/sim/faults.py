@@ -6,7 +6,7 @@ from functools import partial
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.job import WORKER
-from resile.core import events as ev
+from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale, Suspend
 from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 from resile.sim.cluster import Cluster
 from resile.sim.schedule import FAULTS_UNTIL, Fault
@@ -33,26 +33,26 @@ def inject(cluster: Cluster, fault: Fault) -> None:
         case Fault.ARRIVE:
             cluster.arrive()
         case Fault.SCALE:
-            wish = ev.ScaleWanted(role=WORKER, replicas=rng.randint(0, 8))
-            cluster.tell("person", wish)
-            cluster.wish(wish)
+            scale = Scale(role=WORKER, replicas=rng.randint(0, 8))
+            cluster.tell("person", scale)
+            cluster.ask_for(scale)
         case Fault.PLAN:
             plan = draw_plan(cluster)
             cluster.tell("person", plan)
-            cluster.wish(plan)
+            cluster.ask_for(plan)
             if rng.random() < 0.1:
                 cluster.clock.after(rng.uniform(0.0, 5.0), lambda: cluster.forget(plan.uid))
         case Fault.SUSPEND:
             cluster.tell("person", "suspends")
-            cluster.wish(ev.SuspendWanted(on=True))
-            cluster.clock.after(rng.uniform(1.0, 8.0), lambda: cluster.wish(ev.SuspendWanted(on=False)))
+            cluster.ask_for(Suspend(on=True))
+            cluster.clock.after(rng.uniform(1.0, 8.0), lambda: cluster.ask_for(Suspend(on=False)))
         case _ if cluster.alive:
             agent = rng.choice(cluster.alive)
             cluster.tell("fault", f"{fault} hits {agent.incarnation} ({agent.key})")
             _hit(cluster, agent, fault)
 
 
-def draw_plan(cluster: Cluster) -> ev.PlanWanted:
+def draw_plan(cluster: Cluster) -> Plan:
     """A plan that names nodes which may or may not be there, and may ask for too much."""
     rng = cluster.rng
     nodes = [key for key, node in cluster.state.nodes.items() if node.alive and key.role == WORKER]
@@ -62,17 +62,15 @@ def draw_plan(cluster: Cluster) -> ev.PlanWanted:
     memory = NodeResources(memory=rng.choice((None, Bytes(2 * GiB))))
     number = rng.randint(1, 10**9)
     moved = named if kind == "migrate" else named[1:]
-    roles = {WORKER: ev.RoleWish(replicas=rng.choice((None, rng.randint(0, 8))), resources=memory)}
-    added = [
-        ev.NodeWish(role=WORKER, rank=rng.choice((None, Rank(rng.randint(0, 9))))) for _ in range(rng.randint(0, 2))
-    ]
-    return ev.PlanWanted(
+    roles = {WORKER: RoleChange(replicas=rng.choice((None, rng.randint(0, 8))), resources=memory)}
+    added = [NewNode(role=WORKER, rank=rng.choice((None, Rank(rng.randint(0, 9))))) for _ in range(rng.randint(0, 2))]
+    return Plan(
         name=f"plan{number}",
         uid=f"uid{number}",
         roles=roles if kind == "roles" else {},
         create=tuple(added) if kind in ("create", "all") else (),
         remove=tuple(named[:1]) if kind in ("remove", "all") else (),
-        migrate=tuple(ev.Move(node=node, resources=memory) for node in moved) if kind in ("migrate", "all") else (),
+        migrate=tuple(Migration(node=node, resources=memory) for node in moved) if kind in ("migrate", "all") else (),
     )
 
 

@@ -10,6 +10,7 @@ from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
 from resile.core.state import TRAINERS, JobState, Phase, RoundRunning
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
+from resile.protocol.changes import Plan, Scale
 from resile.protocol.master_to_agent import RoundFormed, RoundOver
 from resile.protocol.reports import NodeStatus, RoundAssignment
 from resile.sim.reference_ledger import ReferenceLedger
@@ -108,7 +109,8 @@ class Invariants:
                     blamed = False
             require(blamed, f"only a crash costs a crash, and this was {event}")
         self._crashes = crashes
-        self._scaled |= isinstance(event, ev.ScaleWanted | ev.PlanWanted)  # which gives up nothing any more
+        change = event.change if isinstance(event, ev.ChangeWanted) else None
+        self._scaled |= isinstance(change, Scale | Plan)  # after which no place is given up any more
         for (role, rank), spent in state.spent.items():
             used = spent.count(Cause.CRASH, state.trained, state.spec.timeouts.budget_window)
             within = used <= state.spec.roles[role].crash_budget or (role, rank) in state.given_up

@@ -16,12 +16,13 @@ from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
-from resile.core.events import AnyEvent, NodeSeen, ScaleWanted, Started
+from resile.core.events import AnyEvent, ChangeWanted, NodeSeen, Started
 from resile.core.state import new_state
 from resile.master.journal import configmap
 from resile.master.journal.configmap import ConfigMapJournal, seal, unseal
 from resile.master.journal.sqlite import JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.platform.kubernetes import client as kube
+from resile.protocol.changes import Scale
 from resile.protocol.reports import NodeStatus
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, kubectl
 
@@ -196,7 +197,10 @@ def test_a_long_log_becomes_part_of_the_snapshot(place: Place, monkeypatch: pyte
     monkeypatch.setattr(configmap, "STORY_LINES", 5)
     journal = begun(place)
     engine = Engine(new_state(place.spec, 0.0))
-    events: list[AnyEvent] = [Started(), *(ScaleWanted(role="worker", replicas=1 + n % 3) for n in range(30))]
+    events: list[AnyEvent] = [
+        Started(),
+        *(ChangeWanted(change=Scale(role="worker", replicas=1 + n % 3)) for n in range(30)),
+    ]
     for number, event in enumerate(events, start=1):
         engine.handle(event, float(number))
         journal.append([(float(number), event)], [told(number)])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
 
 import click
 
@@ -23,6 +22,7 @@ from resile.client.local.supervision import end_by_force, restart_master, served
 from resile.client.target import Target
 from resile.core.state import Phase
 from resile.platform.local import files
+from resile.protocol.changes import Scale, Stop, Suspend
 from resile.wire.job_directory import DirectoryError
 
 SUSPENDED = str(Phase.SUSPENDED)
@@ -55,7 +55,7 @@ def scale(job: str, sizes: tuple[str, ...], target: Target, output: str) -> None
         return
     found = find(job, target.namespace)
     for role, replicas in wanted.items():
-        _wish(found, "scale", {"role": role, "replicas": replicas})
+        _wish(found, Scale(role=role, replicas=replicas))
     words = " ".join(f"{role}={replicas}" for role, replicas in wanted.items())
     tell(output, f"elasticjob/{found.name} scaled: {words}", name=found.name, replicas=wanted)
 
@@ -71,7 +71,7 @@ def suspend(job: str, target: Target, output: str) -> None:
         return
     found = find(job, target.namespace)
     before = _phase(found)
-    _wish(found, "suspend", {"on": True})
+    _wish(found, Suspend(on=True))
     how = "is suspended already" if before == SUSPENDED else "suspended"
     tell(output, f"elasticjob/{found.name} {how}", name=found.name, suspended=True)
 
@@ -94,7 +94,7 @@ def resume(job: str, target: Target, output: str) -> None:
         restart_master(found.directory)
         click.echo(f"elasticjob/{found.name} has a master again", err=True)
     before = _phase(found)
-    _wish(found, "suspend", {"on": False})
+    _wish(found, Suspend(on=False))
     how = "resumed" if interrupted or before == SUSPENDED else "was not suspended"
     tell(output, f"elasticjob/{found.name} {how}", name=found.name, suspended=False)
 
@@ -149,7 +149,7 @@ def _delete(found: LocalJob, *, keep: bool, now: bool, output: str) -> None:
     tell(output, sentence, name=found.name, deleted=True, logs=kept)
 
 
-def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
+def _wish(job: LocalJob, change: Scale | Suspend) -> None:
     """Bring a wish to the master, also to one that is just being started again.
 
     Raises:
@@ -159,7 +159,7 @@ def _wish(job: LocalJob, what: str, arguments: dict[str, Any]) -> None:
     with MasterClient(directory) as client:
         try:
             if served(directory):
-                client.insist(what, arguments)
+                client.insist(change)
                 return
         except MasterUnreachable as error:
             raise CommandError(f"the master of {job} does not answer: {error}") from error
@@ -188,7 +188,7 @@ def _stop(job: LocalJob) -> bool:
         return False
     with MasterClient(job.directory) as client:
         try:
-            client.insist("stop", {"because": "a person deleted it"})
+            client.insist(Stop(because="a person deleted it"))
         except MasterUnreachable:
             return False
     click.echo(f"stopping {job} ...", err=True)

@@ -36,6 +36,7 @@ from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
 from resile.client.local.supervision import end_by_force, end_nodes, served, start_master
 from resile.client.target import Target
+from resile.protocol.changes import Scale
 from resile.wire.job_directory import DirectoryError
 
 ENDING_SECONDS = 10.0
@@ -173,7 +174,7 @@ def apply_plan(plan: ScalePlan, namespace: str | None) -> None:
     with MasterClient(job.directory) as client:
         for role, replicas in sizes.items():
             try:
-                client.insist("scale", {"role": role, "replicas": replicas})
+                client.insist(Scale(role=role, replicas=replicas))
             except MasterUnreachable as error:
                 raise CommandError(f"{job} was not scaled: {error}") from error
             click.echo(f"{job} scaled: {role}={replicas}")

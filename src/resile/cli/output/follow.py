@@ -17,6 +17,7 @@ from resile.client.local.job_reader import JobReader
 from resile.client.local.master_client import MasterUnreachable, wait_until
 from resile.client.local.supervision import served
 from resile.core.completion import Reason
+from resile.protocol.changes import Stop
 
 POLL_SECONDS = 0.1
 """Between two looks; a look costs the master well under a millisecond."""
@@ -157,7 +158,7 @@ class Follower:
 
     def _ask_to_stop(self) -> bool:
         try:
-            self.look.client.ask("stop", {"because": "its user pressed Ctrl-C"})
+            self.look.client.ask(Stop(because="its user pressed Ctrl-C"))
         except MasterUnreachable:
             return False
         return True

@@ -10,8 +10,6 @@ import time
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView
 from resile.client.errors import CommandError
@@ -21,12 +19,13 @@ from resile.core.engine import Engine
 from resile.core.state import JobState, new_state
 from resile.master.journal.sqlite import JournalError, SQLiteJournal
 from resile.master.view import view
+from resile.protocol.commands import MAX_EVENTS as PAGE
+from resile.protocol.commands import Events, Status
 from resile.wire.job_directory import DirectoryError
 
 JOURNAL_TRIES = 5
 JOURNAL_RETRY_SECONDS = 0.1
 """A journal that is being made, or compacted, can be read a moment later."""
-PAGE = 1000
 
 
 class JobReader:
@@ -54,15 +53,12 @@ class JobReader:
             CommandError: the token is wrong, or the job cannot be read; one sentence.
         """
         try:
-            answer = self.client.ask("status")
+            job = self.client.ask(Status()).job
         except MasterUnreachable:
             self.answered = False
             return view(self.state(), time.time())
         self.answered = True
-        try:
-            return msgspec.convert(answer, JobView)
-        except msgspec.ValidationError as error:
-            raise CommandError(f"the master of {self.job} speaks another version: {error}") from error
+        return job
 
     def events(self, after: int = 0) -> list[JobEvent]:
         """The job's story from the line behind `after` on, all of it.
@@ -105,8 +101,8 @@ class JobReader:
 
     def _page(self, after: int) -> list[JobEvent]:
         try:
-            return msgspec.convert(self.client.ask("events", {"after": after, "limit": PAGE}), list[JobEvent])
-        except (MasterUnreachable, msgspec.ValidationError):
+            return self.client.ask(Events(after=after, limit=PAGE)).events
+        except MasterUnreachable:
             pass
         if not self.directory.journal.exists():
             return []

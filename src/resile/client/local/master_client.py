@@ -6,10 +6,21 @@ import asyncio
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from resile.client.errors import CommandError
-from resile.protocol.commands import Answer, Ask
+from resile.protocol.commands import (
+    Answer,
+    Ask,
+    Command,
+    Events,
+    Failed,
+    JobEvents,
+    JobStatus,
+    NotReady,
+    Result,
+    Status,
+)
 from resile.wire.connection import BadFrame, CannotConnect, Connection, HandshakeRefused, connect
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
@@ -18,8 +29,6 @@ ANSWER_SECONDS = 2.0
 RESTART_SECONDS = 10.0
 """For a wish that must reach the master: it may be starting again just now."""
 RETRY_SECONDS = 0.1
-STARTING = "the master is still starting"
-"""How the answer of a master begins that has not read its journal yet."""
 
 
 class MasterUnreachable(Exception):
@@ -50,17 +59,31 @@ class MasterClient:
             self._runner.run(self._hang_up(self._connection))
         self._runner.close()
 
-    def ask(self, what: str, arguments: dict[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
+    @overload
+    def ask(self, command: Status, seconds: float = ...) -> JobStatus: ...
+    @overload
+    def ask(self, command: Events, seconds: float = ...) -> JobEvents: ...
+    @overload
+    def ask(self, command: Command, seconds: float = ...) -> Result: ...
+
+    def ask(self, command: Command, seconds: float = ANSWER_SECONDS) -> Result:
         """Ask once.
 
         Raises:
             MasterUnreachable: nobody answered within `seconds`.
-            CommandError: the master does not take our token, or answered with a sentence instead of a result.
+            CommandError: the master does not take our token, or refuses with a sentence.
         """
-        return self._runner.run(self._ask(what, arguments or {}, seconds))
+        return self._runner.run(self._ask(command, seconds))
 
-    def insist(self, what: str, arguments: dict[str, Any] | None = None, seconds: float = RESTART_SECONDS) -> Any:
-        """Ask until a master answers: one that was killed comes back within a second. The question may arrive twice.
+    @overload
+    def insist(self, command: Status, seconds: float = ...) -> JobStatus: ...
+    @overload
+    def insist(self, command: Events, seconds: float = ...) -> JobEvents: ...
+    @overload
+    def insist(self, command: Command, seconds: float = ...) -> Result: ...
+
+    def insist(self, command: Command, seconds: float = RESTART_SECONDS) -> Result:
+        """Ask until a master answers: one that was killed comes back within a second. The command may arrive twice.
 
         Raises:
             MasterUnreachable: nobody answered within `seconds`.
@@ -69,30 +92,32 @@ class MasterClient:
         until = time.monotonic() + seconds
         while True:
             try:
-                return self.ask(what, arguments, min(ANSWER_SECONDS, seconds))
+                return self.ask(command, min(ANSWER_SECONDS, seconds))
             except MasterUnreachable:
                 if time.monotonic() > until:
                     raise
             time.sleep(RETRY_SECONDS)
 
-    async def _ask(self, what: str, arguments: dict[str, Any], seconds: float) -> Any:
+    async def _ask(self, command: Command, seconds: float) -> Result:
         try:
             async with asyncio.timeout(seconds):
                 connection = await self._connected(seconds)
                 self._asked += 1
                 self._answer = asyncio.get_running_loop().create_future()
-                connection.send(Ask(request=self._asked, what=what, arguments=arguments))
+                connection.send(Ask(request=self._asked, command=command))
                 answer = await self._answer
         except TimeoutError:
             self._drop()
             raise MasterUnreachable(f"the master did not answer within {seconds:g} s") from None
         except BadFrame as error:
             raise CommandError(f"the question is too long: {error}") from error
-        if answer.error.startswith(STARTING):
-            raise MasterUnreachable(answer.error)
-        if answer.error:
-            raise CommandError(answer.error)
-        return answer.result
+        match answer.result:
+            case NotReady():
+                raise MasterUnreachable("the master is still starting")
+            case Failed(error=sentence):
+                raise CommandError(sentence)
+            case result:
+                return result
 
     async def _connected(self, seconds: float) -> Connection:
         if self._connection is not None and not self._connection.closed:

@@ -15,11 +15,12 @@ from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Drop, LaunchNode, Reply
-from resile.core.events import NodeSeen, NodesListed, SuspendWanted
+from resile.core.events import NodeSeen, NodesListed
 from resile.core.nodes import relaunch, resource_limits, scale_operations, targets
 from resile.core.nodes.relaunch import Cause, GiveUp, Relaunch, Spent
 from resile.core.rendezvous import rounds
 from resile.core.state import TRAINERS, Node, Phase, RoundForming, RoundRunning
+from resile.protocol.changes import Suspend
 from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 
 FIRST = NodeId(0)
@@ -321,17 +322,17 @@ def send_off(ctx: Context, node: Node, because: str) -> None:
         rounds.stop(ctx, f"{node.key} {because}", None)
 
 
-def suspend(ctx: Context, event: SuspendWanted) -> None:
+def suspend(ctx: Context, wanted: Suspend, request: int) -> None:
     """Let go of all nodes, or take them back. Ids, budgets and the ledger stay."""
     state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
     if not state.spec.managed:
         error = "this job runs on bare machines: stop `resile run` on them instead"
-    ctx.decide(Reply(request=event.request, error=error))
-    if error or state.suspended == event.on:
+    ctx.decide(Reply(request=request, error=error))
+    if error or state.suspended == wanted.on:
         return
-    state.suspended = event.on
-    if event.on:
+    state.suspended = wanted.on
+    if wanted.on:
         state.phase = Phase.SUSPENDED
         scale_operations.abandon(ctx, scale_operations.SUSPENDED, "the job was suspended before it was done")
         ctx.note("JobSuspended", "the job was suspended: its nodes are let go")

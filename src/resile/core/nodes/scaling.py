@@ -12,10 +12,10 @@ from resile.api.ids import NodeKey, Rank
 from resile.api.job import MAX_REPLICAS, PS, Strategy
 from resile.core.context import Context
 from resile.core.decisions import Reply
-from resile.core.events import Move, NodeWish, PlanWanted, RoleWish, ScaleWanted
 from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
 from resile.core.rendezvous import rounds
 from resile.core.state import TRAINERS, JobState, Node, RoleResources, ScaleOperation
+from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale
 from resile.protocol.reports import NodeResources
 
 
@@ -31,33 +31,32 @@ class _Target(msgspec.Struct):
     """What places get that shall have something of their own."""
 
 
-def scale(ctx: Context, event: ScaleWanted) -> None:
-    """Somebody wants a role to have another number of nodes."""
-    about = f"{event.role}={event.replicas}"
-    wish = PlanWanted(name="", uid="", roles={event.role: RoleWish(replicas=event.replicas)}, request=event.request)
-    _grant(ctx, wish, f"a wish for {about}", why="ScaleRefused")
+def scale(ctx: Context, wanted: Scale, request: int) -> None:
+    """Give a role another number of nodes."""
+    plan = Plan(name="", uid="", roles={wanted.role: RoleChange(replicas=wanted.replicas)})
+    _grant(ctx, plan, request, f"a wish for {wanted.role}={wanted.replicas}", why="ScaleRefused")
 
 
-def plan(ctx: Context, event: PlanWanted) -> None:
-    """Somebody wants what a ScalePlan says; a plan that is known is not executed again."""
+def plan(ctx: Context, wanted: Plan, request: int) -> None:
+    """Execute a ScalePlan; a plan that is known is not executed again."""
     state = ctx.state
-    if event.uid in state.plan_ends or any(change.uid == event.uid for change in state.changes):
-        ctx.decide(Reply(request=event.request))
+    if wanted.uid in state.plan_ends or any(change.uid == wanted.uid for change in state.changes):
+        ctx.decide(Reply(request=request))
         return
     if state.suspended and not state.phase.over:
-        ctx.decide(Reply(request=event.request, error="the job is suspended; resume it first"))
+        ctx.decide(Reply(request=request, error="the job is suspended; resume it first"))
         return
-    _grant(ctx, event, f"ScalePlan {event.name}", why="PlanRefused")
+    _grant(ctx, wanted, request, f"ScalePlan {wanted.name}", why="PlanRefused")
 
 
-def _grant(ctx: Context, wish: PlanWanted, about: str, *, why: str) -> None:
+def _grant(ctx: Context, wish: Plan, request: int, about: str, *, why: str) -> None:
     try:
         design = _design(ctx, wish)
     except Refused as refused:
-        ctx.decide(Reply(request=wish.request, error=str(refused)))
+        ctx.decide(Reply(request=request, error=str(refused)))
         ctx.note(why, f"{about} is refused: {refused}", warning=True)
         return
-    ctx.decide(Reply(request=wish.request))
+    ctx.decide(Reply(request=request))
     state = ctx.state
     change = ScaleOperation(
         name=wish.name,
@@ -104,7 +103,7 @@ def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
     return {node.key for node in surplus}
 
 
-def _move(ctx: Context, change: ScaleOperation, move: Move) -> None:
+def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
     """Launch the node that will take over; the old one stays until then."""
     old = ctx.state.nodes[move.node]
     wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
@@ -128,7 +127,7 @@ def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[Nod
 # what can be granted ------------------------------------------------------------------------------------------------
 
 
-def _design(ctx: Context, wish: PlanWanted) -> _Target:
+def _design(ctx: Context, wish: Plan) -> _Target:
     """The job's places if the wish were granted.
 
     Raises:
@@ -176,7 +175,7 @@ def _ranks(state: JobState, design: _Target, role: str, counted: set[str]) -> se
     return design.ranks.setdefault(role, targets.wanted(state, role))
 
 
-def _named(ctx: Context, wish: PlanWanted) -> list[Node]:
+def _named(ctx: Context, wish: Plan) -> list[Node]:
     """The nodes that a plan removes or migrates, each of them part of the job and named once."""
     named = [*wish.remove, *(move.node for move in wish.migrate)]
     for key in named:
@@ -206,7 +205,7 @@ def _node(ctx: Context, key: NodeKey) -> Node:
     raise Refused(f"{key} {how}" + (f"; {heir} has its place" if heir is not None else ""))
 
 
-def _add(state: JobState, design: _Target, one: NodeWish, ranks: set[Rank]) -> None:
+def _add(state: JobState, design: _Target, one: NewNode, ranks: set[Rank]) -> None:
     rank = targets.lowest_free(ranks) if one.rank is None else one.rank
     if rank in ranks:
         raise Refused(f"rank {rank} of {one.role} is taken")
@@ -230,7 +229,7 @@ def _check_numbers(state: JobState, design: _Target) -> None:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
 
 
-def _check_limits(ctx: Context, design: _Target, wish: PlanWanted, fresh: dict[str, NodeResources]) -> None:
+def _check_limits(ctx: Context, design: _Target, wish: Plan, fresh: dict[str, NodeResources]) -> None:
     state = ctx.state
     given = dict(design.given)
     for move in wish.migrate:

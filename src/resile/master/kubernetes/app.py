@@ -31,11 +31,12 @@ from resile.api.manifests.reader import read_manifest
 from resile.master.app import Options, Serving, run_master
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.scaleplans import ScalePlanWatch
-from resile.master.kubernetes.spec_watch import SpecWatch, ask
+from resile.master.kubernetes.spec_watch import SpecWatch
 from resile.master.kubernetes.status_writer import StatusWriter
 from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.platform import KubernetesPlatform
 from resile.platform.kubernetes.pods import owned
+from resile.protocol.changes import Stop
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.master")
@@ -122,7 +123,7 @@ async def _until_deleted(jobs: SpecWatch, client: AsyncClient, serving: Serving,
         await jobs.run(there)
         there = await _still_there(client, found)
     log.info("the job was deleted")
-    await ask(serving, "stop", because="the job was deleted")
+    await serving.commands.change(Stop(because="the job was deleted"))
 
 
 async def _still_there(client: AsyncClient, job: Manifest) -> Manifest | None:

@@ -18,19 +18,18 @@ from typing import Any
 from lightkube import AsyncClient
 from lightkube.types import PatchType
 
-from resile.api.ids import Rank, Seconds
-from resile.api.job import WORKER, JobSpec
+from resile.api.ids import Seconds
+from resile.api.job import JobSpec
 from resile.api.kinds.labels import JOB_LABELS
-from resile.api.kinds.scaleplan import PlanPhase, PodMeta, ScalePlan, ScaleType
+from resile.api.kinds.scaleplan import PlanPhase, ScalePlan, ScaleType
 from resile.api.manifests.errors import BadManifest
-from resile.api.manifests.pod_template import is_gpu, read_resources
 from resile.api.manifests.reader import read_manifest
-from resile.core.events import Move, NodeWish, PlanDropped, PlanWanted, RoleWish
+from resile.core.events import PlanDropped
 from resile.core.state import MAX_PLAN_ENDS
 from resile.master.app import Serving
 from resile.master.kubernetes.job_status import stamp
 from resile.platform.kubernetes import client as kube
-from resile.protocol.reports import NodeResources
+from resile.protocol.scaleplan import not_supported, plan_of
 
 log = logging.getLogger("resile.master")
 
@@ -40,48 +39,6 @@ LAST_SECONDS = Seconds(5.0)
 """For the ends of plans that a master has to tell when it ends itself."""
 OVER = (PlanPhase.SUCCEEDED, PlanPhase.FAILED)
 INVALID, NOT_SUPPORTED, REFUSED = "InvalidPlan", "NotSupported", "Refused"
-
-
-def not_supported(plan: ScalePlan) -> str:
-    """What of a plan this version cannot do, or nothing."""
-    if plan.spec.ps_hosts:
-        return "spec.psHosts: parameter servers are moved in a later version; leave it out"
-    return ""
-
-
-def wish_of(plan: ScalePlan, uid: str) -> PlanWanted:
-    """What a plan asks of the core; its pods have been checked to be this job's."""
-    spec = plan.spec
-    return PlanWanted(
-        name=plan.metadata.name,
-        uid=uid,
-        roles={
-            role: RoleWish(replicas=one.replicas, resources=_resources(one.resource))
-            for role, one in spec.replica_resource_specs.items()
-        },
-        create=tuple(_node(plan, pod) for pod in spec.create_pods),
-        remove=tuple(node for pod in spec.remove_pods if (node := pod.node(plan.job)) is not None),
-        migrate=tuple(
-            Move(node=node, resources=_resources(pod.resource))
-            for pod in spec.migrate_pods
-            if (node := pod.node(plan.job)) is not None
-        ),
-    )
-
-
-def _node(plan: ScalePlan, pod: PodMeta) -> NodeWish:
-    """A pod to be created; its id is the next one whatever the plan says, since ids are never used again."""
-    named = pod.node(plan.job)
-    role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER
-    return NodeWish(
-        role=role, rank=None if pod.rank_index is None else Rank(pod.rank_index), resources=_resources(pod.resource)
-    )
-
-
-def _resources(given: dict[str, Any]) -> NodeResources:
-    amounts = read_resources(given)
-    gpu = amounts.gpu if any(is_gpu(name) for name in given) else None
-    return NodeResources(memory=amounts.memory, cpu=amounts.cpu, gpu=gpu)
 
 
 class ScalePlanWatch:
@@ -203,7 +160,7 @@ class ScalePlanWatch:
         uid = plan["metadata"]["uid"]
         if read.status.phase is not PlanPhase.SCALING:  # else a master before this one was as far
             await self._tell(plan, PlanPhase.PENDING, "Taken", "")
-        refused = await self._serving.asks.wish(wish_of(read, uid))
+        refused = await self._serving.commands.change(plan_of(read, uid))
         if refused:
             await self._tell(plan, PlanPhase.FAILED, REFUSED, refused)
             return

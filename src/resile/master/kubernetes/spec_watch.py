@@ -7,7 +7,6 @@ changed the number since. What was last seen is kept in the journal, so a change
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from resile.api.manifests.reader import read_manifest
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.platform.kubernetes import client as kube
-from resile.protocol.commands import Ask
+from resile.protocol.changes import Change, Scale, Suspend
 
 log = logging.getLogger("resile.master")
 
@@ -53,18 +52,6 @@ def wanted(job: Manifest) -> WantedSpec:
         raise TypeError("not an ElasticJob")
     spec = to_job_spec(read)
     return WantedSpec({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
-
-
-async def ask(serving: Serving, what: str, **arguments: Any) -> str:
-    """Ask the core for something; what it has against it, or nothing."""
-    answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def answer(error: str, _: Any) -> None:
-        if not answered.done():
-            answered.set_result(error)
-
-    serving.asks(Ask(request=0, what=what, arguments=arguments), answer)
-    return await answered
 
 
 class SpecWatch:
@@ -127,9 +114,9 @@ class SpecWatch:
                 if before is not None and before.replicas.get(role) == replicas:
                     continue
                 if state.targets.get(role) != replicas:
-                    await self._wish("scale", role=role, replicas=replicas)
+                    await self._wish(Scale(role=role, replicas=replicas))
             if (before is None or before.suspend != now.suspend) and state.suspended != now.suspend:
-                await self._wish("suspend", on=now.suspend)
+                await self._wish(Suspend(on=now.suspend))
             self._remember(now)  # not before the last answer: a master that dies until then leaves the rest to the next
         self._seen(job, self._refused, REFUSED)
         return now
@@ -137,8 +124,8 @@ class SpecWatch:
     def _remember(self, now: WantedSpec) -> None:
         self._journal.remember(LAST_SEEN, msgspec.json.encode(now).decode())
 
-    async def _wish(self, what: str, **arguments: Any) -> None:
-        refused = await ask(self._serving, what, **arguments)
+    async def _wish(self, change: Change) -> None:
+        refused = await self._serving.commands.change(change)
         if refused:
             log.warning("the change of the job is refused: %s", refused)
             self._refused = refused

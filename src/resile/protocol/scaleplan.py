@@ -1,0 +1,54 @@
+"""What a ScalePlan asks for, as the change that the core executes: the same on a cluster and on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resile.api.ids import Rank
+from resile.api.job import WORKER
+from resile.api.kinds.scaleplan import PodMeta, ScalePlan
+from resile.api.manifests.pod_template import is_gpu, read_resources
+from resile.protocol.changes import Migration, NewNode, Plan, RoleChange
+from resile.protocol.reports import NodeResources
+
+
+def not_supported(plan: ScalePlan) -> str:
+    """What of a plan this version cannot do, in one sentence; empty if it can do all of it."""
+    if plan.spec.ps_hosts:
+        return "spec.psHosts: parameter servers are moved in a later version; leave it out"
+    return ""
+
+
+def plan_of(plan: ScalePlan, uid: str) -> Plan:
+    """The change that a plan describes; its pods have been checked to be its job's."""
+    spec = plan.spec
+    return Plan(
+        name=plan.metadata.name,
+        uid=uid,
+        roles={
+            role: RoleChange(replicas=one.replicas, resources=_resources(one.resource))
+            for role, one in spec.replica_resource_specs.items()
+        },
+        create=tuple(_new_node(plan, pod) for pod in spec.create_pods),
+        remove=tuple(node for pod in spec.remove_pods if (node := pod.node(plan.job)) is not None),
+        migrate=tuple(
+            Migration(node=node, resources=_resources(pod.resource))
+            for pod in spec.migrate_pods
+            if (node := pod.node(plan.job)) is not None
+        ),
+    )
+
+
+def _new_node(plan: ScalePlan, pod: PodMeta) -> NewNode:
+    """A pod to be created; its id is the next one whatever the plan says, since ids are never used again."""
+    named = pod.node(plan.job)
+    role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER
+    return NewNode(
+        role=role, rank=None if pod.rank_index is None else Rank(pod.rank_index), resources=_resources(pod.resource)
+    )
+
+
+def _resources(given: dict[str, Any]) -> NodeResources:
+    amounts = read_resources(given)
+    gpu = amounts.gpu if any(is_gpu(name) for name in given) else None
+    return NodeResources(memory=amounts.memory, cpu=amounts.cpu, gpu=gpu)
