@@ -154,8 +154,7 @@ def replaced(page: str, name: str, text: str) -> str:
 
 def _figure(row: Row, value: float | None, peer: str = "") -> str:
     """A figure without the zeros at its end, which would claim more than was measured."""
-    words = table.peers_figure(row, peer, value)
-    return re.sub(r"(\.\d*?)0+(?= |$)", r"\1", words).replace(". ", " ") if "." in words else words
+    return re.sub(r"(\.\d*?[1-9])0+(?= |$)|\.0+(?= |$)", r"\1", table.peers_figure(row, peer, value))
 
 
 def _line(cells: Sequence[str]) -> str:

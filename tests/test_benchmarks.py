@@ -237,6 +237,15 @@ def test_a_run_with_a_hole_writes_nothing(
         bench.main(["--write", "--quick"])
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.1, "0.1 s"), (10.04, "10 s"), (0.0, "0 s"), (4500.0, "4,500 s"), (0.123, "0.123 s")]
+)
+def test_a_figure_on_the_page_claims_no_more_digits_than_it_has(value: float, shown: str) -> None:
+    row = Row(measure="m", value=value, unit="s")
+    machine = {"date": "2026-11-16"}
+    assert f"| m |  | {shown} |" in page.section(page.Results("engine", "torchrun", machine, [row]))
+
+
 def test_a_page_without_the_section_is_refused() -> None:
     with pytest.raises(ValueError, match="one section between <!-- begin engine -->"):
         page.replaced("no section", "engine", "text")
