@@ -252,8 +252,9 @@ def _legend(y: float) -> list[str]:
 
 
 def _where(machine: dict[str, str]) -> str:
-    words = f"{machine['cpu']}, torch {machine['torch']}, gloo, {machine['date'].split()[0]}"
-    return f"The same script, one run each, on {words}. Drawn by benchmarks/recovery_timeline.py"
+    date, load = machine["date"].split()[0], machine["load"].split()[0]
+    words = f"{machine['cpu']}, torch {machine['torch']}, gloo, {date}, load {load}"
+    return f"The same script, one run each, on {words}. By benchmarks/recovery_timeline.py"
 
 
 def _rect(x: float, y: float, width: float, style: str) -> str:
