@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 
 from resile.api.ids import NodeId, NodeKey, Rank, Round
-from resile.api.job import WORKER, JobSpec, RoleSpec
-from resile.api.kinds.run.names import FRONT_DOOR
+from resile.api.job import JobSpec, RoleSpec
+from resile.api.kinds.run.names import FRONT_DOOR, WORKER
 from resile.api.timeouts import derive
 from resile.core import decisions as de
 from resile.core import events as ev

@@ -1,6 +1,6 @@
 """Ids only grow; ranks are inherited."""
 
-from resile.api.job import RoleSpec
+from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
 from resile.protocol.changes import Scale
 from resile.protocol.reports import NodeEnd, NodeStatus
@@ -14,7 +14,7 @@ def test_a_job_launches_one_node_for_every_place():
 
 
 def test_every_role_has_its_own_ids():
-    job = managed(1, roles={"ps": RoleSpec(replicas=2)})
+    job = managed(1, roles={"ps": PS.declared(replicas=2)})
     assert [str(d.node) for d in job.said(de.LaunchNode)] == ["worker-0", "ps-0", "ps-1"]
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from resile.api.ids import Bytes, GiB
-from resile.api.job import Resources, RoleSpec
+from resile.api.job import Resources
+from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.nodes.relaunch import (
@@ -141,7 +142,7 @@ def test_a_spent_budget_leaves_the_job_with_fewer_nodes_and_below_the_minimum_en
 
 
 def test_a_parameter_server_that_is_given_up_ends_the_job():
-    job = managed(1, roles={"ps": RoleSpec(replicas=1, crash_budget=0)})
+    job = managed(1, roles={"ps": PS.declared(replicas=1, crash_budget=0)})
     job.seen(0, NodeStatus.FAILED, CRASH, role="ps")
     assert job.state.reason == "PSError"
 

@@ -5,6 +5,7 @@ import pytest
 
 from resile.api.ids import Bytes, GiB, NodeId, Rank, Round
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
+from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import JobState
@@ -341,7 +342,7 @@ def test_a_node_that_is_being_migrated_cannot_be_migrated_again():
 
 
 def test_parameter_servers_are_not_migrated_and_leave_no_gaps():
-    roles = {"worker": RoleSpec(replicas=2), "ps": RoleSpec(replicas=2)}
+    roles = {"worker": RoleSpec(replicas=2), "ps": PS.declared(replicas=2)}
     job = Job(
         JobSpec(name="job", front_door="elasticjob", roles=roles, strategy=Strategy.PARAMETER_SERVER),
         RendezvousConfig(),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from resile.api.job import MAX_REPLICAS, RoleSpec
+from resile.api.job import MAX_REPLICAS
+from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
 from resile.protocol.changes import Scale, Stop, Suspend
 from resile.protocol.master_to_agent import Refused
@@ -59,7 +60,7 @@ def test_scaling_to_nothing_is_refused_even_before_the_rules_are_known():
     [("gpu", 2, "has no role 'gpu'"), ("ps", -1, "0 or more"), ("worker", MAX_REPLICAS + 1, "10000 or fewer")],
 )
 def test_scaling_to_nonsense_is_refused_with_a_sentence(role, replicas, words):
-    job = managed(1, roles={"ps": RoleSpec(replicas=1)})
+    job = managed(1, roles={"ps": PS.declared(replicas=1)})
     assert words in scale(job, replicas, role)
 
 

@@ -9,19 +9,17 @@ from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Finish
 from resile.core.nodes import scale_operations
-from resile.core.state import TRAINERS, JobState, Node, Phase
+from resile.core.state import JobState, Node, Phase
 from resile.protocol.master_to_agent import JobOver
 from resile.protocol.reports import NodeStatus, WorkerFailure
 
 
 class Reason(enum.StrEnum):
-    """Why a job ended; DLRover's words where it has one."""
+    """Why a job ended, in DLRover's words where it has one; a lost node's role has reasons of its own."""
 
     COMPLETED = "Completed"
     WORKER_ERROR = "WorkerError"
     WORKER_OOM = "WorkerOOM"
-    PS_ERROR = "PSError"
-    EVALUATOR_ERROR = "EvaluatorError"
     RESTARTS_SPENT = "RestartOverLimit"
     RENDEZVOUS_TIMEOUT = "RdzvTimeout"
     PENDING_TIMEOUT = "PendingTimeout"
@@ -34,7 +32,7 @@ def succeed(ctx: Context, message: str) -> None:
     _finish(ctx, Phase.SUCCEEDED, Reason.COMPLETED, message)
 
 
-def fail(ctx: Context, reason: Reason, message: str) -> None:
+def fail(ctx: Context, reason: str, message: str) -> None:
     """The job cannot go on."""
     _finish(ctx, Phase.FAILED, reason, message)
 
@@ -65,23 +63,23 @@ def clear_away(ctx: Context, node: Node) -> None:
 
 
 def succeed_if_done(ctx: Context) -> None:
-    """End the job well once every place that trains has been filled to a good end."""
-    state = ctx.state
+    """End the job well once every rank of the roles that decide about it has ended well or was given up."""
+    state, decides = ctx.state, ctx.state.spec.decides_end
     if state.phase.over or not state.spec.managed or state.suspended:
         return
-    if ctx.index.trainers:
+    if any(decides(role) for role, _ in ctx.index.places):
         return
     done = {
         (key.role, node.rank)
         for key, node in state.nodes.items()
-        if key.role in TRAINERS and node.status is NodeStatus.SUCCEEDED
+        if decides(key.role) and node.status is NodeStatus.SUCCEEDED
     }
-    wanted = sum(state.targets.get(role, 0) for role in TRAINERS)
-    if done and len(done | {place for place in state.given_up if place[0] in TRAINERS}) >= wanted:
+    wanted = sum(replicas for role, replicas in state.targets.items() if decides(role))
+    if done and len(done | {place for place in state.given_up if decides(place[0])}) >= wanted:
         succeed(ctx, f"all {wanted} training nodes finished" if wanted != 1 else "the training node finished")
 
 
-def _finish(ctx: Context, phase: Phase, reason: Reason, message: str) -> None:
+def _finish(ctx: Context, phase: Phase, reason: str, message: str) -> None:
     state = ctx.state
     if state.phase.over:
         return
@@ -97,7 +95,7 @@ def _finish(ctx: Context, phase: Phase, reason: Reason, message: str) -> None:
             continue
         # Trainers whose agents finished exit by themselves, so that their pods stay as Completed; one that does not is
         # out of reach and has to be removed.
-        if phase is Phase.SUCCEEDED and key.role in TRAINERS and node.connected:
+        if phase is Phase.SUCCEEDED and state.spec.trains(key.role) and node.connected:
             ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.exit_grace, key)
             continue
         node.leaving = "the job is over"

@@ -6,7 +6,7 @@ from resile.api.ids import NodeKey, Rank, Round
 from resile.api.timeouts import Timeouts
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnyDecision, Note, Send
-from resile.core.state import TRAINERS, Idle, JobState, Node, Resting, Stuck, Waiting
+from resile.core.state import Idle, JobState, Node, Resting, Stuck, Waiting
 from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.reports import NodeStatus
 
@@ -38,6 +38,7 @@ class Index:
         """Whose agent process it is."""
         self.lowest_free: dict[str, int] = {}
         """No place of the role below this rank is free."""
+        self._trains = state.spec.trains
         for node in state.nodes.values():
             self.update(node)
 
@@ -61,7 +62,7 @@ class Index:
                 self.lowest_free[key.role] = min(self.lowest_free.get(key.role, 0), node.rank)
             return
         self.places[place] = key
-        if key.role not in TRAINERS:
+        if not self._trains(key.role):
             return
         self.trainers.add(key)
         if node.agent is not None and node.agent.elastic:

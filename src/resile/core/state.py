@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
-from resile.api.job import CHIEF, WORKER, JobSpec
+from resile.api.job import JobSpec
 from resile.core.ledger import Ledger
 from resile.core.nodes.relaunch import Spent
 from resile.core.progress import Progress
@@ -20,9 +20,6 @@ from resile.protocol.reports import (
     RoundAssignment,
     WorkerFailure,
 )
-
-TRAINERS = (CHIEF, WORKER)
-"""The roles whose agents meet in rounds and whose end is the job's end."""
 
 
 class Phase(enum.StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
-from resile.api.job import WORKER
+from resile.api.kinds.run.names import WORKER
 from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale, Suspend
 from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 from resile.sim.cluster import Cluster

@@ -8,7 +8,7 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
-from resile.core.state import TRAINERS, JobState, Phase, RoundRunning
+from resile.core.state import JobState, Phase, RoundRunning
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
 from resile.protocol.changes import Plan, Scale
 from resile.protocol.master_to_agent import RoundFormed, RoundOver
@@ -135,7 +135,7 @@ class Invariants:
         require(size % meeting.node_unit == 0, f"a round of {size} is a whole number of units of {meeting.node_unit}")
         ranks = [place.group_rank for place in places.values()]
         require(ranks == list(range(size)), "group ranks are 0, 1, 2, …")
-        fills = [(TRAINERS.index(key.role), self._rank_of[key]) for key in places]
+        fills = [(state.spec.role_order(key.role), self._rank_of[key]) for key in places]
         require(fills == sorted(fills), "group ranks follow the nodes' roles and ranks")
         require(not self._ended & places.keys(), "members are alive")
         busy = [key for key in self._evaluating if state.nodes[key].alive and key not in places]

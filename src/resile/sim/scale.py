@@ -10,8 +10,8 @@ import time
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
-from resile.api.job import WORKER, JobSpec
-from resile.api.kinds.run.names import FRONT_DOOR
+from resile.api.job import JobSpec
+from resile.api.kinds.run.names import FRONT_DOOR, WORKER
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine

@@ -8,13 +8,15 @@ import random
 import msgspec
 
 from resile.api.ids import Bytes, GiB
-from resile.api.job import CHIEF, WORKER, JobSpec, Resources, RoleSpec
-from resile.api.kinds.run.names import FRONT_DOOR
+from resile.api.job import JobSpec, Loss, Resources, RoleSpec
+from resile.api.kinds.run.names import FRONT_DOOR, WORKER
 from resile.api.timeouts import derive
 from resile.protocol.reports import RendezvousConfig
 from resile.sim.world.data_reader import Data
 from resile.sim.world.platform import NodeBehaviour
 
+LEADER = "leader"
+"""The role of the one node that some jobs cannot lose."""
 JOIN_TIMEOUT = 60.0
 PEND_TIMEOUT = 90.0
 FAULTS_UNTIL = 40.0
@@ -116,8 +118,8 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
     )
     roles = {WORKER: role}
     if nodes > 1 and rng.random() < 0.2:
-        one, others = (msgspec.structs.replace(role, replicas=number) for number in (1, nodes - 1))
-        roles = {CHIEF: one, WORKER: others}
+        leader = msgspec.structs.replace(role, replicas=1, loss=Loss.FATAL)
+        roles = {LEADER: leader, WORKER: msgspec.structs.replace(role, replicas=nodes - 1)}
     return JobSpec(name="sim", front_door=FRONT_DOOR, roles=roles, timeouts=timeouts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from resile.api.kinds.run.names import WORKER
 from resile.core.completion import Reason
 from resile.core.nodes.relaunch import LARGEST_MEMORY
 from resile.core.rendezvous.rounds import fit
@@ -141,8 +142,8 @@ def _judge_budget(cluster: Cluster) -> None:
     if not spec.managed:
         require(cluster.process_failures > meeting.max_restarts, "max_restarts is spent before the job fails")
         return
-    role = spec.roles["worker"]
-    grown = cluster.state.reason == Reason.WORKER_OOM and role.limits.memory == LARGEST_MEMORY
+    role = spec.roles[WORKER]
+    grown = cluster.state.reason == role.oom_failure and role.limits.memory == LARGEST_MEMORY
     budget = 0 if grown else role.crash_budget
     broken = sum(1 for m in cluster.platform.machines.values() if m.end.reason in ("StartError", "Error"))
     happened = cluster.process_failures + cluster.node_failures + broken

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from resile.api.ids import Bytes, NodeId, NodeKey, Rank
-from resile.api.job import CHIEF, EVALUATOR, PS
+from resile.api.job import Loss
 from resile.core import completion, ledger
 from resile.core.completion import Reason
 from resile.core.context import Context
@@ -19,7 +19,7 @@ from resile.core.events import NodeSeen, NodesListed
 from resile.core.nodes import relaunch, resource_limits, scale_operations, targets
 from resile.core.nodes.relaunch import Cause, GiveUp, Relaunch, Spent
 from resile.core.rendezvous import rounds
-from resile.core.state import TRAINERS, Node, Phase, RoundForming, RoundRunning
+from resile.core.state import Node, Phase, RoundForming, RoundRunning
 from resile.protocol.changes import Suspend
 from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
 
@@ -156,7 +156,7 @@ def seen(ctx: Context, event: NodeSeen) -> None:
         expect_agent(ctx, node)
         if ctx.state.phase in (Phase.CREATED, Phase.PENDING):
             ctx.state.phase = Phase.RUNNING
-        if node.key.role not in TRAINERS or ctx.state.meeting is None:  # no round will show that it is ready
+        if not ctx.state.spec.trains(node.key.role) or ctx.state.meeting is None:  # no round will show that it is ready
             take_over(ctx, node)
             scale_operations.arrived(ctx, (node.key,))
     ctx.touch(node)
@@ -186,7 +186,7 @@ def watch_pending(ctx: Context, node: Node) -> None:
 
 def expect_agent(ctx: Context, node: Node) -> None:
     """Give a node that runs its time to speak: as long as others would wait for it, since it may be preparing."""
-    if node.agent is None and node.key.role in TRAINERS:
+    if node.agent is None and ctx.state.spec.trains(node.key.role):
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
 
@@ -245,7 +245,8 @@ def ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
         rounds.stop(ctx, f"{node.key} {node.leaving or how}", node.key, failed=failed)
     elif failed and isinstance(gathering, RoundForming):
         rounds.failed(ctx, node)
-    if isinstance(state.gathering, RoundForming) and unwanted and node.key.role in TRAINERS and not node.replaces:
+    is_trainer = state.spec.trains(node.key.role)
+    if isinstance(state.gathering, RoundForming) and unwanted and is_trainer and not node.replaces:
         state.gathering.lost = True
     if status is NodeStatus.SUCCEEDED:
         dismiss_reserve(ctx, node)
@@ -304,7 +305,7 @@ def pend_over(ctx: Context, node: Node) -> None:
         return
     startable = sum(1 for key in ctx.index.trainers if state.nodes[key].status is not NodeStatus.PENDING)
     enough = startable >= meeting.min_nodes if meeting is not None else False
-    if node.key.role in TRAINERS and enough:
+    if state.spec.trains(node.key.role) and enough:
         scale_operations.hopeless(
             ctx, node.key, scale_operations.PENDING, f"{because}; it will join when there is room"
         )
@@ -458,15 +459,13 @@ def _explain(ctx: Context, node: Node, end: NodeEnd) -> None:
 
 
 def _fail_if_too_few(ctx: Context, node: Node, cause: Cause, why: str) -> None:
-    state, role = ctx.state, node.key.role
-    message = f"{node.key} {describe(node.status, node.end)}; it is not replaced: {why}"
-    if role in (PS, EVALUATOR):
-        completion.fail(ctx, Reason.PS_ERROR if role == PS else Reason.EVALUATOR_ERROR, message)
-        return
-    left = sum(state.targets.get(r, 0) for r in TRAINERS) - sum(1 for r, _ in state.given_up if r in TRAINERS)
+    state, declared = ctx.state, ctx.state.spec.roles[node.key.role]
+    trains = state.spec.trains
+    left = sum(state.targets[role] for role in state.spec.trainers) - sum(trains(role) for role, _ in state.given_up)
     needed = state.meeting.min_nodes if state.meeting is not None else left + 1
-    if role == CHIEF or left < needed:
-        completion.fail(ctx, Reason.WORKER_OOM if cause is Cause.OOM else Reason.WORKER_ERROR, message)
+    if declared.loss is Loss.FATAL or (declared.trains and left < needed):
+        message = f"{node.key} {describe(node.status, node.end)}; it is not replaced: {why}"
+        completion.fail(ctx, declared.oom_failure if cause is Cause.OOM else declared.failure, message)
 
 
 def _size(memory: Bytes) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
 from resile.core.context import Context
-from resile.core.state import MAX_PLAN_ENDS, TRAINERS, Node, PlanEnd, RoundRunning, ScaleOperation, Waiting
+from resile.core.state import MAX_PLAN_ENDS, Node, PlanEnd, RoundRunning, ScaleOperation, Waiting
 from resile.protocol.reports import NodeStatus
 
 SUCCEEDED = "Scaled"
@@ -28,7 +28,7 @@ SUSPENDED = "JobSuspended"
 def takes_part(ctx: Context, node: Node) -> bool:
     """Whether a node does its part: in a round or waiting for room in one; by running, where there are no rounds."""
     state = ctx.state
-    if node.key.role not in TRAINERS or state.meeting is None:
+    if not state.spec.trains(node.key.role) or state.meeting is None:
         return node.status is NodeStatus.RUNNING
     if not isinstance(state.gathering, RoundRunning):
         return False

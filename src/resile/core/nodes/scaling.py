@@ -9,12 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NodeKey, Rank
-from resile.api.job import MAX_REPLICAS, PS, Strategy
+from resile.api.job import MAX_REPLICAS, Strategy
 from resile.core.context import Context
 from resile.core.decisions import Reply
 from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
 from resile.core.rendezvous import rounds
-from resile.core.state import TRAINERS, JobState, Node, RoleResources, ScaleOperation
+from resile.core.state import JobState, Node, RoleResources, ScaleOperation
 from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale
 from resile.protocol.reports import NodeResources
 
@@ -92,7 +92,7 @@ def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
             ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
     touched = design.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
-    rounds.raise_max(state, sum(state.targets.get(role, 0) for role in TRAINERS))
+    rounds.raise_max(state, sum(state.targets.get(role, 0) for role in state.spec.trainers))
     surplus = [
         node
         for node in state.nodes.values()
@@ -183,8 +183,9 @@ def _named(ctx: Context, wish: Plan) -> list[Node]:
             raise Refused(f"{key} is named twice")
     found = [_node(ctx, key) for key in named]
     for key in (move.node for move in wish.migrate):
-        if key.role == PS:
-            raise Refused(f"{key} is a parameter server, and those cannot be migrated in this version")
+        refusal = ctx.state.spec.roles[key.role].cannot_migrate
+        if refusal:
+            raise Refused(f"{key} {refusal}")
         reserve = scale_operations.reserve_of(ctx, key)
         if reserve is not None:
             raise Refused(f"{key} is being migrated already: {reserve} is to take over from it")
@@ -221,9 +222,9 @@ def _check_numbers(state: JobState, design: _Target) -> None:
             raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {len(ranks)}")
         if state.spec.strategy is Strategy.PARAMETER_SERVER and max(ranks, default=-1) >= len(ranks):
             raise Refused(f"the nodes of a parameter-server job are found by rank: {role} cannot have a gap among them")
-    if any(role in TRAINERS for role in design.ranks):
+    if any(state.spec.trains(role) for role in design.ranks):
         numbers = state.targets | {role: len(ranks) for role, ranks in design.ranks.items()}
-        wanted = sum(numbers.get(role, 0) for role in TRAINERS)
+        wanted = sum(numbers.get(role, 0) for role in state.spec.trainers)
         needed = state.meeting.min_nodes if state.meeting is not None else 1
         if wanted < needed:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")

@@ -24,7 +24,6 @@ from resile.core.nodes import scale_operations
 from resile.core.rendezvous import state_holders
 from resile.core.rendezvous.replica_ring import ring
 from resile.core.state import (
-    TRAINERS,
     Done,
     Idle,
     JobState,
@@ -382,10 +381,9 @@ def _awaits_the_complete(ctx: Context) -> bool:
 
 def _close(ctx: Context, size: int) -> None:
     state = ctx.state
-    members = sorted(
-        (state.nodes[key] for key in ctx.index.waiting), key=lambda n: (TRAINERS.index(n.key.role), n.rank)
-    )
-    members = members[:size]
+    order = state.spec.role_order
+    waiting = (state.nodes[key] for key in ctx.index.waiting)
+    members = sorted(waiting, key=lambda node: (order(node.key.role), node.rank))[:size]
     number = Round(state.last_round + 1)
     places = _places(members)
     state.last_round = number

@@ -11,6 +11,7 @@ import random
 from typing import Protocol
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
+from resile.api.kinds.run.names import WORKER
 from resile.protocol.agent_to_master import (
     AgentMessage,
     Heartbeat,
@@ -35,7 +36,7 @@ JOB = "sim"
 """The name of every simulated job."""
 REFUSED = 1
 """The exit code of an agent that the master would not have."""
-UNNUMBERED = NodeKey("worker", NodeId(-1))
+UNNUMBERED = NodeKey(WORKER, NodeId(-1))
 """The key of an agent on a bare machine before its first Welcome; nothing is said under it."""
 
 
