@@ -6,12 +6,13 @@ import pytest
 from resile.api.ids import Bytes, GiB, NodeId, Rank, Round
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.api.kinds.elasticjob.roles import PS
+from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import JobState
 from resile.protocol.agent_to_master import CanRegroup, LastStepTaken
-from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale, Stop, Suspend
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus, RendezvousConfig
+from resile.protocol.changes import Scale, Stop, Suspend
+from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig
 from tests.core.given import Job, joins_again, key, managed, running
 
 BIG = NodeResources(memory=Bytes(8 * GiB))

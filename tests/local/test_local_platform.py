@@ -18,11 +18,12 @@ import pytest
 
 from resile.api.ids import Bytes, MiB, NodeId, NodeKey, Rank, Seconds
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
+from resile.api.plan import NodeResources
 from resile.platform.base import Launch, Observation
 from resile.platform.local import LocalPlatform, cgroup, files, node, processes
 from resile.platform.local.addresses import Addresses
 from resile.platform.local.shim import oom_kills, start_time, stat_of
-from resile.protocol.reports import NodeResources, NodeStatus
+from resile.protocol.reports import NodeStatus
 
 DEADLINE = 30.0
 NOW = Seconds(0.0)

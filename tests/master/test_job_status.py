@@ -7,11 +7,12 @@ from typing import Any
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
+from resile.api.plan import Plan, RoleChange
 from resile.core.engine import Engine
 from resile.core.events import ChangeWanted, NodeSeen, Started
 from resile.core.state import new_state
 from resile.master.kubernetes.job_status import difference, status_of
-from resile.protocol.changes import Plan, RoleChange, Scale
+from resile.protocol.changes import Scale
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import joins_again, managed, running
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NodeKey, Rank
+from resile.api.plan import NodeResources
 from resile.protocol.master_to_agent import JobOver, MasterMessage, Refused, Welcome
-from resile.protocol.reports import NodeResources
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

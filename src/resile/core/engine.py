@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
+from resile.api.plan import Plan
 from resile.core import agents, completion, ledger, progress, shards
 from resile.core import events as ev
 from resile.core.completion import Reason
@@ -31,7 +32,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
     WorkerStuck,
 )
-from resile.protocol.changes import Change, Plan, Scale, Stop, Suspend
+from resile.protocol.changes import Change, Scale, Stop, Suspend
 from resile.protocol.reports import NodeStatus
 from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 

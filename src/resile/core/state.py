@@ -8,12 +8,12 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import JobSpec
+from resile.api.plan import NodeResources
 from resile.core.ledger import Ledger
 from resile.core.nodes.relaunch import Spent
 from resile.core.progress import Progress
 from resile.protocol.reports import (
     NodeEnd,
-    NodeResources,
     NodeStatus,
     RendezvousConfig,
     ReplicaEndpoint,

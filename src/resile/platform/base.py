@@ -14,7 +14,8 @@ from typing import Protocol
 import msgspec
 
 from resile.api.ids import NodeKey, Rank, Seconds
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
+from resile.api.plan import NodeResources
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

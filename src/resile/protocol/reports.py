@@ -7,7 +7,7 @@ import signal
 
 import msgspec
 
-from resile.api.ids import Bytes, Rank
+from resile.api.ids import Rank
 
 MAX_LOG_TAIL = 8 * 1024
 MAX_ERROR = 4 * 1024
@@ -77,22 +77,6 @@ class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     """`OOMKilled`, `Evicted`, `Preempted`, `DeadlineExceeded`, … as the platform names it; empty if it says nothing."""
     message: str = ""
-
-
-class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the core wants a launched node to have, where it differs from the role's template."""
-
-    memory: Bytes | None = None
-    cpu: float | None = None
-    gpu: int | None = None
-
-    def over(self, below: NodeResources) -> NodeResources:
-        """These, and where they say nothing, those below."""
-        return NodeResources(
-            memory=below.memory if self.memory is None else self.memory,
-            cpu=below.cpu if self.cpu is None else self.cpu,
-            gpu=below.gpu if self.gpu is None else self.gpu,
-        )
 
 
 class ReplicaEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

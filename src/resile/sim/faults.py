@@ -6,8 +6,9 @@ from functools import partial
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.kinds.run.names import WORKER
-from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale, Suspend
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
+from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
+from resile.protocol.changes import Scale, Suspend
+from resile.protocol.reports import NodeEnd, NodeStatus
 from resile.sim.cluster import Cluster
 from resile.sim.schedule import FAULTS_UNTIL, Fault
 from resile.sim.world.agent import SimAgent

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
 from resile.api.job import JobSpec
+from resile.api.plan import Plan
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
 from resile.core.state import JobState, Phase, RoundRunning
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
-from resile.protocol.changes import Plan, Scale
+from resile.protocol.changes import Scale
 from resile.protocol.master_to_agent import RoundFormed, RoundOver
 from resile.protocol.reports import NodeStatus, RoundAssignment
 from resile.sim.reference_ledger import ReferenceLedger

@@ -13,12 +13,13 @@ from resile.api.job import JobSpec
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.reader import read_manifest
+from resile.api.plan import NodeResources
 from resile.platform.base import Launch
 from resile.platform.kubernetes.placement import held_back, released
 from resile.platform.kubernetes.platform import KubernetesPlatform
 from resile.platform.kubernetes.pod_status import gone, observation
 from resile.platform.kubernetes.pods import master_address, owned, pod_manifest, service_manifest
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 NODE = NodeKey("worker", NodeId(4))
 TEMPLATE = {

@@ -24,6 +24,7 @@ from resile.api.job_report import JobReport
 from resile.api.manifests.checks import read
 from resile.api.manifests.errors import BadManifest, ManifestErrors
 from resile.api.manifests.metadata import Metadata
+from resile.api.plan import Plan
 
 Manifest = dict[str, Any]
 
@@ -354,6 +355,14 @@ class PlanKind(Kind):
     @abc.abstractmethod
     def job_of(self, item: Manifest) -> str:
         """The job that a plan names, which need not be one that can be read; empty for none."""
+
+    @abc.abstractmethod
+    def to_plan(self, resource: Any, uid: str) -> Plan:
+        """The change that a plan describes; `uid` is the plan's own."""
+
+    @abc.abstractmethod
+    def not_supported(self, resource: Any) -> str:
+        """What of a plan this version cannot do, in one sentence; empty if it can do all of it."""
 
     @abc.abstractmethod
     def is_order(self, resource: Any) -> bool:

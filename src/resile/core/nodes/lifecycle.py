@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from resile.api.ids import Bytes, NodeId, NodeKey, Rank
 from resile.api.job import Loss
+from resile.api.plan import NodeResources
 from resile.core import completion, ledger
 from resile.core.completion import Reason
 from resile.core.context import Context
@@ -21,7 +22,7 @@ from resile.core.nodes.relaunch import Cause, GiveUp, Relaunch, Spent
 from resile.core.rendezvous import rounds
 from resile.core.state import Node, Phase, RoundForming, RoundRunning
 from resile.protocol.changes import Suspend
-from resile.protocol.reports import NodeEnd, NodeResources, NodeStatus
+from resile.protocol.reports import NodeEnd, NodeStatus
 
 FIRST = NodeId(0)
 

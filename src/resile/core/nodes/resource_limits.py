@@ -12,11 +12,11 @@ import msgspec
 
 from resile.api.ids import Bytes, NodeKey, Rank
 from resile.api.job import Resources
+from resile.api.plan import NodeResources
 from resile.api.quantity import write_cores, write_size
 from resile.core.context import Context
 from resile.core.nodes import targets
 from resile.core.state import JobState
-from resile.protocol.reports import NodeResources
 
 Place = tuple[str, Rank]
 

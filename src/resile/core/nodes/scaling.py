@@ -10,13 +10,13 @@ import msgspec
 
 from resile.api.ids import NodeKey, Rank
 from resile.api.job import MAX_REPLICAS, Strategy
+from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core.context import Context
 from resile.core.decisions import Reply
 from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
 from resile.core.rendezvous import rounds
 from resile.core.state import JobState, Node, RoleResources, ScaleOperation
-from resile.protocol.changes import Migration, NewNode, Plan, RoleChange, Scale
-from resile.protocol.reports import NodeResources
+from resile.protocol.changes import Scale
 
 
 class Refused(Exception):

@@ -22,6 +22,7 @@ from resile.api.ids import Seconds
 from resile.api.job import JobSpec
 from resile.api.kinds.labels import JOB_LABELS
 from resile.api.kinds.scaleplan import PlanPhase, ScalePlan, ScaleType
+from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.core.events import PlanDropped
@@ -29,7 +30,6 @@ from resile.core.state import MAX_PLAN_ENDS
 from resile.master.app import Serving
 from resile.master.kubernetes.job_status import stamp
 from resile.platform.kubernetes import client as kube
-from resile.protocol.scaleplan import not_supported, plan_of
 
 log = logging.getLogger("resile.master")
 
@@ -153,14 +153,14 @@ class ScalePlanWatch:
             return
         if not await self._job_is_there():
             return
-        later = not_supported(read)
+        later = SCALE_PLAN.not_supported(read)
         if later:
             await self._tell(plan, PlanPhase.FAILED, NOT_SUPPORTED, later)
             return
         uid = plan["metadata"]["uid"]
         if read.status.phase is not PlanPhase.SCALING:  # else a master before this one was as far
             await self._tell(plan, PlanPhase.PENDING, "Taken", "")
-        refused = await self._serving.commands.change(plan_of(read, uid))
+        refused = await self._serving.commands.change(SCALE_PLAN.to_plan(read, uid))
         if refused:
             await self._tell(plan, PlanPhase.FAILED, REFUSED, refused)
             return

@@ -20,10 +20,10 @@ from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREF
 from resile.api.manifests.metadata import API_VERSION
 from resile.api.manifests.names import master_host, token_secret
 from resile.api.manifests.pod_template import is_gpu, main_container
+from resile.api.plan import NodeResources
 from resile.api.quantity import amount, write_cores, write_size
 from resile.platform.base import Launch
 from resile.platform.kubernetes.placement import avoid
-from resile.protocol.reports import NodeResources
 
 Manifest = dict[str, Any]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from resile.api.kinds.base import Column, Definition, Manifest, PlanKind, PlanPhase, Rule, Sample
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 from resile.api.kinds.elasticjob.labels import JOB_LABELS, JOB_NAME, SCALE_TYPE
 from resile.api.kinds.elasticjob.resource import GROUP, VERSION
 from resile.api.kinds.elasticjob.roles import ROLE_NAMES, WORKER
 from resile.api.kinds.scaleplan.resource import KIND, ScalePlan, ScaleType
+from resile.api.kinds.scaleplan.to_plan import plan_of
 from resile.api.manifests.errors import ManifestErrors
 from resile.api.moments import stamp
+from resile.api.plan import Plan
 
 _SAMPLE = """\
 A third worker for the job of elasticjob.yaml, while it trains. `kubectl scale elasticjob/sample --replicas=3` does the
@@ -60,6 +64,14 @@ class ScalePlanKind(PlanKind):
         labels = item["metadata"].get("labels") or {}
         labelled = next((labels[one] for one in JOB_LABELS if one in labels), "")
         return str((item.get("spec") or {}).get("ownerJob") or labelled)
+
+    def to_plan(self, resource: Any, uid: str) -> Plan:
+        return plan_of(resource, uid)
+
+    def not_supported(self, resource: ScalePlan) -> str:
+        if resource.spec.ps_hosts:
+            return "spec.psHosts: parameter servers are moved in a later version; leave it out"
+        return ""
 
     def is_order(self, resource: ScalePlan) -> bool:
         return resource.scale_type is ScaleType.MANUAL

@@ -1,22 +1,14 @@
-"""What a ScalePlan asks for, as the change that the core executes: the same on a cluster and on this machine."""
+"""ScalePlan to `Plan`: the change that a master executes, the same on a cluster and on this machine."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from resile.api.ids import Rank
-from resile.api.job import WORKER
-from resile.api.kinds.scaleplan import PodMeta, ScalePlan
+from resile.api.kinds.elasticjob.roles import WORKER
+from resile.api.kinds.scaleplan.resource import PodMeta, ScalePlan
 from resile.api.manifests.pod_template import is_gpu, read_resources
-from resile.protocol.changes import Migration, NewNode, Plan, RoleChange
-from resile.protocol.reports import NodeResources
-
-
-def not_supported(plan: ScalePlan) -> str:
-    """What of a plan this version cannot do, in one sentence; empty if it can do all of it."""
-    if plan.spec.ps_hosts:
-        return "spec.psHosts: parameter servers are moved in a later version; leave it out"
-    return ""
+from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 
 
 def plan_of(plan: ScalePlan, uid: str) -> Plan:
@@ -42,7 +34,7 @@ def plan_of(plan: ScalePlan, uid: str) -> Plan:
 def _new_node(plan: ScalePlan, pod: PodMeta) -> NewNode:
     """A pod to be created; its id is the next one whatever the plan says, since ids are never used again."""
     named = pod.node(plan.job)
-    role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER
+    role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER.name
     return NewNode(
         role=role, rank=None if pod.rank_index is None else Rank(pod.rank_index), resources=_resources(pod.resource)
     )

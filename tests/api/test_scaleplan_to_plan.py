@@ -6,10 +6,9 @@ from typing import Any
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.kinds.scaleplan import ScalePlan
+from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 from resile.api.manifests.reader import read_manifest
-from resile.protocol.changes import Migration, NewNode, Plan, RoleChange
-from resile.protocol.reports import NodeResources
-from resile.protocol.scaleplan import not_supported, plan_of
+from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 
 
 def plan(**spec: Any) -> ScalePlan:
@@ -26,7 +25,7 @@ def plan(**spec: Any) -> ScalePlan:
 
 
 def wish(**spec: Any) -> Plan:
-    return plan_of(plan(**spec), "u")
+    return SCALE_PLAN.to_plan(plan(**spec), "u")
 
 
 def test_numbers_and_resources_of_roles() -> None:
@@ -61,7 +60,7 @@ def test_pods_to_remove_and_to_migrate_are_named_either_way() -> None:
 
 
 def test_hosts_of_parameter_servers_are_refused() -> None:
-    assert not_supported(plan(psHosts=["a:1"])) == (
+    assert SCALE_PLAN.not_supported(plan(psHosts=["a:1"])) == (
         "spec.psHosts: parameter servers are moved in a later version; leave it out"
     )
-    assert not_supported(plan(removePods=[{"name": "j-edljob-worker-1"}])) == ""
+    assert SCALE_PLAN.not_supported(plan(removePods=[{"name": "j-edljob-worker-1"}])) == ""
