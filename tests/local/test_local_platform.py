@@ -18,6 +18,7 @@ import pytest
 
 from resile.api.ids import Bytes, MiB, NodeId, NodeKey, Rank, Seconds
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
+from resile.api.kinds.elasticjob import roles as roles_of
 from resile.api.plan import NodeResources
 from resile.platform.base import Launch, Observation
 from resile.platform.local import LocalPlatform, cgroup, files, node, processes
@@ -63,8 +64,9 @@ class Job:
         enforce_memory: bool = False,
         strategy: Strategy = Strategy.ALLREDUCE,
     ) -> LocalPlatform:
-        role = role or RoleSpec(replicas=2, command=command)
-        roles = {"worker": role, "ps": role} if strategy is Strategy.PARAMETER_SERVER else {"worker": role}
+        roles = {"worker": role or roles_of.WORKER.declared(replicas=2, command=command)}
+        if strategy is Strategy.PARAMETER_SERVER:
+            roles["ps"] = roles_of.PS.declared(replicas=2, command=command)
         platform = LocalPlatform(
             JobSpec(name="digits", front_door="elasticjob", uid=f"test-{os.getpid()}", roles=roles, strategy=strategy),
             self.directory,

@@ -28,6 +28,7 @@ from resile.agent.workers.output import Output
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.workers import stdin
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
+from resile.api.kinds.run.names import WORKER
 from resile.checkpoint.memory_client import SOCKET as CHECKPOINT_SOCKET
 from resile.protocol.agent_to_master import (
     Hello,
@@ -69,7 +70,7 @@ IDLE_FOR = 1.0
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who this node is before the master has spoken."""
 
-    role: str = "worker"
+    role: str = WORKER
     node_id: NodeId | None = None
     rank: Rank | None = None
     address: str = ""

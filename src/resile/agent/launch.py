@@ -34,6 +34,7 @@ from resile.agent.workers.attempt import LogDirectory
 from resile.agent.workers.output import Output, OutputLines
 from resile.agent.workers.ports import NoFreePort, free_port
 from resile.api.ids import NodeId, Rank
+from resile.api.kinds.run.names import WORKER
 from resile.wire.agent_socket import serve_local
 from resile.wire.connection import CannotListen
 from resile.wire.handshake import HandshakeRefused
@@ -255,7 +256,7 @@ def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
 
     node_id, rank_given = number("NODE_ID", "WORKER_ID"), number("NODE_RANK", "WORKER_RANK")
     return Identity(
-        role=environ.get("NODE_TYPE") or environ.get("WORKER_TYPE") or "worker",
+        role=environ.get("NODE_TYPE") or environ.get("WORKER_TYPE") or WORKER,
         node_id=NodeId(node_id) if node_id is not None else None,
         rank=Rank(rank_given) if rank_given is not None else None,
         address=options.local_addr or environ.get("POD_IP", ""),

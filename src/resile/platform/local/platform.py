@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from resile.api.ids import NodeId, NodeKey, Rank, Seconds
-from resile.api.job import PS, ROLES, JobSpec, Strategy, node_name
-from resile.api.kinds.environment import PS_PORT, TASK_PORT, node_environment, tf_config
+from resile.api.ids import NodeKey, Rank, Seconds
+from resile.api.job import JobSpec
+from resile.api.kinds import registry
+from resile.api.kinds.base import NodeSetting
 from resile.platform.base import Launch, Observation
 from resile.platform.local import files
 from resile.platform.local.addresses import AddressBook, Addresses, AddressesUsedUpError
@@ -72,11 +73,10 @@ class LocalPlatform:
         self._workdir = (workdir or Path.cwd()).absolute()
         self._environment = dict(os.environ if environment is None else environment)
         self._addresses = Addresses()
-        self._address_book: AddressBook | None = None
-        if spec.strategy is Strategy.PARAMETER_SERVER:
-            roles = [(role, spec.roles[role].replicas) for role in ROLES if role in spec.roles]
-            places = [(role, Rank(rank)) for role, replicas in roles for rank in range(replicas)]
-            self._address_book = AddressBook(self._addresses, places)
+        self._front_door = registry.front_door(spec.front_door)
+        self._by_address = [role for role in spec.roles if self._front_door.is_found_by_address(spec, role)]
+        ranks = [(role, Rank(rank)) for role in self._by_address for rank in range(spec.roles[role].replicas)]
+        self._address_book = AddressBook(self._addresses, ranks)
         self._nodes: dict[NodeKey, LocalNode] = {}
         self._observe: Callable[[Observation], None] | None = None
         self._limits: MemoryLimits | None = None
@@ -103,7 +103,7 @@ class LocalPlatform:
                 node = LocalNode(record, directory, self._tell)
                 self._nodes[record.key] = node
                 node.adopt()
-                if self._address_book is not None and record.role in self._spec.roles and not node.status.ended:
+                if record.role in self._by_address and not node.status.ended:
                     self._address_book.keep(record.role, Rank(record.rank), record.address)
 
     async def adopt(self) -> list[Observation]:
@@ -116,7 +116,7 @@ class LocalPlatform:
         if key in self._nodes:
             return
         role = self._spec.roles.get(key.role)
-        name = node_name(self._spec, key.role, key.id)
+        name = registry.node_name(self._spec, key.role, key.id)
         record = files.NodeFile(
             name=name,
             role=key.role,
@@ -169,7 +169,7 @@ class LocalPlatform:
 
     def _with_resources(self, record: files.NodeFile, launch: Launch) -> files.NodeFile:
         in_use = {node.record.address for node in self._nodes.values() if not node.status.ended}
-        if self._address_book is not None:
+        if record.role in self._by_address:
             address = self._address_book.take(record.role, launch.rank, in_use)
         else:
             address = self._addresses.take(in_use)
@@ -218,26 +218,24 @@ class LocalPlatform:
         return pid, reader
 
     def _environment_of(self, record: files.NodeFile, launch: Launch) -> dict[str, str]:
+        ports = {role: declared.port for role, declared in self._spec.roles.items()}
+        setting = NodeSetting(
+            node=record.key,
+            rank=launch.rank,
+            replicas=launch.replicas,
+            relaunch_count=launch.relaunch_count,
+            address=record.address,
+            host_address=HOST_ADDRESS,
+            master_address=self._master_address,
+            peers=self._address_book.by_role(ports),
+        )
         environment = {
             **self._environment,
             **self._spec.roles[record.role].env,
-            **node_environment(
-                self._spec,
-                role=record.role,
-                node_id=NodeId(record.id),
-                rank=launch.rank,
-                replicas=launch.replicas,
-                address=record.address,
-                host_address=HOST_ADDRESS,
-                master_address=self._master_address,
-                relaunch_count=launch.relaunch_count,
-            ),
+            **self._front_door.environment(self._spec, setting),
             **self._secrets,
             COOKIE: str(files.node_directory(self._directory, record.key)),
         }
-        if self._address_book is not None:
-            ports = {role: PS_PORT if role == PS else TASK_PORT for role in self._spec.roles}
-            environment["TF_CONFIG"] = tf_config(self._address_book.by_role(ports), role=record.role, rank=launch.rank)
         # First of all, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         return environment
