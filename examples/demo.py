@@ -18,13 +18,15 @@ from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, OutageView
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
-from resile.chaos.local import Injected, NothingToInjectError, kill_node, kill_process
-from resile.cli.commands.submit import read_manifest_file, start_job
+from resile.chaos.faults import Injected, NothingToInjectError
+from resile.chaos.local import kill_node, kill_process
+from resile.cli.commands.submit import read_manifest_file
 from resile.cli.output.follow import Follower, Screen, clock, screen_for
 from resile.cli.output.tables import table
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import JobReader
+from resile.client.local.follow import LocalFollowing
 from resile.client.local.jobs import LocalJob
+from resile.client.local.submit import start_job
 from resile.client.local.supervision import end_by_force
 from resile.platform.local import files
 
@@ -37,7 +39,6 @@ STEPS_BEFORE_A_STRIKE = 40
 GOOD_ACCURACY = 0.9
 LONGEST = 300.0
 """Seconds after which something must be wrong."""
-POLL = 0.1
 CLOCK_DRIFT = 0.5
 """Seconds by which the wall clock may have been corrected since the master started, whose own clock never jumps."""
 
@@ -53,7 +54,8 @@ def main() -> int:
         print(f"the demo: {DATA} is missing; `make data` writes it", file=sys.stderr)
         return 2
     os.environ["RESILE_STATE_DIR"] = str(PLACE / "state")
-    [(_, manifest)] = read_manifest_file(MANIFEST)
+    [document] = read_manifest_file(MANIFEST)
+    manifest = document.resource
     assert isinstance(manifest, ElasticJob)
     spec = to_job_spec(manifest)
     job = LocalJob(spec.namespace, spec.name)
@@ -62,9 +64,9 @@ def main() -> int:
     shutil.rmtree(PLACE, ignore_errors=True)
     screen = screen_for(sys.stdout.isatty())
     try:
-        start_job(spec, [])
-        with JobReader(job) as look:
-            strikes, view = perform(Follower(look, screen))
+        start_job(spec, [], screen.say)
+        with LocalFollowing(job) as following:
+            strikes, view = perform(Follower(following, screen), job, screen)
         screen.close()
         return report(job, strikes, view)
     except (DemoError, CommandError, NothingToInjectError) as error:
@@ -78,16 +80,19 @@ def main() -> int:
         end_by_force(job.directory, Seconds(0.0))
 
 
-def perform(follower: Follower) -> tuple[list[Injected], JobView]:
+def perform(follower: Follower, job: LocalJob, screen: Screen) -> tuple[list[Injected], JobView]:
     """Follow the job to its end; strike twice on the way."""
-    directory = follower.look.directory
+    directory = job.directory
     started = time.monotonic()
     strikes: list[Injected] = []
     calm_since = 0
     while True:
-        view = follower.poll()
+        moment = follower.poll()
+        view = moment.job
+        if moment.last:
+            return strikes, view
         if view.ended_at is not None:
-            return strikes, follower.farewell()
+            continue
         if time.monotonic() - started > LONGEST:
             raise DemoError(f"the job is not over after {LONGEST:g} s")
         if not steady(view, strikes):
@@ -95,8 +100,7 @@ def perform(follower: Follower) -> tuple[list[Injected], JobView]:
         elif view.step - max(calm_since, 0) >= STEPS_BEFORE_A_STRIKE and len(strikes) < 2:
             strike = kill_process(directory) if not strikes else kill_node(directory, running_node(directory.path))
             strikes.append(strike)
-            announce(follower.screen, view, strike)
-        time.sleep(POLL)
+            announce(screen, view, strike)
 
 
 def steady(view: JobView, strikes: list[Injected]) -> bool:

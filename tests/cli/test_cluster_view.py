@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from resile.cli.cluster.get import node_entry
-from resile.cli.cluster.logs import main_container, sortable
 from resile.cli.output import rows
 from resile.client.cluster import view
+from resile.client.cluster.logs import main_container, sortable
 
 CREATED = "2026-11-16T02:00:00Z"
 AT = 1794794400.0
@@ -95,7 +94,7 @@ def test_the_row_of_a_pod_has_its_place_its_restarts_and_its_containers() -> Non
         containerStatuses=[container(ready=True, restarts=2, running={}), container(waiting={})],
     )
     two["spec"]["containers"].append({"name": "beside"})
-    row = node_entry(two, "demo", wide=True).row
+    row = rows.node_row(view.node_view(two, "demo"), wide=True)
     assert row[:4] == ["demo-edljob-worker-1", "1/2", "Running", "2"]
     assert row[5:] == ["1", "10.0.0.7", "host-3", rows.NONE]
     node = view.node_view(two, "demo")

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from lightkube import AsyncClient
 
-from resile.cli.cluster import logs
-from resile.cli.cluster.logs import Bookmark, _Reader
+from resile.client.cluster import logs
 from resile.client.cluster.connection import Cluster, Wanted, Watch
+from resile.client.cluster.logs import Bookmark, follow_pod
 from resile.client.errors import CommandError
 from resile.platform.kubernetes import client as kube
 from tests.support.scripted_api_server import answer, listed, scripted, thing, watched
@@ -75,15 +75,16 @@ class Server:
         return [POD]
 
 
-async def test_a_followed_log_goes_on_behind_its_last_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_followed_log_goes_on_behind_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "AGAIN_SECONDS", 0.0)
     monkeypatch.setitem(POD, "status", POD["status"])
-    server = Server()
-    reader = _Reader(cast(Cluster, server), 100, as_json=False)
-    await reader.follow(POD, cast(Watch, server), whole=False)
-    assert capsys.readouterr().out.splitlines() == TEXTS
+    server, shown = Server(), list[str]()
+
+    async def show(line: str) -> None:
+        shown.append(line)
+
+    await follow_pod(cast(Cluster, server), POD, cast(Watch, server), 100, show)
+    assert shown == TEXTS
     assert [how["tail"] for how in server.asked] == [100, None]
     assert [bool(how["since"]) for how in server.asked] == [False, True]
 

@@ -184,7 +184,7 @@ def test_a_scale_plan_is_applied_to_the_job_it_names(bench):
     plan = bench.workdir / "plan.yaml"
     head = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ScalePlan\nmetadata: {name: plan}\n"
     plan.write_text(head + "spec: {ownerJob: steady, replicaResourceSpecs: {worker: {replicas: 3}}}\n")
-    assert bench.out("submit", "--local", str(plan)) == "steady scaled: worker=3\n"
+    assert bench.out("submit", "--local", str(plan)) == "elasticjob/steady scaled: worker=3\n"
     bench.wait(lambda: len(bench.statuses("steady", "Running")) == 3)
     plan.write_text(head + "spec: {ownerJob: steady, removePods: [{name: steady-edljob-worker-0}]}\n")
     assert "removePods will come in a later version" in bench.refused("submit", "--local", str(plan))

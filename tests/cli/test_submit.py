@@ -141,7 +141,8 @@ def test_a_submit_that_is_ended_says_that_the_job_goes_on(bench, number):
     following.send_signal(number)
     _, err = following.communicate(timeout=PATIENCE)
     assert following.returncode == 128 + number
-    assert err == f"resile: {number.name}: steady goes on; `resile delete steady` ends it\n"
+    watch = "`resile get jobs steady` shows it, `resile delete steady` ends it"
+    assert err == f"resile: {number.name}: job steady goes on; {watch}\n"
     assert bench.phase("steady") == "Running"
 
 

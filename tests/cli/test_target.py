@@ -80,28 +80,28 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_of_this_machine_comes_before_one_of_the_cluster(machine: Path) -> None:
     nothing_said, in_lab = Target(), Target(namespace="lab")
     for name in ("demo", "demo-edljob-worker-3", "elasticjob-demo-dlrover-master"):
-        assert nothing_said.here(name)
-        assert in_lab.here(name)
-        assert not Target(namespace="other").here(name)
-    assert not nothing_said.here("another")
+        assert nothing_said.is_local(name)
+        assert in_lab.is_local(name)
+        assert not Target(namespace="other").is_local(name)
+    assert not nothing_said.is_local("another")
 
 
 def test_a_listing_is_of_this_machine_if_it_has_jobs_there(machine: Path) -> None:
-    assert Target(namespace="lab").here()
-    assert Target().here(everywhere=True)
-    assert not Target().here()
+    assert Target(namespace="lab").is_local()
+    assert Target().is_local(everywhere=True)
+    assert not Target().is_local()
 
 
 def test_flags_decide(machine: Path) -> None:
-    assert Target(local=True).here("another")
+    assert Target(local=True).is_local("another")
     for flag in (Target(cluster=True), Target(context="x"), Target(kubeconfig="x")):
-        assert not flag.here("demo")
+        assert not flag.is_local("demo")
 
 
 def test_without_a_cluster_everything_means_this_machine(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(machine / "nothing"))
-    assert Target().here("another")
-    assert Target().here()
+    assert Target().is_local("another")
+    assert Target().is_local()
 
 
 def test_files_are_those_of_the_flag_or_of_kubeconfig_or_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:

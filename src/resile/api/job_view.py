@@ -33,6 +33,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreters that wait there to replace training processes."""
     standby_memory: int = 0
     """Bytes of all of them."""
+    containers: int = 1
+    """How many containers its pod has; a node of this machine is one."""
+    ready_containers: int = 0
 
 
 class OutageView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,1 +1,1 @@
-"""chaos."""
+"""Faults on purpose: the same ones for tests, demonstrations and people."""

@@ -1,7 +1,7 @@
-"""Fault injection into local jobs: the verbs behind `resile chaos`, for tests, demos and people.
+"""Fault injection into jobs of this machine: what `resile chaos` does to them.
 
-A strike only ever signals processes that the job's own records lead to, each checked by its start time and held by a
-pidfd while it is signalled, so that a pid that was handed on to somebody else is never hit. Nothing is found by name.
+A fault only ever signals processes that the job's own records lead to. Each is checked by its start time and held by a
+pidfd while it is signalled, so that a pid which another process has got since is never hit. Nothing is found by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ from pathlib import Path
 
 import msgspec
 
+from resile.chaos.faults import (
+    Fault,
+    FreezeNode,
+    Injected,
+    KillMaster,
+    KillNode,
+    KillProcess,
+    NothingToInjectError,
+    ThawNode,
+)
 from resile.platform.local import files, processes
 from resile.platform.local.shim import start_time, stat_of
 from resile.wire.env import WORKER
@@ -25,19 +35,6 @@ SWEEPS = 10
 """How often a node's processes are listed while it is frozen: a process may fork until it is stopped itself."""
 
 
-class NothingToInjectError(Exception):
-    """There was nothing to strike; the text is one sentence."""
-
-
-class Injected(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, when (wall clock, just before the first signal), and to which processes."""
-
-    what: str
-    at: float
-    pids: list[int]
-    node: str = ""
-
-
 class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One training process of a node."""
 
@@ -46,6 +43,25 @@ class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     rank: int
     """-1 where it has no rank yet."""
+
+
+def inject(directory: JobDirectory, fault: Fault) -> Injected:
+    """Inject a fault into the job of a directory.
+
+    Raises:
+        NothingToInjectError: there is no such process, node or master.
+    """
+    match fault:
+        case KillProcess(node, rank):
+            return kill_process(directory, node, rank)
+        case KillNode(node):
+            return kill_node(directory, node)
+        case FreezeNode(node):
+            return freeze_node(directory, node)
+        case ThawNode(node):
+            return thaw_node(directory, node)
+        case KillMaster():
+            return kill_master(directory)
 
 
 def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Injected:

@@ -11,6 +11,7 @@ import msgspec
 
 from resile.api.manifests.errors import ManifestErrors
 from resile.api.manifests.names import check_dns_label
+from resile.client.base import Jobs
 from resile.client.errors import NotUsableError
 from resile.client.target import Target
 
@@ -24,7 +25,7 @@ def namespace_option(command: F) -> F:
 
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """It becomes the name of a folder, so it must be a name and nothing else."""
+    """The namespace becomes the name of a folder, so anything but a name is refused."""
     mistakes = ManifestErrors()
     if value is not None:
         check_dns_label(value, "-n", mistakes)
@@ -37,11 +38,11 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`, given to the command as one `target`."""
 
     @functools.wraps(command)
-    def placed(
+    def with_target(
         *words: Any, namespace: str | None, local: bool, cluster: bool, kubeconfig: str, context: str, **more: Any
     ) -> Any:
         target = Target(namespace=namespace, local=local, cluster=cluster, kubeconfig=kubeconfig, context=context)
-        if target.local and target.of_cluster:
+        if target.local and target.names_cluster:
             raise NotUsableError("--local means this machine, and --cluster, --kubeconfig and --context a cluster")
         return command(*words, target=target, **more)
 
@@ -52,8 +53,22 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--local", is_flag=True, help="this machine's jobs and no others"),
         namespace_option,
     ):
-        placed = option(placed)
-    return placed
+        with_target = option(with_target)
+    return with_target
+
+
+def jobs_of(target: Target, name: str = "", *, everywhere: bool = False) -> Jobs:
+    """The jobs that a command means which names a job or a pod, or lists; what to wait for is said on standard error.
+
+    Raises:
+        CommandError: a cluster is meant, and nothing says where it is.
+    """
+    return target.jobs(say, local=target.is_local(name, everywhere=everywhere))
+
+
+def say(sentence: str) -> None:
+    """Tell a person something beside the output, which a program may read."""
+    click.echo(sentence, err=True)
 
 
 def output_option(*formats: str) -> Callable[[F], F]:
@@ -69,7 +84,7 @@ def print_json(value: Any) -> None:
 
 
 def tell(output: str, sentence: str, **data: Any) -> None:
-    """Say what was done: a sentence for people, one JSON object for programs."""
+    """Print what was done: a sentence for people, one JSON object for programs."""
     if output == "json":
         print_json(data)
     else:

@@ -1,4 +1,4 @@
-"""Which jobs a command means: those of this machine, or those of a cluster. Knows no Kubernetes library.
+"""Which jobs a command means: those of this machine, or those of a cluster. Imports no Kubernetes library until needed.
 
 `--local` and `--cluster` (or `--kubeconfig`, `--context`) say it. Otherwise a job of this machine comes before one of
 the cluster: a name that a job of this machine has means that job, and a listing shows this machine's jobs if there are
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from resile.api.manifests.names import master_name, node_of_pod
 from resile.client.local.jobs import DEFAULT_NAMESPACE, all_jobs
+from resile.client.names import is_pod_of
+
+if TYPE_CHECKING:
+    from resile.client.base import Jobs, Say
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 USUAL_CONFIG = Path("~/.kube/config")
@@ -29,24 +33,38 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     context: str = ""
 
     @property
-    def of_cluster(self) -> bool:
+    def names_cluster(self) -> bool:
         """Whether the flags say that the cluster is meant."""
         return self.cluster or bool(self.kubeconfig or self.context)
 
-    def here(self, name: str = "", *, everywhere: bool = False) -> bool:
+    def is_local(self, name: str = "", *, everywhere: bool = False) -> bool:
         """Whether this machine is meant.
 
         Args:
             name: of a job or a pod; without one, a listing is meant.
             everywhere: the listing is one of all namespaces.
         """
-        if self.local or self.of_cluster:
+        if self.local or self.names_cluster:
             return self.local
         if not configured():
             return True
         if name:
-            return any(_has(job.name, name) for job in all_jobs(self.namespace))
+            return any(name == job.name or is_pod_of(name, job.name) for job in all_jobs(self.namespace))
         return bool(all_jobs(None if everywhere else self.namespace or DEFAULT_NAMESPACE))
+
+    def jobs(self, say: Say, *, local: bool) -> Jobs:
+        """The jobs of this machine, or of the cluster; `say` is told what a waiting person should know.
+
+        Raises:
+            CommandError: nothing says where the cluster is, or what says so cannot be used.
+        """
+        if local:
+            from resile.client.local.backend import LocalJobs
+
+            return LocalJobs(self.namespace, say)
+        from resile.client.cluster.backend import ClusterJobs
+
+        return ClusterJobs(self, say)
 
 
 def config_files(kubeconfig: str = "") -> list[Path]:
@@ -65,7 +83,3 @@ def in_a_pod() -> bool:
 def configured() -> bool:
     """Whether anything says where a cluster is."""
     return any(path.is_file() for path in config_files()) or in_a_pod()
-
-
-def _has(job: str, name: str) -> bool:
-    return name in (job, master_name(job)) or node_of_pod(name, job) is not None

@@ -105,6 +105,7 @@ def _node(state: JobState, node: Node, standbys: StandbyView) -> NodeView:
         message=node.end.message,
         standbys=standbys.ready,
         standby_memory=standbys.memory,
+        ready_containers=int(node.status is NodeStatus.RUNNING),
     )
 
 

@@ -1,4 +1,4 @@
-"""`resile explain`: what the engine derived from the settings, so that nobody has to guess."""
+"""`resile explain`: what the engine derived from the settings, so that no user has to guess."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from resile.api.timeouts import (
     Timeouts,
     derive,
 )
-from resile.cli.common_options import output_option, print_json, target_options
+from resile.cli.common_options import jobs_of, output_option, print_json, target_options
 from resile.cli.output.tables import table
-from resile.client.errors import CommandError, NotUsableError
-from resile.client.local.jobs import find
+from resile.client.errors import NotUsableError
 from resile.client.target import Target
-from resile.wire.job_directory import DirectoryError
 
 PURPOSES = {
     "recovery_budget": "the longest a job may stand still after losing a node while others can go on",
@@ -62,15 +60,9 @@ def timeouts(job: str | None, target: Target, recovery_budget: float | None, out
 def _ladder(job: str | None, target: Target, budget: float | None) -> Timeouts:
     if job is not None and budget is not None:
         raise NotUsableError("give either a job or --recovery-budget, not both")
-    if job is not None and not target.here(job):
-        from resile.client.cluster.find import spec_there
-
-        return spec_there(target, job).timeouts
     if job is not None:
-        try:
-            return find(job, target.namespace).directory.spec().timeouts
-        except DirectoryError as error:
-            raise CommandError(str(error)) from error
+        with jobs_of(target, job) as jobs:
+            return jobs.spec(job).timeouts
     if budget is not None and not SMALLEST_RECOVERY_BUDGET <= budget <= LARGEST_RECOVERY_BUDGET:
         bounds = f"between {SMALLEST_RECOVERY_BUDGET:g} and {LARGEST_RECOVERY_BUDGET:g} seconds"
         raise NotUsableError(f"recovery_budget: must be {bounds}, not {budget:g}")

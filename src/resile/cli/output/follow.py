@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Protocol
 
 import click
@@ -12,23 +14,15 @@ import click
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView
 from resile.cli.output.tables import table, took
-from resile.client.errors import CommandError
-from resile.client.local.job_reader import JobReader
-from resile.client.local.master_client import MasterUnreachable, wait_until
-from resile.client.local.supervision import served
+from resile.client.base import Following, Moment
 from resile.core.completion import Reason
-from resile.protocol.changes import Stop
 
-POLL_SECONDS = 0.1
-"""Between two looks; a look costs the master well under a millisecond."""
 STOPPED = str(Reason.STOPPED)
 """The reason of a job that a person ended."""
-FAREWELL_SECONDS = 45.0
-"""For the master of a job that is over to let its nodes end and to go."""
 
 
 class Screen(Protocol):
-    """Where a job's life is shown."""
+    """Shows a job that is followed."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Show the job as it is, and the lines of its story that are new."""
@@ -37,7 +31,7 @@ class Screen(Protocol):
         """Tell the user something that is no part of the story."""
 
     def close(self) -> None:
-        """Leave the screen as the user should find it."""
+        """End the drawing; lines of the story stay."""
 
 
 class PlainScreen:
@@ -53,7 +47,7 @@ class PlainScreen:
         click.echo(words, err=True)
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Nothing was drawn."""
 
 
 def story_line(told: JobEvent) -> str:
@@ -77,7 +71,7 @@ def screen_for(interactive: bool) -> Screen:
 
 
 class Dismissed(Exception):
-    """Somebody ended the command that follows a job, by this signal."""
+    """The command that follows a job was ended by this signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -85,83 +79,78 @@ class Dismissed(Exception):
 
 
 class Follower:
-    """Looks at a job and shows it; `poll` once per turn of the caller's loop."""
+    """Follows a job and shows it on a screen."""
 
-    def __init__(self, look: JobReader, screen: Screen) -> None:
-        self.look = look
-        self.screen = screen
+    def __init__(self, following: Following, screen: Screen) -> None:
         self.story: list[JobEvent] = []
         self.stopping = False
-        """The user pressed Ctrl-C."""
+        """The user pressed Ctrl-C, which is to end the job."""
         self.asked = False
-        """The master was asked to stop the job, and heard it."""
+        """The question to end the job has arrived."""
         self.over = False
         """The job is over; its nodes may still be ending."""
-        self.dismissed = 0
-        """The signal by which somebody ended this command, which is no reason to end the job."""
+        self._following = following
+        self._screen = screen
+        self._dismissed = 0
+        """The signal that ended this command, which is no reason to end the job."""
 
-    def poll(self) -> JobView:
+    def poll(self) -> Moment:
         """Look once and show it; the job as it is now.
 
         Raises:
-            Dismissed: somebody ended this command.
-        """
-        if self.dismissed:
-            raise Dismissed(self.dismissed)
-        job = self.look.status()  # before the story: a job that is over has told everything
-        news = self.look.events(self.story[-1].number if self.story else 0)
-        self.story.extend(news)
-        self.screen.show(job, news)
-        self.over = job.ended_at is not None
-        return job
-
-    def until_over(self) -> JobView:
-        """Follow until the job is over and its master is gone.
-
-        The first Ctrl-C asks the master to stop the job; at the second this raises.
-
-        Raises:
-            KeyboardInterrupt: the user wants to leave; `asked` says whether the job ends without us.
-            Dismissed: somebody ended this command; the job goes on.
+            Dismissed: a signal ended this command.
             CommandError: the job cannot be seen any more.
         """
-        while True:
-            try:
-                job = self.poll()
-                if job.ended_at is not None:
-                    break
-                if self.stopping and not self.asked:
-                    self.asked = self._ask_to_stop()
-                if not self.look.answered and not served(self.look.directory):
-                    job = self.poll()
-                    if job.ended_at is not None:
-                        break
-                    raise CommandError(f"the master of {self.look.job} is gone; see {self.look.directory.log}")
-                time.sleep(POLL_SECONDS)
-            except KeyboardInterrupt:
-                if self.stopping:
-                    raise
-                self.stopping = True
-                self.screen.say("stopping the job; Ctrl-C again leaves it to end by itself")
-        return self.farewell()
+        if self._dismissed:
+            raise Dismissed(self._dismissed)
+        moment = self._following.poll()
+        self.story.extend(moment.news)
+        self._screen.show(moment.job, moment.news)
+        if moment.note:
+            self._screen.say(moment.note)
+        self.over = moment.job.ended_at is not None
+        return moment
 
-    def farewell(self) -> JobView:
-        """Show how the nodes of a job that is over end, until its master is gone; the job as it is then."""
+    def until_over(self) -> JobView:
+        """Follow to the end; the job as it is then.
 
-        def gone() -> bool:
-            last = not served(self.look.directory)
-            self.poll()
-            return last
+        Where Ctrl-C is to end the job, the first one asks for that; the second one raises.
 
-        wait_until(gone, FAREWELL_SECONDS)
-        return self.poll()
+        Raises:
+            KeyboardInterrupt: the user leaves; `asked` says whether the job ends nevertheless.
+            Dismissed: a signal ended this command; the job goes on.
+            CommandError: the job cannot be seen any more.
+        """
+        with self._dismissable():
+            while True:
+                try:
+                    moment = self.poll()
+                    if moment.last:
+                        return moment.job
+                    if self.stopping and not self.asked and not self.over:
+                        self.asked = self._following.stop()
+                except KeyboardInterrupt:
+                    if self.stopping or self.over or not self._following.interrupt_ends_job:
+                        raise
+                    self.stopping = True
+                    self._screen.say("stopping the job; Ctrl-C again leaves it to end by itself")
 
-    def _ask_to_stop(self) -> bool:
+    @contextlib.contextmanager
+    def _dismissable(self) -> Iterator[None]:
+        """While inside, signals that end this command are noted, so that it can say that the job goes on."""
+
+        def dismiss(number: int, _: FrameType | None) -> None:
+            self._dismissed = number
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        for number in heeded:
+            signal.signal(number, dismiss)
         try:
-            self.look.client.ask(Stop(because="its user pressed Ctrl-C"))
-        except MasterUnreachable:
-            return False
-        return True
+            yield
+        finally:
+            for number, handler in heeded.items():
+                signal.signal(number, handler)
 
 
 def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:

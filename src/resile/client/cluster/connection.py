@@ -25,7 +25,7 @@ from lightkube.types import PatchType
 
 from resile.api.kinds import elasticjob
 from resile.client.errors import CommandError
-from resile.client.local.jobs import meant
+from resile.client.names import did_you_mean
 from resile.client.target import Target, config_files, in_a_pod
 from resile.platform.kubernetes import client as kube
 
@@ -95,7 +95,7 @@ def _config(target: Target) -> SingleConfig:
         )
     whole = _merged(there)
     if target.context and target.context not in whole.contexts:
-        hint = meant(target.context, sorted(whole.contexts))
+        hint = did_you_mean(target.context, sorted(whole.contexts))
         raise CommandError(f"there is no context {target.context!r} in {there[0]}; {hint}")
     return cast(SingleConfig, whole.get(target.context or None))
 

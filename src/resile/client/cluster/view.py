@@ -1,7 +1,7 @@
 """A cluster's objects as the views that every listing shows: pure functions from plain data.
 
-What no object tells (interruptions, data sets) comes from the master's journal where that can be read, and is left
-empty elsewhere; so are the crashes of one node's processes.
+Interruptions and data sets stand in no object. They come from the master's journal where that can be read, and are
+left empty elsewhere; so are the crashes of one node's processes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+import msgspec
+
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, NodeView
 from resile.api.kinds.elasticjob import Phase
 from resile.api.kinds.labels import JOB_LABELS, PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_RELAUNCH_COUNT
 from resile.api.manifests.names import master_name, node_of_pod
+from resile.client.base import EventView
 from resile.client.cluster.connection import Manifest
 from resile.platform.kubernetes.pod_status import observation
 
@@ -35,7 +38,7 @@ def over(job: Manifest) -> bool:
 
 
 def phase(job: Manifest) -> str:
-    """A job's phase; `Created` while nobody has taken it up."""
+    """A job's phase; `Created` until the operator has taken it up."""
     return str((job.get("status") or {}).get("phase") or Phase.CREATED)
 
 
@@ -103,14 +106,9 @@ def node_view(pod: Manifest, job: str) -> NodeView:
         host=seen.host,
         address=seen.address,
         message=seen.end.message,
+        containers=len((pod.get("spec") or {}).get("containers") or containers),
+        ready_containers=sum(bool(container.get("ready")) for container in containers),
     )
-
-
-def ready_cell(pod: Manifest) -> str:
-    """`1/2`: how many of a pod's containers are ready."""
-    containers = (pod.get("status") or {}).get("containerStatuses") or []
-    total = len((pod.get("spec") or {}).get("containers") or containers)
-    return f"{sum(bool(container.get('ready')) for container in containers)}/{total}"
 
 
 def pod_word(pod: Manifest) -> str:
@@ -211,6 +209,13 @@ def is_story(event: Manifest, job: Manifest) -> bool:
 def last_word(event: Manifest) -> bool:
     """Whether an Event tells that its job is over."""
     return event.get("reason") in (Phase.SUCCEEDED.reason, Phase.FAILED.reason)
+
+
+def event_view(event: Manifest, job: str) -> EventView:
+    """An Event as a line of a listing."""
+    involved = event["involvedObject"]
+    about = f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
+    return EventView(**msgspec.structs.asdict(story([event])[0]), object=about, job=job)
 
 
 def story(events: Sequence[Manifest]) -> list[JobEvent]:

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from resile.api.manifests.names import MASTER_ROLE, master_name, node_of_pod
 from resile.client.errors import CommandError
+from resile.client.names import did_you_mean, is_pod_of, pod_name
 from resile.wire.job_directory import JobDirectory
 
 DEFAULT_NAMESPACE = "default"
 
 
 def state_root() -> Path:
-    """Where everything is kept that outlives a command."""
+    """Everything that outlives a command is below this directory."""
     own = os.environ.get("RESILE_STATE_DIR")
     if own:
         return Path(own).absolute()
@@ -32,14 +31,14 @@ def state_root() -> Path:
 
 
 class LocalJob(msgspec.Struct, frozen=True):
-    """A job's name and place; it need not be there (yet)."""
+    """A job of this machine by its name, whether it exists or not."""
 
     namespace: str
     name: str
 
     @property
     def directory(self) -> JobDirectory:
-        """Where the job is, or would be."""
+        """The job's directory, which need not exist."""
         return JobDirectory(state_root() / "jobs" / self.namespace / self.name)
 
     @property
@@ -85,7 +84,7 @@ def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""
     for job in jobs:
-        if name == master_name(job.name) or node_of_pod(name, job.name) is not None:
+        if is_pod_of(name, job.name):
             return job, name
     pods = [pod for job in jobs if (pod := pod_name(job.name, name))]
     if pods:
@@ -93,29 +92,11 @@ def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
     raise _unknown(name, namespace, jobs)
 
 
-def pod_name(job: str, node: str) -> str:
-    """The name of the pod that `worker-0` of a job has; empty if that is no node's name."""
-    return pod if node_of_pod(pod := f"{job}-edljob-{node}", job) is not None else ""
-
-
-def is_master(pod: str) -> bool:
-    """Whether a pod's name is a master's."""
-    return pod.endswith(f"-{MASTER_ROLE}")
-
-
-def meant(name: str, known: Sequence[str]) -> str:
-    """What somebody who wrote a name that does not exist may have meant; empty if there are none."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"known are {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else ""
-
-
 def _unknown(name: str, namespace: str | None, jobs: list[LocalJob]) -> CommandError:
     where = f" in namespace {namespace}" if namespace else ""
     near = difflib.get_close_matches(name, [job.name for job in jobs], n=1, cutoff=0.5)
     hint = (
-        meant(name, near or list(map(str, jobs)))
+        did_you_mean(name, near or list(map(str, jobs)))
         or "there are no jobs; start one with `resile submit --local job.yaml`"
     )
     return CommandError(f"there is no job {name!r}{where}; {hint}")

@@ -1,7 +1,7 @@
 """The processes above a local job: starting its supervisor, knowing whether it lives, ending what is left.
 
-`supervisor.json` in the job's directory names the supervisor by pid, start time and boot, so that nobody else's process
-is ever taken for it. Whoever ends a job by force ends the supervisor first: it would bring the master back.
+`supervisor.json` in the job's directory names the supervisor by pid, start time and boot, so that another process
+is never taken for it. A job that is ended by force loses its supervisor first: it would bring the master back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.chaos.local import NothingToInjectError, kill_master
+from resile.chaos.faults import NothingToInjectError
+from resile.chaos.local import kill_master
 from resile.client.errors import CommandError
 from resile.client.local.master_client import wait_until
 from resile.common.atomic_files import write_atomically
@@ -77,7 +78,7 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
         record = SupervisorFile(pid=process.pid, start=started, boot=boot, command=command)
         write_atomically(directory.path / "supervisor.json", msgspec.json.encode(record))
     except OSError as error:
-        if process is not None:  # nobody could find it again
+        if process is not None:  # no command could find it again
             process.terminate()
             process.wait()
         raise CommandError(f"cannot start a master in {directory.path}: {os.strerror(error.errno or 0)}") from error
@@ -89,7 +90,7 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
 
 
 def supervisor_lives(directory: JobDirectory) -> bool:
-    """Whether somebody will start the master anew when it dies."""
+    """Whether the master will be started anew when it dies."""
     record = _record(directory)
     return record is not None and processes.is_alive(record.pid, record.start, record.boot)
 

@@ -1,0 +1,33 @@
+"""`resile suspend` and `resile resume`: let go of a job's nodes for a while, and take them back."""
+
+from __future__ import annotations
+
+import click
+
+from resile.cli.common_options import jobs_of, output_option, target_options, tell
+from resile.client.target import Target
+
+
+@click.command()
+@click.argument("job")
+@target_options
+@output_option("table", "json")
+def suspend(job: str, target: Target, output: str) -> None:
+    """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
+    with jobs_of(target, job) as jobs:
+        how = "suspended" if jobs.suspend(job) else "is suspended already"
+    tell(output, f"elasticjob/{job} {how}", name=job, suspended=True)
+
+
+@click.command()
+@click.argument("job")
+@target_options
+@output_option("table", "json")
+def resume(job: str, target: Target, output: str) -> None:
+    """Take the nodes of a suspended JOB back.
+
+    A JOB of this machine that lost its master (a restart of the machine) gets one again.
+    """
+    with jobs_of(target, job) as jobs:
+        how = "resumed" if jobs.resume(job) else "was not suspended"
+    tell(output, f"elasticjob/{job} {how}", name=job, suspended=False)

@@ -1,0 +1,154 @@
+"""The jobs of a cluster: read from its API server and written to it, with the rights of the kubeconfig's user.
+
+Its methods block, like those of the other backend. They run one event loop, which stands still between two calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from typing import Self, TypeVar
+
+from resile.api.job import JobSpec
+from resile.api.manifests.names import master_name
+from resile.chaos.faults import Fault, Injected
+from resile.client.base import (
+    Deleted,
+    Description,
+    Document,
+    Failure,
+    Found,
+    LogLine,
+    Query,
+    Say,
+    Sign,
+    SubmitOptions,
+    Submitted,
+)
+from resile.client.cluster import delete, describe, faults, follow, listing, logs, steer, submit
+from resile.client.cluster.connection import Cluster, Manifest, connect
+from resile.client.cluster.find import find, find_pod
+from resile.client.cluster.follow import ClusterFollowing
+from resile.client.cluster.streams import take
+from resile.client.errors import NotUsableError
+from resile.client.target import Target
+from resile.platform.kubernetes import client as kube
+
+T = TypeVar("T")
+
+
+class ClusterJobs:
+    """Implements `resile.client.base.Jobs`."""
+
+    is_local = False
+
+    def __init__(self, target: Target, say: Say) -> None:
+        """Connect; nothing is asked yet.
+
+        Raises:
+            CommandError: nothing says where a cluster is, or what says so cannot be used.
+        """
+        self._say = say
+        self._named = target.namespace
+        """The namespace if the user named one."""
+        self._submitted: dict[Submitted, Manifest] = {}
+        self._streams = ExitStack()
+        self._runner = asyncio.Runner()
+        try:
+            self._cluster: Cluster = self._runner.run(_connect(target))
+        except BaseException:
+            self._runner.close()
+            raise
+        self.namespace = self._cluster.namespace
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._runner:
+            self._streams.close()
+            self._runner.run(self._cluster.close())
+
+    def watch(self, query: Query) -> Iterator[Found]:
+        return self._stream(listing.watch(self._cluster, query))
+
+    def describe(self, job: str) -> Description:
+        return self._runner.run(describe.describe(self._cluster, job))
+
+    def spec(self, job: str) -> JobSpec:
+        return self._runner.run(describe.spec(self._cluster, job))
+
+    def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
+        job, pod = self._runner.run(find_pod(self._cluster, name))
+        if master:
+            pod = master_name(job["metadata"]["name"])
+        return self._stream((logs.follow if follow else logs.read)(self._cluster, job, pod, tail))
+
+    def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
+        return map(self._apply, documents)
+
+    def _apply(self, document: Document) -> Submitted:
+        applied, how = self._runner.run(submit.apply(self._cluster, document, self._named))
+        metadata = applied["metadata"]
+        submitted = Submitted(kind=applied["kind"], name=metadata["name"], namespace=metadata["namespace"], how=how)
+        self._submitted[submitted] = applied
+        return submitted
+
+    def follow(self, job: Submitted) -> ClusterFollowing:
+        applied = self._submitted[job]
+        moments = self._stream(follow.moments(self._cluster, applied))
+        return ClusterFollowing(moments, lambda: self._runner.run(self._failure(applied)))
+
+    def scale(self, job: str, replicas: Mapping[str, int]) -> None:
+        self._runner.run(steer.scale(self._cluster, job, replicas))
+
+    def suspend(self, job: str) -> bool:
+        return self._runner.run(steer.set_suspended(self._cluster, job, True))
+
+    def resume(self, job: str) -> bool:
+        return self._runner.run(steer.set_suspended(self._cluster, job, False))
+
+    def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
+        if keep_logs:
+            raise NotUsableError(f"--keep is for jobs of this machine; {jobs[0]} is none, and nothing was deleted")
+        found = [self._runner.run(find(self._cluster, job)) for job in jobs]
+        return self._stream(delete.delete(self._cluster, found, self._say, now=now, wait=wait))
+
+    def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
+        injected, signs = self._runner.run(faults.inject(self._cluster, job, fault))
+        return injected, self._stream(signs)
+
+    async def _failure(self, job: Manifest) -> Failure | None:
+        now = await self._cluster.get(kube.JOBS, job["metadata"]["name"], job["metadata"]["namespace"])
+        return await describe.last_failure(self._cluster, now or job, await describe.journal(self._cluster, job))
+
+    def _stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """The items of an asynchronous generator, which runs as one task: it may hold time-outs and watches open."""
+        stream = self._taken(items)
+        self._streams.callback(stream.close)
+        return stream
+
+    def _taken(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        queue: asyncio.Queue[T] = asyncio.Queue(1)
+
+        async def produce() -> None:
+            async with aclosing(items):
+                async for item in items:
+                    await queue.put(item)
+
+        task = self._runner.get_loop().create_task(produce())
+        try:
+            while taken := self._runner.run(take(queue, task)):
+                yield from taken
+        finally:
+            task.cancel()
+            self._runner.run(_ended(task))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _connect(target: Target) -> Cluster:
+    return connect(target)

@@ -1,0 +1,70 @@
+"""Deleting jobs of a cluster, and waiting until they and their pods are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from resile.client.base import Deleted, Say
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.errors import CommandError
+from resile.platform.kubernetes import client as kube
+
+DELETE_SECONDS = 60.0
+"""For a deleted job and its pods to be gone, beyond the pods' own grace."""
+USUAL_GRACE = 30.0
+
+
+async def delete(
+    cluster: Cluster, jobs: Sequence[Manifest], say: Say, *, now: bool, wait: bool
+) -> AsyncGenerator[Deleted, None]:
+    """Delete jobs, with everything that belongs to them; with `wait`, each one is gone when it is told.
+
+    Raises:
+        CommandError: the cluster refuses, or a job is not gone in time.
+    """
+    for job in jobs:
+        name = job["metadata"]["name"]
+        pods = await cluster.all(Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(name)))
+        await cluster.delete(kube.JOBS, name)
+        if now:
+            await asyncio.gather(*(cluster.delete(kube.PODS, pod["metadata"]["name"], grace=0) for pod in pods))
+        if wait:
+            await _gone(cluster, job, 0.0 if now else max(map(_grace, pods), default=0.0), say)
+        yield Deleted(name, gone=wait)
+
+
+def _grace(pod: Manifest) -> float:
+    grace: Any = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return USUAL_GRACE if grace is None else float(grace)
+
+
+async def _gone(cluster: Cluster, job: Manifest, grace: float, say: Say) -> None:
+    """Wait for the end of a job that was deleted and of the pods that it had."""
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    patience = grace + DELETE_SECONDS
+    until = time.monotonic() + patience
+    jobs = Wanted(kube.JOBS, cluster.namespace, fields={"metadata.name": name})
+    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(name))
+    told = False
+    async with cluster.watch(jobs, pods) as watching:
+        while True:
+            left = [one["metadata"]["name"] for one in watching.all(kube.PODS) if _owned(one, uid)]
+            there = any(one["metadata"]["uid"] == uid for one in watching.all(kube.JOBS))
+            if not left and not there:
+                return
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                what = f"{len(left)} of its pods are" if left else "it is"
+                raise CommandError(f"job {name} was deleted, but {what} still there after {patience:g} s; --now kills")
+            if not told:
+                told = True
+                say(f"stopping {name} ...")
+            await watching.change(seconds)
+
+
+def _owned(pod: Manifest, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or [])

@@ -1,0 +1,118 @@
+"""Everything that a cluster tells of a job: its conditions, pods and Events, and its journal where that can be read."""
+
+from __future__ import annotations
+
+import time
+
+from resile.api.job import JobSpec
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.errors import BadManifest
+from resile.api.manifests.names import master_name
+from resile.api.manifests.reader import read_manifest
+from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.cluster.find import find
+from resile.client.errors import CommandError
+from resile.core import completion
+from resile.core.state import JobState
+from resile.master.journal.configmap import peek
+from resile.master.view import view as view_of_state
+from resile.platform.kubernetes import client as kube
+
+LAST_LINES = 10
+"""Of the log of a node that failed."""
+
+
+async def describe(cluster: Cluster, name: str) -> Description:
+    """The job of this name.
+
+    Raises:
+        CommandError: there is no such job, or the cluster refuses.
+    """
+    job = await find(cluster, name)
+    space = cluster.namespace
+    pods = await cluster.all(Wanted(kube.PODS, space, labels=view.pod_labels(name)))
+    events = [
+        event
+        for event in view.in_order(await cluster.all(Wanted(kube.EVENTS, space)))
+        if view.is_story(event, job) or (event.get("type") == "Warning" and view.about(event, job))
+    ][-LAST_EVENTS:]
+    state = await journal(cluster, job)
+    now = time.time()
+    status = job.get("status") or {}
+    conditions = (status.get("status") or {}).get("conditions") or []
+    nodes = sorted((view.node_view(pod, name) for pod in pods), key=lambda node: node.name)
+    return Description(
+        job=view.job_view(job, pods, now, view_of_state(state, now) if state else None),
+        master=next((node for node in nodes if node.name == master_name(name)), None),
+        nodes=nodes,
+        facts=_facts(cluster, job),
+        failure=await last_failure(cluster, job, state),
+        events=[view.event_view(event, name) for event in events],
+        conditions=conditions,
+        data={
+            "conditions": conditions,
+            "restarts": status.get("restarts") or 0,
+            "last_failure": status.get("lastFailure"),
+        },
+    )
+
+
+async def spec(cluster: Cluster, name: str) -> JobSpec:
+    """What a job asks for, as the engine reads it.
+
+    Raises:
+        CommandError: there is no such job, it cannot be read, or the cluster refuses.
+    """
+    try:
+        read = read_manifest(await find(cluster, name))
+    except BadManifest as bad:
+        raise CommandError(f"job {name} cannot be read: {bad.errors[0]}") from bad
+    if not isinstance(read, ElasticJob):
+        raise CommandError(f"job {name} is no {ElasticJob.__name__}")
+    return to_job_spec(read)
+
+
+async def journal(cluster: Cluster, job: Manifest) -> JobState | None:
+    """What the master's journal holds; None if it cannot be had, since everything else can be told without it."""
+    try:
+        found = await cluster.get(kube.CONFIG_MAPS, master_name(job["metadata"]["name"]), job["metadata"]["namespace"])
+    except CommandError:  # a user may be forbidden to read ConfigMaps
+        return None
+    state = peek(found) if found is not None else None
+    return state if state is not None and state.spec.uid == job["metadata"]["uid"] else None
+
+
+async def last_failure(cluster: Cluster, job: Manifest, state: JobState | None) -> Failure | None:
+    """The process that the journal names, else the node that the job's status names, with the end of its log."""
+    first = completion.first_failure(state) if state is not None else None
+    if state is not None and first is not None:
+        return ProcessFailure(str(first[0]), first[1], state.round_failures.round)
+    failure = (job.get("status") or {}).get("lastFailure")
+    if not failure:
+        return None
+    node = failure.get("node") or ""
+    why = failure.get("message") or failure.get("reason")
+    try:
+        said = [line async for line in cluster.log(node, tail=LAST_LINES)] if node else []
+    except CommandError:  # the pod is gone, or never started
+        said = []
+    return NodeFailure(f"{f'{node}: ' if node else ''}{why}, at {failure.get('time') or '?'}", said or None)
+
+
+def _facts(cluster: Cluster, job: Manifest) -> dict[str, str]:
+    facts = {"Restarts": str((job.get("status") or {}).get("restarts") or 0)}
+    try:
+        read = read_manifest(job)
+        spec = to_job_spec(read) if isinstance(read, ElasticJob) else None
+    except BadManifest as bad:
+        return {**facts, "Mistake": str(bad.errors[0]), "Cluster": cluster.name}
+    if spec is not None:
+        facts |= {
+            "Strategy": spec.strategy.value,
+            "Replicas": ", ".join(f"{role}={declared.replicas}" for role, declared in spec.roles.items()),
+            "Recovery budget": f"{spec.timeouts.recovery_budget:g} s",
+        }
+    return {**facts, "Cluster": f"{cluster.name} ({cluster.server})"}

@@ -1,0 +1,71 @@
+"""Injecting faults into jobs of a cluster: a pod is deleted without grace, and its replacement waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+
+from resile.api.kinds.labels import PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE
+from resile.api.manifests.names import master_name
+from resile.chaos.faults import Fault, Injected, KillMaster, KillNode
+from resile.client.base import Sign
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.cluster.find import find
+from resile.client.errors import CommandError, NotUsableError
+from resile.client.names import did_you_mean, pod_name
+from resile.platform.kubernetes import client as kube
+
+REPLACED_SECONDS = 60.0
+"""For a replacement to run: a pod starts within seconds where there is room."""
+
+
+async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, AsyncGenerator[list[Sign], None]]:
+    """Kill the pod of a node or of the master; what was done, and the signs of its replacement.
+
+    Raises:
+        NotUsableError: the fault is one for this machine.
+        CommandError: there is no such pod, or the cluster refuses.
+    """
+    match fault:
+        case KillNode(node):
+            name = pod_name(job, node) or node
+        case KillMaster():
+            node, name = "", master_name(job)
+        case _:
+            raise NotUsableError("on a cluster, only a node or the master can be killed")
+    await find(cluster, job)
+    running = {pod["metadata"]["name"]: pod for pod in await cluster.all(_pods(cluster, job)) if not view.pod_over(pod)}
+    if name not in running:
+        hint = did_you_mean(name, sorted(running)) or "none does"
+        raise CommandError(f"job {job} has no pod {name} that runs; {hint}")
+    injected = Injected(what=f"killed {name}", at=time.time(), pids=[], node=node)
+    began = time.monotonic()
+    await cluster.delete(kube.PODS, name, grace=0)
+    return injected, _replacement(cluster, job, running[name], began)
+
+
+async def _replacement(cluster: Cluster, job: str, killed: Manifest, began: float) -> AsyncGenerator[list[Sign], None]:
+    created = False
+    async with cluster.watch(_pods(cluster, job)) as watching:
+        while (left := REPLACED_SECONDS - (time.monotonic() - began)) > 0:
+            new = next((pod for pod in watching.all(kube.PODS) if _replaces(pod, killed)), None)
+            if new is not None and not created:
+                created = True
+                yield [Sign(f"{new['metadata']['name']} was created", time.monotonic() - began)]
+            if new is not None and view.pod_word(new) == "Running":
+                yield [Sign(f"{new['metadata']['name']} ran", time.monotonic() - began)]
+                return
+            await watching.change(left)
+    yield [Sign(f"no replacement runs after {REPLACED_SECONDS:g} s; `resile describe {job}` tells why")]
+
+
+def _pods(cluster: Cluster, job: str) -> Wanted:
+    return Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
+
+
+def _replaces(pod: Manifest, killed: Manifest) -> bool:
+    """Whether a pod has the role and rank of one that was killed."""
+    mine, its = pod["metadata"].get("labels") or {}, killed["metadata"].get("labels") or {}
+    same = all(mine.get(label) == its.get(label) for label in (PREFIXED_REPLICA_TYPE, PREFIXED_RANK_INDEX))
+    return same and pod["metadata"]["uid"] != killed["metadata"]["uid"] and not view.pod_over(pod)

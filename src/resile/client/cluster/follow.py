@@ -1,0 +1,106 @@
+"""Following a job of a cluster to its end, by what the cluster tells of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Self
+
+import msgspec
+
+from resile.api.job_event import JobEvent
+from resile.client.base import Failure, Moment
+from resile.client.cluster import view
+from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch
+from resile.client.cluster.describe import journal
+from resile.client.errors import CommandError
+from resile.master.view import view as view_of_state
+from resile.platform.kubernetes import client as kube
+
+TAKE_UP_SECONDS = 10.0
+"""For the operator to take a job up; then it is probably not there."""
+REST_SECONDS = 1.0
+"""After which a job is shown again although nothing changed."""
+LAST_WORDS_SECONDS = 5.0
+"""For the last Events of a job that is over."""
+
+
+class ClusterFollowing:
+    """A followed job. It outlives the command that follows it: Ctrl-C ends the command alone."""
+
+    interrupt_ends_job = False
+
+    def __init__(self, moments: Iterator[Moment], failure: Callable[[], Failure | None]) -> None:
+        self._moments = moments
+        self.failure = failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The watch ends with the client that began it."""
+
+    def poll(self) -> Moment:
+        return next(self._moments)
+
+    def stop(self) -> bool:
+        """Refused: a job of a cluster is ended by `delete`."""
+        return False
+
+
+async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, None]:
+    """The job after each change, or after `REST_SECONDS`; the last moment holds its interruptions, too.
+
+    Raises:
+        CommandError: the job was deleted, or the cluster cannot be seen any more.
+    """
+    space, name, uid = job["metadata"]["namespace"], job["metadata"]["name"], job["metadata"]["uid"]
+    wanted = (
+        Wanted(kube.JOBS, space, fields={"metadata.name": name}),
+        Wanted(kube.PODS, space, labels=view.pod_labels(name)),
+        Wanted(kube.EVENTS, space, fields={"involvedObject.uid": uid}),
+    )
+    async with cluster.watch(*wanted) as watching:
+        story = _Story()
+        warn_at, until = time.monotonic() + TAKE_UP_SECONDS, None
+        while True:
+            now = _the_job(watching, uid)
+            news = story.news(watching)
+            if until is None and view.over(now):
+                until = time.monotonic() + LAST_WORDS_SECONDS
+            if until is not None and (story.has_end or time.monotonic() > until):
+                break
+            note = ""
+            if not now.get("status") and time.monotonic() > warn_at:
+                warn_at = float("inf")
+                note = f"nobody has taken the job up yet: does the operator run? {INSTALL}"
+            yield Moment(view.job_view(now, watching.all(kube.PODS), time.time()), news, last=False, note=note)
+            await watching.change(REST_SECONDS)
+        state = await journal(cluster, now)
+        known = view_of_state(state, time.time()) if state is not None else None
+        yield Moment(view.job_view(now, watching.all(kube.PODS), time.time(), known), news, last=True)
+
+
+def _the_job(watching: Watch, uid: str) -> Manifest:
+    found = next((one for one in watching.all(kube.JOBS) if one["metadata"]["uid"] == uid), None)
+    if found is None:
+        raise CommandError("somebody deleted the job")
+    return found
+
+
+class _Story:
+    """Which Events of a job were told."""
+
+    def __init__(self) -> None:
+        self.has_end = False
+        """Whether the job's end was among them."""
+        self._told: set[str] = set()
+
+    def news(self, watching: Watch) -> list[JobEvent]:
+        """Those that were not told before, oldest first."""
+        events = view.in_order(watching.all(kube.EVENTS))
+        fresh = [event for event in events if event["metadata"]["uid"] not in self._told]
+        before = len(self._told)
+        self._told.update(event["metadata"]["uid"] for event in fresh)
+        self.has_end = self.has_end or any(map(view.last_word, fresh))
+        return [msgspec.structs.replace(event, number=before + event.number) for event in view.story(fresh)]

@@ -1,0 +1,43 @@
+"""Applying manifests to a cluster."""
+
+from __future__ import annotations
+
+from resile.api.kinds.elasticjob import ElasticJob
+from resile.client.base import Document
+from resile.client.cluster import view
+from resile.client.cluster.connection import Cluster, Manifest
+from resile.client.errors import CommandError, NotUsableError
+from resile.platform.kubernetes import client as kube
+
+
+async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Manifest, str]:
+    """Apply one document; the object, and whether it was `created`, `configured` or `unchanged`.
+
+    Raises:
+        NotUsableError: the manifest names another namespace than the user.
+        CommandError: the cluster refuses, or a job of the name is over.
+    """
+    kind = kube.JOBS if isinstance(document.resource, ElasticJob) else kube.PLANS
+    item = _in_namespace(document.written, namespace, cluster)
+    metadata = item["metadata"]
+    before = await cluster.get(kind, metadata["name"], metadata["namespace"])
+    if before is not None and kind is kube.JOBS and view.over(before):
+        raise CommandError(
+            f"job {metadata['name']} is over ({view.phase(before)}) and will not run again; "
+            f"`resile delete {metadata['name']}` removes it, with its logs, and makes room"
+        )
+    applied = await cluster.apply(kind, item)
+    if before is None:
+        return applied, "created"
+    same = before["metadata"].get("generation") == applied["metadata"].get("generation")
+    return applied, "unchanged" if same else "configured"
+
+
+def _in_namespace(document: Manifest, namespace: str | None, cluster: Cluster) -> Manifest:
+    metadata = document["metadata"]
+    own = metadata.get("namespace")
+    if own and namespace and own != namespace:
+        raise NotUsableError(f"the manifest says namespace {own}, and -n says {namespace}")
+    kept = {key: metadata[key] for key in ("name", "labels", "annotations", "finalizers") if metadata.get(key)}
+    rest = {key: value for key, value in document.items() if key != "status"}
+    return {**rest, "metadata": {**kept, "namespace": own or cluster.namespace}}

@@ -1,0 +1,147 @@
+"""The jobs of this machine: what a master knows is asked of it, and read from its journal while it is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
+
+from resile.api.job import JobSpec
+from resile.api.kinds.elasticjob import KIND, ElasticJob
+from resile.api.kinds.scaleplan import ScalePlan
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.manifests.names import master_name
+from resile.chaos.faults import Fault, Injected
+from resile.client.base import (
+    Deleted,
+    Description,
+    Document,
+    Found,
+    Listable,
+    LogLine,
+    Query,
+    Say,
+    Sign,
+    SubmitOptions,
+    Submitted,
+)
+from resile.client.errors import CommandError, NotUsableError
+from resile.client.local import delete, describe, faults, listing, logs, submit
+from resile.client.local.follow import LocalFollowing
+from resile.client.local.job_reader import JobReader
+from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find, find_pod
+from resile.client.local.master_client import MasterClient, MasterUnreachable
+from resile.client.local.supervision import restart_master, served
+from resile.core.state import Phase
+from resile.protocol.changes import Scale, Suspend
+from resile.wire.job_directory import DirectoryError
+
+
+class LocalJobs:
+    """Implements `resile.client.base.Jobs`."""
+
+    is_local = True
+
+    def __init__(self, namespace: str | None, say: Say) -> None:
+        self.namespace = namespace or DEFAULT_NAMESPACE
+        self._named = namespace
+        """The namespace if the user named one; a job is found in any otherwise."""
+        self._say = say
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is kept open between two calls."""
+
+    def watch(self, query: Query) -> Iterator[Found]:
+        if query.what is Listable.PLANS:
+            raise NotUsableError(
+                "scale plans are kept on a cluster only; `resile get events JOB` tells of changes here"
+            )
+        namespace = None if query.everywhere else self.namespace
+        return listing.watch([self._find(query.job)] if query.job else all_jobs(namespace), query)
+
+    def describe(self, job: str) -> Description:
+        with JobReader(self._find(job)) as reader:
+            return describe.describe(reader)
+
+    def spec(self, job: str) -> JobSpec:
+        try:
+            return self._find(job).directory.spec()
+        except DirectoryError as error:
+            raise CommandError(str(error)) from error
+
+    def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
+        job, pod = find_pod(name, self._named)
+        return logs.read(job, master_name(job.name) if master else pod, tail, follow=follow)
+
+    def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
+        words = ["--enforce-memory"] if options.enforce_memory else []
+        words += ["--metrics-port", str(options.metrics_port)] if options.metrics_port else []
+        for document in documents:
+            resource = document.resource
+            if isinstance(resource, ElasticJob):
+                spec = submit.in_namespace(to_job_spec(resource), self._named)
+                job = submit.start_job(spec, words, self._say)
+                place = str(job.directory.path)
+                yield Submitted(kind=KIND, name=job.name, namespace=job.namespace, how="created", directory=place)
+            else:
+                assert isinstance(resource, ScalePlan)
+                job, how = submit.apply_plan(resource, self._named)
+                yield Submitted(kind=KIND, name=job.name, namespace=job.namespace, how=how)
+
+    def follow(self, job: Submitted) -> LocalFollowing:
+        return LocalFollowing(LocalJob(job.namespace, job.name))
+
+    def scale(self, job: str, replicas: Mapping[str, int]) -> None:
+        found = self._find(job)
+        for role, number in replicas.items():
+            self._ask(found, Scale(role=role, replicas=number))
+
+    def suspend(self, job: str) -> bool:
+        found = self._find(job)
+        before = self._phase(found)
+        self._ask(found, Suspend(on=True))
+        return before != Phase.SUSPENDED
+
+    def resume(self, job: str) -> bool:
+        """A job that lost its master for good, as by a restart of the machine, gets one again."""
+        found = self._find(job)
+        is_interrupted = not served(found.directory) and self._phase(found) not in (Phase.SUCCEEDED, Phase.FAILED)
+        if is_interrupted:
+            restart_master(found.directory)
+            self._say(f"elasticjob/{found.name} has a master again")
+        before = self._phase(found)
+        self._ask(found, Suspend(on=False))
+        return is_interrupted or before == Phase.SUSPENDED
+
+    def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
+        found = [self._find(job) for job in jobs]
+        return (delete.delete(job, self._say, now=now, keep_logs=keep_logs) for job in found)
+
+    def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
+        return faults.inject(self._find(job), fault)
+
+    def _find(self, job: str) -> LocalJob:
+        return find(job, self._named)
+
+    def _phase(self, job: LocalJob) -> str:
+        with JobReader(job) as reader:
+            return reader.status().phase
+
+    def _ask(self, job: LocalJob, change: Scale | Suspend) -> None:
+        """Ask the master for a change, also one that is just being started again.
+
+        Raises:
+            CommandError: the master says no, or there is none.
+        """
+        with MasterClient(job.directory) as client:
+            try:
+                if served(job.directory):
+                    client.insist(change)
+                    return
+            except MasterUnreachable as error:
+                raise CommandError(f"the master of {job} does not answer: {error}") from error
+        phase = self._phase(job)
+        ending = "is over" if phase in (Phase.SUCCEEDED, Phase.FAILED) else "has lost its master"
+        raise CommandError(f"job {job} {ending} ({phase}); nothing was changed")

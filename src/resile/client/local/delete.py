@@ -1,0 +1,71 @@
+"""Ending and removing jobs of this machine: by their master's word where there is a master, else by their records."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from resile.api.ids import Seconds
+from resile.client.base import Deleted, Say
+from resile.client.errors import CommandError
+from resile.client.local.follow import FAREWELL_SECONDS
+from resile.client.local.jobs import LocalJob
+from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
+from resile.client.local.supervision import end_by_force, served
+from resile.platform.local import files
+from resile.protocol.changes import Stop
+from resile.wire.job_directory import DirectoryError
+
+DEFAULT_GRACE = Seconds(30.0)
+"""For nodes of a job whose own settings cannot be read any more."""
+
+
+def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
+    """End a job and remove its directory, or all of it but the logs. Nothing of the job runs when this returns.
+
+    Raises:
+        CommandError: files cannot be removed.
+    """
+    directory = job.directory
+    try:
+        timeouts = directory.spec().timeouts
+        grace, short = timeouts.exit_grace, timeouts.regroup_grace
+    except DirectoryError:
+        grace = short = DEFAULT_GRACE
+    if not now and _stop(job):
+        say(f"stopping {job} ...")
+        if not wait_until(lambda: not served(directory), grace + FAREWELL_SECONDS):
+            say("it takes too long; what is left is killed")
+    elif not now and any(not record.status.ended for record in files.read_nodes(directory.path)):
+        say("the job has no master; its nodes are ended by their records")
+    end_by_force(directory, Seconds(0.0) if now else short)
+    _remove(job, keep_logs)
+    return Deleted(job.name, logs=str(directory.path) if keep_logs else "")
+
+
+def _stop(job: LocalJob) -> bool:
+    """Ask the master to stop the job; False if there is no master to ask."""
+    if not served(job.directory):
+        return False
+    with MasterClient(job.directory) as client:
+        try:
+            client.insist(Stop(because="a person deleted it"))
+        except MasterUnreachable:
+            return False
+    return True
+
+
+def _remove(job: LocalJob, keep_logs: bool) -> None:
+    path = job.directory.path
+    try:
+        if not keep_logs:
+            shutil.rmtree(path)
+            shutil.rmtree(job.previous, ignore_errors=True)  # no command would find it any more
+            return
+        for entry in path.iterdir():
+            if entry.is_dir() and entry.name != "logs":
+                shutil.rmtree(entry)
+            elif not entry.is_dir() and entry != job.directory.log:
+                entry.unlink()
+    except OSError as error:
+        raise CommandError(f"cannot remove {path}: {os.strerror(error.errno or 0)}") from error

@@ -1,0 +1,75 @@
+"""Injecting faults into jobs of this machine, and seeing the job recover from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from resile.chaos import local
+from resile.chaos.faults import Fault, Injected, KillMaster, NothingToInjectError
+from resile.client.base import Sign
+from resile.client.errors import CommandError
+from resile.client.local.job_reader import JobReader
+from resile.client.local.jobs import LocalJob
+from resile.client.local.master_client import wait_until
+from resile.client.local.views import MASTER_CAME_BACK
+
+POLL_SECONDS = 0.1
+BEYOND_BUDGET = 20.0
+"""Seconds beyond the recovery budget for a program to start again; then other commands tell how it goes on."""
+CLOCK_DRIFT = 0.5
+"""Seconds by which the wall clock may have been corrected since the master started, whose own clock never jumps."""
+
+
+def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
+    """Inject a fault; what was done, and the signs of recovery: none for a job that had not begun to train.
+
+    Raises:
+        CommandError: the fault has no target.
+    """
+    with JobReader(job) as reader:
+        has_trained = reader.status().step >= 0
+    try:
+        injected = local.inject(job.directory, fault)
+    except NothingToInjectError as error:
+        raise CommandError(str(error)) from error
+    if isinstance(fault, KillMaster):
+        return injected, _return_of_master(job, injected)
+    return injected, _next_step(job, injected) if has_trained else iter(())
+
+
+def _next_step(job: LocalJob, injected: Injected) -> Iterator[list[Sign]]:
+    """One line as soon as training goes on again; how to watch if that takes long."""
+    with JobReader(job) as reader:
+        patience = reader.directory.spec().timeouts.recovery_budget + BEYOND_BUDGET
+        until = time.monotonic() + patience
+        noticed = Sign("not noticed")
+        while time.monotonic() < until:
+            view = reader.status()
+            outage = next((one for one in view.outages if one.noticed_at >= injected.at - CLOCK_DRIFT), None)
+            if outage is not None:
+                noticed = Sign("noticed", max(0.0, outage.noticed_at - injected.at))
+                if outage.next_step_at is not None:
+                    yield [noticed, Sign("next step", outage.next_step_at - injected.at)]
+                    return
+            if view.ended_at is not None:
+                yield [noticed, Sign(f"the job is over ({view.phase})")]
+                return
+            time.sleep(POLL_SECONDS)
+    how = f"`resile get events {job.name}` and `resile describe {job.name}` tell how it goes on"
+    yield [noticed, Sign(f"no step within {patience:g} s; {how}")]
+
+
+def _return_of_master(job: LocalJob, injected: Injected) -> Iterator[list[Sign]]:
+    back: list[float] = []
+
+    def has_returned() -> bool:
+        since = injected.at - CLOCK_DRIFT
+        back[:] = [event.at for event in reader.events() if event.reason == MASTER_CAME_BACK and event.at >= since]
+        return bool(back)
+
+    with JobReader(job) as reader:
+        if wait_until(has_returned, BEYOND_BUDGET):
+            yield [Sign("the master was back", max(0.0, back[-1] - injected.at))]
+        else:
+            yield [Sign(f"the master is not back after {BEYOND_BUDGET:g} s; see {reader.directory.log}")]

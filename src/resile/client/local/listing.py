@@ -1,0 +1,77 @@
+"""Listing jobs of this machine with their nodes and events, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from resile.client.base import Found, Item, Listable, Query
+from resile.client.errors import CommandError
+from resile.client.local.job_reader import JobReader
+from resile.client.local.jobs import LocalJob, all_jobs
+from resile.client.local.views import event_view, master_node, restarts_of_master
+
+WATCH_SECONDS = 0.25
+"""Between two looks."""
+DELETED = "Deleted"
+
+
+def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
+    """What there is of these jobs now, and every `WATCH_SECONDS`, until all of them are over."""
+    if not jobs:
+        others = [] if query.everywhere else sorted({job.namespace for job in all_jobs()})
+        yield Found([], nothing=True, hint=f"There are jobs in {', '.join(others)}: use -n or -A." if others else "")
+        return
+    with ExitStack() as stack:
+        lister = _Lister([stack.enter_context(JobReader(job)) for job in jobs], query)
+        while True:
+            yield lister.look()
+            if lister.is_over:
+                return
+            time.sleep(WATCH_SECONDS)
+
+
+class _Lister:
+    """Looks at some jobs, and remembers which of their events it has given."""
+
+    def __init__(self, readers: Sequence[JobReader], query: Query) -> None:
+        self._readers = readers
+        self._query = query
+        self._told: dict[LocalJob, int] = {}
+        self._master_restarts: dict[LocalJob, int] = {}
+        self._over: dict[LocalJob, bool] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every job was over at the newest look."""
+        return all(self._over.get(reader.job, False) for reader in self._readers)
+
+    def look(self) -> Found:
+        """Everything now; of events those that were not given before. One bad job among several costs a sentence."""
+        found = Found([])
+        for reader in self._readers:
+            try:
+                found.items.extend(self._items(reader))
+            except CommandError as error:
+                if len(self._readers) == 1:
+                    raise
+                found.unreadable.append(f"{reader.job}: {error}")
+        return found
+
+    def _items(self, reader: JobReader) -> list[Item]:
+        job, space = reader.job, reader.job.namespace
+        view = reader.status()  # before the events, so that the last one of a job that is over is not missed
+        self._over[job] = view.ended_at is not None
+        if self._query.what is Listable.JOBS:
+            return [Item(space, view.name, view)]
+        news = reader.events(self._told.get(job, 0))
+        if news:
+            self._told[job] = news[-1].number
+        if self._query.what is Listable.EVENTS:
+            spec = reader.directory.spec()
+            return [Item(space, f"{job.name}.{event.number}", event_view(event, spec)) for event in news]
+        self._master_restarts[job] = self._master_restarts.get(job, 0) + restarts_of_master(news)
+        master = master_node(view, reader.master_lives, self._master_restarts[job])
+        nodes = [node for node in view.nodes if self._query.deleted or node.status != DELETED]
+        return [Item(space, node.name, node) for node in sorted([master, *nodes], key=lambda node: node.name)]

@@ -1,0 +1,125 @@
+"""Starting jobs on this machine, and carrying out scale plans on those that run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from resile.api.ids import Seconds
+from resile.api.job import JobSpec, Strategy
+from resile.api.kinds.scaleplan import ScalePlan
+from resile.client.base import Say
+from resile.client.errors import CommandError, NotUsableError
+from resile.client.local.job_reader import JobReader
+from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
+from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
+from resile.client.local.supervision import end_by_force, end_nodes, served, start_master
+from resile.protocol.changes import Scale
+from resile.wire.job_directory import DirectoryError
+
+ENDING_SECONDS = 10.0
+"""For a job that is over to be gone, when another of its name is to take its place."""
+
+
+def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
+    """Put a job into its directory and start its master; a job of that name that is over makes room.
+
+    Raises:
+        CommandError: a job of that name runs, or the master does not come up.
+    """
+    for role, declared in spec.roles.items():
+        if declared.replicas and not declared.command:
+            raise NotUsableError(f"role {role} has no command: a node on this machine needs one in its template")
+    if spec.strategy is Strategy.PARAMETER_SERVER:
+        say(
+            "resile: warning: parameter servers come in a later version; here every role's command runs as a plain "
+            "program"
+        )
+    job = LocalJob(spec.namespace, spec.name)
+    directory = job.directory
+    if directory.exists:
+        _make_room(job)
+        say(f"the job {job} that ran before was moved to {job.previous}")
+    if not spec.uid:
+        spec = msgspec.structs.replace(spec, uid=str(uuid.uuid4()))
+    try:
+        directory.create(spec)
+    except DirectoryError as error:
+        raise CommandError(str(error)) from error
+    try:
+        start_master(directory, Path.cwd(), master_options)
+    except (CommandError, KeyboardInterrupt):  # nothing ran, so nothing is to be kept
+        end_by_force(directory, Seconds(0.0))
+        shutil.rmtree(directory.path, ignore_errors=True)
+        raise
+    return job
+
+
+def in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
+    """The job in the namespace that the user named.
+
+    Raises:
+        NotUsableError: its manifest names another one.
+    """
+    if namespace is None or spec.namespace == namespace:
+        return spec
+    if spec.namespace != DEFAULT_NAMESPACE:
+        raise NotUsableError(f"the manifest says namespace {spec.namespace}, and -n says {namespace}")
+    return msgspec.structs.replace(spec, namespace=namespace)
+
+
+def apply_plan(plan: ScalePlan, namespace: str | None) -> tuple[LocalJob, str]:
+    """Carry out a ScalePlan on the running job that it names; that job, and what was changed.
+
+    Raises:
+        CommandError: there is no such job, or it refuses.
+    """
+    spec = plan.spec
+    later = {"createPods": spec.create_pods, "removePods": spec.remove_pods, "migratePods": spec.migrate_pods}
+    named = [field for field, value in {**later, "psHosts": spec.ps_hosts}.items() if value]
+    sizes = {
+        role: wanted.replicas for role, wanted in spec.replica_resource_specs.items() if wanted.replicas is not None
+    }
+    if any(wanted.resource for wanted in spec.replica_resource_specs.values()):
+        named.append("replicaResourceSpecs.<role>.resource")
+    if named:
+        raise CommandError(
+            f"scale plan {plan.metadata.name}: {', '.join(named)} will come in a later version; "
+            "this one carries out replicaResourceSpecs.<role>.replicas, and nothing was changed"
+        )
+    space = namespace or (plan.metadata.namespace if plan.metadata.namespace != DEFAULT_NAMESPACE else None)
+    job = find(plan.job, space)
+    with MasterClient(job.directory) as client:
+        for role, replicas in sizes.items():
+            try:
+                client.insist(Scale(role=role, replicas=replicas))
+            except MasterUnreachable as error:
+                raise CommandError(f"{job} was not scaled: {error}") from error
+    return job, "scaled: " + " ".join(f"{role}={replicas}" for role, replicas in sizes.items())
+
+
+def _make_room(job: LocalJob) -> None:
+    directory = job.directory
+    with JobReader(job) as reader:
+        is_over = reader.status().ended_at is not None
+    if not is_over and served(directory):
+        raise CommandError(f"job {job} is running already; `resile delete {job.name}` ends it")
+    if not is_over:
+        raise CommandError(
+            f"job {job} was interrupted: it has lost its master and is not over; "
+            f"`resile resume {job.name}` goes on with it, `resile delete {job.name}` removes it"
+        )
+    if not wait_until(lambda: not served(directory), ENDING_SECONDS):
+        raise CommandError(f"job {job} is over, but its nodes are still ending; try again in a moment")
+    timeouts = directory.spec().timeouts
+    end_nodes(directory.path, timeouts.regroup_grace)
+    try:
+        shutil.rmtree(job.previous, ignore_errors=True)
+        job.previous.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.path.rename(job.previous)
+    except OSError as error:
+        raise CommandError(f"cannot move the old job {job} aside: {os.strerror(error.errno or 0)}") from error
