@@ -88,7 +88,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         checkpointer.wait()
         if turn % 3 == 2:
             peers()
-    blocks = sum(os.fstat(buffer.descriptor).st_blocks * 512 for buffer in checkpointer._vault.buffers)
+    blocks = sum(os.fstat(buffer.descriptor).st_blocks * 512 for buffer in checkpointer._memory.buffers)
     figures["memory"] = blocks / source.nbytes
     write("saves", figures)
     os.kill(os.getpid(), signal.SIGKILL)

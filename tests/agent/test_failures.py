@@ -89,7 +89,7 @@ def test_a_signal_leaves_no_error_file_and_is_named(tmp_path: Path) -> None:
 def test_the_older_form_of_the_error_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": "it broke", "timestamp": 900}))
-    assert read_error_file(str(path)) == ("it broke", "", 900.0)
+    assert read_error_file(str(path)) == ("it broke", "", 900.0, False)
     assert failure(error_file=str(path)).at == 900.0
     path.write_text(json.dumps({"message": "from the future", "timestamp": 4e9}))
     assert failure(error_file=str(path)).at == 1000.0
@@ -167,7 +167,7 @@ def test_the_last_traceback_of_the_log_gives_the_reason() -> None:
 
 def test_a_traceback_whose_beginning_was_cut_off_still_gives_the_reason() -> None:
     cut = '    old()\n  File "train.py", line 12, in <module>\n    main()\nOSError: disk full\n'
-    assert find_traceback(cut) == ("OSError: disk full", cut.rstrip("\n"), None)
+    assert find_traceback(cut) == ("OSError: disk full", cut.rstrip("\n"), None, False)
     syntax = "  File \"train.py\", line 1\n    x = (\n        ^\nSyntaxError: '(' was never closed\n"
     assert find_traceback(syntax).error == "SyntaxError: '(' was never closed"
     assert find_traceback('  File "train.py", line 12, in <module>\n    main()').error == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from resile.api.ids import Round
@@ -726,3 +727,14 @@ def test_processes_that_have_ended_have_no_state():
     assert job.members == [1, 2]
     job.says(1, NodeFinished(round=Round(2)))
     assert stuck(job, 0) == []
+
+
+@pytest.mark.parametrize("echo_first", [False, True])
+def test_a_failure_that_no_restart_would_mend_ends_the_job_at_once(echo_first: bool):
+    job = elastic(2, make=running_bare, max_restarts=10)
+    if echo_first:
+        dies(job, 1, pid=8, placed=1)
+    what = msgspec.structs.replace(failure(), error="NotWritable: it is a file", permanent=True)
+    job.says(0, WorkerFailed(round=job.state.last_round, failure=what, member=True, left=0, placed=Round(1)))
+    assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
+    assert "NotWritable: it is a file; no restart would mend that" in job.state.message

@@ -115,6 +115,10 @@ def worker_failed(ctx: Context, node: Node, event: WorkerFailed) -> None:
     """
     state = ctx.state
     _blame(state, node.key, event)
+    if event.failure.permanent and node.alive:
+        ctx.note("ProcessFailed", f"on {node.key}, {event.failure}", node.key, warning=True)
+        completion.fail(ctx, Reason.WORKER_ERROR, f"on {node.key}, {event.failure}; no restart would mend that")
+        return
     gathering = state.gathering
     member = isinstance(gathering, RoundRunning) and node.key in gathering.places and event.member
     current = member and event.round == state.last_round

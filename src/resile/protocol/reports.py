@@ -42,6 +42,8 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     traceback: str = ""
     log_tail: str = ""
     oom: bool = False
+    permanent: bool = False
+    """Another try would fail in the same way, as the process itself says."""
 
     def __str__(self) -> str:
         how = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"

@@ -48,7 +48,7 @@ from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
 from resile.torch._checkpoint.verify import Verification, begin
 from resile.torch._loop.collectives import Collectives
-from resile.torch._support.arguments import check_directory, check_state, whole
+from resile.torch._support.arguments import check_directory, check_state, state_dicts_in, whole
 from resile.torch._support.log_setup import show_info_logs
 from resile.wire.env import AGENT_SOCKET, WORKER
 
@@ -155,7 +155,7 @@ class Checkpointer:
             NotWritable: nothing was restored, and this first save finds that storage will never take a step.
         """
         step = whole("step", step)
-        check_state(state)
+        self._check(state)
         self.before_update()
         self.behind = False
         due = self.storage is not None and (
@@ -249,7 +249,7 @@ class Checkpointer:
             PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
-        check_state(state)
+        self._check(state)
         self.before_update()
         for sealing in list(self._sealing.values()):
             sealing.result()
@@ -313,6 +313,14 @@ class Checkpointer:
         except NoCheckpointServer as error:
             log.warning("checkpoints are kept in storage alone: %s", error)
             self._memory = ProcessBuffers() if self.storage is not None else None
+
+    def _check(self, state: State) -> None:
+        check_state(state)
+        for name in state_dicts_in(state):
+            self._log_once.say(
+                f"state: {name!r} is a state_dict(), and restore() fills that dictionary, not its object: give "
+                "save() and restore() the object itself, or load it from there yourself"
+            )
 
     def _verify_ahead(self) -> None:
         """Map and check what a process before this one has left, while the script builds its model."""

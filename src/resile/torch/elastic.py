@@ -54,6 +54,7 @@ from resile.torch._loop.rendezvous import Rendezvous
 from resile.torch._loop.train_state import TrainState
 from resile.torch._loop.training import Built, Stateful, built_of, rest_of_state
 from resile.torch._support.arguments import check_checkpointer, check_parts, whole
+from resile.torch._support.error_file import in_brief
 from resile.torch._support.log_setup import show_info_logs
 from resile.torch.loader import ElasticLoader, Step, dealt
 from resile.torch.progress import report_step
@@ -251,7 +252,7 @@ class Elastic:
             self._break_off(lost)
             if not lost:
                 raise
-            log.info("step %d is broken off: %s", self.completed + 1, str(error).partition("\n")[0])
+            log.info("step %d is broken off: %s", self.completed + 1, in_brief(error))
             return
         self._commit()
 
@@ -270,7 +271,7 @@ class Elastic:
             if self._rendezvous.group is None or not self._rendezvous.is_loss(error):
                 raise
             self._rendezvous.group.abort()
-            log.info("what the ranks did together is broken off: %s", str(error).partition("\n")[0])
+            log.info("what the ranks did together is broken off: %s", in_brief(error))
 
     @property
     def lost(self) -> bool:
@@ -315,7 +316,7 @@ class Elastic:
                 self._rendezvous.release_peers()
                 raise
             self._break_off(lost=True)
-            log.info("step %d is not saved: %s", state.completed, str(error).partition("\n")[0])
+            log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
         """Whether the step that the loop was given is in the model now; if so it is told."""

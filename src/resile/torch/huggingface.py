@@ -21,6 +21,7 @@ from typing import Any, Unpack
 
 import msgspec
 
+from resile.torch._support.error_file import is_peer_loss, print_briefly
 from resile.torch._support.rng_state import capture, reinstate
 from resile.torch._trainers.continuation import Continuation, Saving
 from resile.torch.progress import report_step
@@ -80,6 +81,10 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
                 return trainer.train(resume_from_checkpoint=resume_from_checkpoint, **options)
             with _folder(found["trainer"]) as folder, _no_weights_in_it(trainer):
                 return trainer.train(resume_from_checkpoint=folder, **options)
+        except RuntimeError as error:
+            if is_peer_loss(error):
+                print_briefly(error)
+            raise
         finally:
             self._trainer, self._parts, self._random = None, {}, None
             self._continuation.close()

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
+from resile.torch._support.error_file import is_peer_loss, print_briefly
 from resile.torch._support.rng_state import capture, reinstate
 from resile.torch._trainers.continuation import Continuation, Saving
 from resile.torch._trainers.resumable_loader import ResumableLoader
@@ -231,7 +232,9 @@ class ResileCallback(Callback):  # type: ignore[misc]
             self._save(trainer, trainer.fit_loop.state_dict(), [], last=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """What was saved is the agent's."""
+        """Leave what was saved to the agent. The loss of a peer costs a few lines of the log, not Lightning's stack."""
+        if is_peer_loss(exception):
+            print_briefly(exception)
         self._continuation.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -81,8 +81,10 @@ class Position:
         self._shuffled_together = shuffled_together
         self._place: tuple[int, int] | None = None
         """Rank and world; None: to be looked up."""
+        self._announces_loads = True
+        """In an elastic loop rank 0 says for all ranks where the data go on."""
         if rank is not None and world is not None:
-            self.resize(rank, world)
+            self._place = _checked(rank, world)
         elif rank is not None or world is not None:
             raise ValueError("give both rank and world, or neither: then they are those of the process group")
 
@@ -99,6 +101,7 @@ class Position:
     def resize(self, rank: int, world: int) -> None:
         """Take place `rank` in a world of `world`; the rest of the epoch is dealt anew."""
         self._place = _checked(rank, world)
+        self._announces_loads = rank == 0
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process, a loader's worker, say: it has no group to look the place up in."""
@@ -143,9 +146,10 @@ class Position:
             )
         self.epoch = state["epoch"]
         self.completed = state["completed"]
-        left = self.left_per_rank(self.completed)
-        show_info_logs()
-        log.info("Load epoch = %d, completed num = %d, num_samples = %s", self.epoch, self.completed, left)
+        if self._announces_loads:
+            left = self.left_per_rank(self.completed)
+            show_info_logs()
+            log.info("Load epoch = %d, completed num = %d, num_samples = %s", self.epoch, self.completed, left)
 
     @property
     def _identity(self) -> dict[str, int]:

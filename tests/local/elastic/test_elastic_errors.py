@@ -57,6 +57,7 @@ def test_an_error_of_the_script_or_of_its_own_collectives_is_raised_and_costs_no
 
 STORES = """
 from probe import *
+note("start")
 import torch
 torch.set_num_threads(1)
 from resile.torch import Checkpointer, Elastic
@@ -73,9 +74,11 @@ for step in elastic.steps(2):
 
 def test_a_training_whose_steps_can_never_be_stored_ends_before_its_first_with_a_sentence(runs: Runs) -> None:
     runs.script(STORES)
-    run = runs.start("--nproc-per-node=2", "--max-restarts=0", CALM, "train.py")
+    run = runs.start("--nproc-per-node=2", "--max-restarts=9", CALM, "train.py")
     assert run.wait(LONG) == 1
     assert runs.notes("step") == []
+    assert len(runs.notes("start")) == 2, "nothing is started again: it could not be mended"
+    assert "_loop/rendezvous.py" not in run.err, "tracebacks and report show the script's own lines"
     why = "NotWritable: checkpoints cannot be stored in /proc/resile: No such file or directory"
     assert f" why {why} " in " ".join(run.err.split()), run.err  # however wide the report is
     assert "trying again" not in run.err

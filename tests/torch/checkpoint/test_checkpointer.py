@@ -36,7 +36,7 @@ from resile.torch._checkpoint.dcp_reader import read_metadata
 from resile.torch._checkpoint.flatten import StateMismatch, flatten
 from resile.torch._checkpoint.packing import PackedState, Saver, lay_out
 from resile.torch._checkpoint.restore import Memory, Restore
-from resile.torch._loop import loop_checkpoints as keeping_module
+from resile.torch._loop import loop_checkpoints
 from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import Group, GroupLost
 from resile.torch._loop.loop_checkpoints import LoopCheckpoints
@@ -115,6 +115,19 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list):
         return len(left) == len(right) and all(map(same, left, right))
     return type(left) is type(right) and left == right
+
+
+def test_a_state_dict_in_place_of_its_object_is_warned_of_once(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    checkpointer = opened(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, {"model": model, "optimizer": optimizer.state_dict(), "rest": {"state": 1}}, store=True)
+        checkpointer.wait()
+    warned = [record.getMessage() for record in caplog.records if "state_dict()" in record.getMessage()]
+    assert [words.partition(",")[0] for words in warned] == ["state: 'optimizer' is a state_dict()"]
 
 
 def test_one_commit_brings_model_optimizer_sampler_and_values_back_from_memory(
@@ -407,10 +420,10 @@ def test_who_joins_a_training_that_goes_on_does_not_end_it_for_want_of_storage(o
     (tmp_path / "file").touch()
     with vault_thread():
         joined = opened(tmp_path / "file", store_every=1)
-        keeping = LoopCheckpoints(joined, every=1)
-        keeping.enter(uniform(7, 10))
-        keeping.save(8, uniform(8, 10))
-        keeping.settle()
+        checkpoints = LoopCheckpoints(joined, every=1)
+        checkpoints.enter(uniform(7, 10))
+        checkpoints.save(8, uniform(8, 10))
+        checkpoints.wait_stored()
         for _ in range(2):
             with pytest.raises(OSError, match=f"checkpoints cannot be stored in {tmp_path / 'file'}: Not a directory"):
                 joined.wait(PATIENCE)
@@ -434,21 +447,21 @@ def test_who_goes_on_from_memory_is_not_ended_by_its_first_save(opened: Open, tm
 def test_who_waits_with_the_last_step_for_a_storage_that_is_behind_hears_that_the_round_is_over(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping_module, "PAUSES", (20.0,))
+    monkeypatch.setattr(loop_checkpoints, "PAUSES", (20.0,))
     held = opened(tmp_path)
-    keeping = LoopCheckpoints(held, every=1)
-    keeping.enter(uniform(4, 10))
+    checkpoints = LoopCheckpoints(held, every=1)
+    checkpoints.enter(uniform(4, 10))
     for step in (5, 6):
-        keeping.save(step, uniform(step, 10), store=True)
+        checkpoints.save(step, uniform(step, 10), store=True)
         held.wait(PATIENCE)
-    assert held._vault is not None
-    for buffer in held._vault.buffers:
+    assert held._memory is not None
+    for buffer in held._memory.buffers:
         buffer.want(1)
     held.collectives.group = group = Group(placed(0, 1, port=1), "gloo", 20.0)
     threading.Timer(0.2, group.abort).start()
     begun = time.monotonic()
     with pytest.raises(GroupLost):
-        keeping.finish(7, uniform(7, 10))
+        checkpoints.finish(7, uniform(7, 10))
     assert time.monotonic() - begun < 10.0
 
 
@@ -582,8 +595,10 @@ def test_a_save_that_is_laid_out_anew_and_finds_no_room_leaves_nothing_to_wait_f
 ) -> None:
     checkpointer = opened(tmp_path)
     assert checkpointer.save(1, {"words": "x"})
-    assert checkpointer._vault is not None
-    checkpointer._vault.make_room = lambda size: "" if size <= checkpointer._vault.buffers[0].size else "there is none"  # type: ignore[union-attr,method-assign]
+    assert checkpointer._memory is not None
+    checkpointer._memory.make_room = lambda size: (
+        "" if size <= checkpointer._memory.buffers[0].size else "there is none"
+    )  # type: ignore[union-attr,method-assign]
     assert checkpointer.save(2, {"words": "x" * 50_000}, store=True), "the file itself is filled"
     checkpointer.wait(0.5)
     assert Storage(tmp_path).steps() == [2]
@@ -662,8 +677,8 @@ def test_a_step_that_is_due_while_storage_is_busy_follows_at_the_next_save_or_wh
     for step in (10, 20):
         assert checkpointer.save(step, uniform(step, 100))
     storage_goes_on.set()
-    assert checkpointer._vault is not None
-    assert checkpointer._vault.wait(1, PATIENCE) == ""
+    assert checkpointer._memory is not None
+    assert checkpointer._memory.wait(1, PATIENCE) == ""
     assert checkpointer.save(21, uniform(21, 100))
     checkpointer.wait(PATIENCE)
     assert Storage(tmp_path).steps() == [10, 20]
@@ -773,7 +788,7 @@ def test_a_save_that_waits_for_a_copy_hears_that_its_round_is_over(
         threading.Timer(0.1, group.abort).start()
         begun = time.monotonic()
         with pytest.raises(GroupLost):
-            checkpointer._peers.copied(COPY_PATIENCE)
+            checkpointer._save_group.copied(COPY_PATIENCE)
         assert time.monotonic() - begun < COPY_PATIENCE / 2
     finally:
         over.set()

@@ -42,16 +42,16 @@ def sharded(step: int, world: int = 2) -> dict[str, Any]:
 
 def held(checkpointer: Checkpointer) -> list[int]:
     """The steps in this rank's memory, the older first."""
-    vault = checkpointer._vault
-    assert vault is not None
-    records = [record for buffer in vault.buffers if (record := buffer.record()) is not None]
+    memory = checkpointer._memory
+    assert memory is not None
+    records = [record for buffer in memory.buffers if (record := buffer.record()) is not None]
     return [record.step for record in sorted(records, key=lambda record: record.sequence)]
 
 
 def older(checkpointer: Checkpointer) -> Buffer:
-    vault = checkpointer._vault
-    assert vault is not None
-    return min(vault.buffers, key=lambda buffer: record.sequence if (record := buffer.record()) else 0)
+    memory = checkpointer._memory
+    assert memory is not None
+    return min(memory.buffers, key=lambda buffer: record.sequence if (record := buffer.record()) else 0)
 
 
 def with_a_slow_storage(rank: int) -> list[Any]:
@@ -65,14 +65,14 @@ def with_a_slow_storage(rank: int) -> list[Any]:
         busy.want(1)
     said += [checkpointer.save(3, sharded(3)), held(checkpointer)]
     if rank == 1:
-        for buffer in checkpointer._vault.buffers:  # type: ignore[union-attr]
+        for buffer in checkpointer._memory.buffers:  # type: ignore[union-attr]
             buffer.want(1)
     said += [checkpointer.save(4, sharded(4)), held(checkpointer)]
     if rank == 1:
         save_group.HOLD = 0.0
     said += [checkpointer.save(5, sharded(5)), held(checkpointer)]
     if rank == 1:
-        for buffer in checkpointer._vault.buffers:  # type: ignore[union-attr]
+        for buffer in checkpointer._memory.buffers:  # type: ignore[union-attr]
             buffer.release()
     said += [checkpointer.save(6, sharded(6)), held(checkpointer)]
     checkpointer.close()
@@ -92,7 +92,7 @@ def without_room(rank: int) -> list[Any]:
     for step in (1, 2):
         assert checkpointer.save(step, sharded(step))
     if rank == 1:
-        checkpointer._vault.make_room = lambda size: "there is none"  # type: ignore[union-attr,method-assign]
+        checkpointer._memory.make_room = lambda size: "there is none"  # type: ignore[union-attr,method-assign]
     said: list[Any] = [checkpointer.save(3, sharded(3)), held(checkpointer)]
     checkpointer.close()
     return said
@@ -189,13 +189,13 @@ def test_a_rank_that_cannot_use_a_part_goes_on_to_pass_the_other_parts_on() -> N
 
 def finished(rank: int, directory: str) -> list[int]:
     checkpointer = Checkpointer(directory)
-    keeping, parts = LoopCheckpoints(checkpointer, every=1), sharded(7)
-    keeping.enter(parts)
-    keeping.taken(7, parts)
+    checkpoints, parts = LoopCheckpoints(checkpointer, every=1), sharded(7)
+    checkpoints.enter(parts)
+    checkpoints.taken(7, parts)
     if rank == 1:
-        keeping._saved = None  # as if it had not been able to keep it
-    keeping.finish(7, parts)
-    keeping.settle()
+        checkpoints._saved = None  # as if it had not been able to keep it
+    checkpoints.finish(7, parts)
+    checkpoints.wait_stored()
     checkpointer.close()
     return Storage(directory).steps()
 
@@ -209,22 +209,22 @@ def test_the_last_step_is_saved_again_by_all_if_one_rank_does_not_have_it(vault:
 def finished_behind(rank: int, directory: str) -> bool:
     """When the last step was taken, storage still writes what a process before rank 1 has saved, and others wait."""
     checkpointer = Checkpointer(directory)
-    keeping, parts = LoopCheckpoints(checkpointer, every=1), sharded(7)
-    keeping.enter(parts)
+    checkpoints, parts = LoopCheckpoints(checkpointer, every=1), sharded(7)
+    checkpoints.enter(parts)
     for step in (5, 6):
-        keeping.taken(step, parts)
+        checkpoints.taken(step, parts)
     checkpointer.wait()
     if rank == 1:
-        assert checkpointer._vault is not None
-        for buffer in checkpointer._vault.buffers:
+        assert checkpointer._memory is not None
+        for buffer in checkpointer._memory.buffers:
             record = buffer.record()
             assert record is not None
             buffer.want(record.sequence)
             threading.Timer(1.0, buffer.release).start()
-    keeping.taken(7, parts)
-    left_out = keeping._saved == 6
-    keeping.finish(7, parts)
-    keeping.settle()
+    checkpoints.taken(7, parts)
+    left_out = checkpoints._saved == 6
+    checkpoints.finish(7, parts)
+    checkpoints.wait_stored()
     checkpointer.close()
     return left_out
 
@@ -356,9 +356,9 @@ def test_a_training_that_is_lost_is_not_begun_anew_by_the_processes_that_are_sta
 
     monkeypatch.setenv(AGENT_SOCKET, str(tmp_path / "agent.sock"))
     survivor = started()
-    assert survivor._rounds._agree(NO_ROUND, 0, 1).step == 0, "nothing was lost yet"
+    assert survivor._rendezvous._agree(NO_ROUND, 0, 1).step == 0, "nothing was lost yet"
     with pytest.raises(StateLost):
-        survivor._rounds._agree(3, 0, 1)
+        survivor._rendezvous._agree(3, 0, 1)
     with pytest.raises(StateLost, match="training does not begin anew"):
         next(started().steps(5))
     saved, keeper = started(), Checkpointer(tmp_path / "storage")

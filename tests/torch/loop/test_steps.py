@@ -251,7 +251,7 @@ def test_a_step_in_which_a_peer_is_lost_is_named_by_the_number_that_it_would_hav
     caplog.set_level("INFO")
     with elastic.step():
         model(torch.ones(1, 1)).sum().backward()
-    monkeypatch.setattr(elastic._rounds, "is_loss", lambda error: True)
+    monkeypatch.setattr(elastic._rendezvous, "is_loss", lambda error: True)
     with elastic.step():
         raise RuntimeError("Read error")
     assert elastic.completed == 1

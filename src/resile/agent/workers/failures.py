@@ -43,6 +43,7 @@ class ErrorFile(NamedTuple):
     error: str = ""
     traceback: str = ""
     at: float | None = None
+    permanent: bool = False
 
 
 def read_failure(
@@ -83,6 +84,7 @@ def read_failure(
         error=head(recorded.error, MAX_ERROR),
         traceback=last_part(recorded.traceback, MAX_ERROR),
         log_tail=last_part(tail, MAX_LOG_TAIL),
+        permanent=recorded.permanent,
         oom=oom_killed or any(word in recorded.error for word in _NO_HOST_MEMORY),
     )
 
@@ -118,7 +120,7 @@ def read_error_file(path: str) -> ErrorFile:
     stack = readable(stack) if isinstance(stack, str) else ""
     text = message.get("message")
     error = readable(text) if isinstance(text, str) else find_traceback(stack).error
-    return ErrorFile(error, stack, _moment(extra.get("timestamp"), written))
+    return ErrorFile(error, stack, _moment(extra.get("timestamp"), written), extra.get("permanent") is True)
 
 
 def find_traceback(text: str) -> ErrorFile:

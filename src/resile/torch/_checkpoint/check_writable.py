@@ -13,7 +13,7 @@ from resile.checkpoint.storage import Storage
 from resile.torch._support.error_file import recorded_in_error_file
 
 
-@recorded_in_error_file(NotWritable)
+@recorded_in_error_file(NotWritable, permanent=True)
 def check_writable(
     storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]
 ) -> None:

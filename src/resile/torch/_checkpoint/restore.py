@@ -93,7 +93,7 @@ class Restore:
         self.from_storage = False
         """The step that was loaded came from there."""
 
-    @recorded_in_error_file(NeverReadable)
+    @recorded_in_error_file(NeverReadable, permanent=True)
     def run(self, state: State) -> int | None:
         """The step that was loaded; None if there is none, and then nothing was changed.
 
@@ -134,7 +134,8 @@ class Restore:
                 self._agree(what, load_target.finish)
                 self._drop_newer(plan.step)
                 self._warn_of_gaps([gap for gap in lacking if gap.step > plan.step])
-                log.info("restored step %d from %s", plan.step, self._where(plan))
+                if self._rank == 0:
+                    log.info("restored step %d from %s", plan.step, self._where(plan))
                 self.from_storage = plan.source is Source.STORAGE
                 return plan.step
             if verdict in UNREAD:  # older steps there would cost work that is not lost: only memory may help now

@@ -30,6 +30,7 @@ from resile.api.ids import Round
 from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._loop import sockets, waits
 from resile.torch._loop.waits import GroupLost as GroupLost
+from resile.torch._support.error_file import in_brief
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Group:
                     self.wait(dist.barrier(async_op=True))
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout))
         except (RuntimeError, OSError, ValueError) as error:
-            raise GroupLost(f"round {assignment.round} did not come together: {_first_line(error)}") from None
+            raise GroupLost(f"round {assignment.round} did not come together: {in_brief(error)}") from None
         _forget_meshes()
         self._peer_connections = {each for each in self._own if sockets.is_connected(each)}
         self._patches.enter_context(self._notice_more())
@@ -311,7 +312,3 @@ def _forget_meshes() -> None:
         (_redistribute, "clear_redistribute_planner_cache"),
     ):
         getattr(owner, name, lambda: None)()  # older releases have no such cache
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -24,6 +24,7 @@ from resile.torch._loop import state_sync
 from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import Group, GroupLost, time_to_connect
 from resile.torch._loop.train_state import TrainState
+from resile.torch._support.error_file import in_brief
 from resile.torch.progress import enter_round
 from resile.wire.rendezvous_client import RendezvousClient
 
@@ -118,7 +119,7 @@ class Rendezvous:
                 if not isinstance(error, GroupLost) and not (isinstance(error, RuntimeError) and group.broken):
                     self.release_peers()
                     raise
-                log.info("met in vain: %s", str(error).partition("\n")[0])
+                log.info("met in vain: %s", in_brief(error))
                 if client.await_over(assignment.round, WORD):
                     continue  # somebody was lost, or came: however often that is, it is not this process's fault
                 in_vain += 1

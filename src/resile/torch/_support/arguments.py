@@ -57,6 +57,15 @@ def check_state(state: Any) -> None:
         raise TypeError(f'state: must be a dictionary, such as {{"model": model}}, not {_shown(state)}')
 
 
+def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
+    """The names in a state of what is a module's or an optimizer's `state_dict()`, instead of the object itself."""
+    return [
+        name
+        for name, value in state.items()
+        if isinstance(value, Mapping) and (hasattr(value, "_metadata") or value.keys() == {"state", "param_groups"})
+    ]
+
+
 def check_model(model: Any, optimizer: Any) -> None:
     """See that the two are what they are called, and belong together.
 
