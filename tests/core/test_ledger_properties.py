@@ -54,7 +54,7 @@ class LedgerMachine(RuleBasedStateMachine):
         wish = ShardRequest(node, worker, self.requests)
         self.asked.append(wish)
         for _ in range(1 + again):
-            answer = ledger.want(self.dataset, wish)
+            answer = ledger.request_shard(self.dataset, wish)
             if answer is not None:
                 self.granted(wish, *answer)
         self.serve()
@@ -148,7 +148,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.node_goes(node)
         wish = ShardRequest(NODES[0], "last", 0)
         for request in range(1000):
-            number, lease = ledger.want(self.dataset, ShardRequest(wish.node, wish.worker, request)) or (0, None)
+            number, lease = ledger.request_shard(self.dataset, ShardRequest(wish.node, wish.worker, request)) or (
+                0,
+                None,
+            )
             if number == 0:
                 break
             for index in range(lease.start, lease.end):

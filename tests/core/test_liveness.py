@@ -157,7 +157,7 @@ def test_an_alarm_that_is_moved_goes_off_once_at_its_last_time():
     alarms.set(Alarm.JOIN, 5.0)
     alarms.set(Alarm.JOIN, 7.0)
     assert alarms.due(6.9) == []
-    assert alarms.due(7.0) == [ev.JoinOver()]
+    assert alarms.due(7.0) == [ev.JoinTimeout()]
     assert alarms.due(100.0) == []
 
 
@@ -182,7 +182,7 @@ def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
 def test_a_node_that_is_out_of_reach_when_the_job_ends_well_is_removed_in_the_end():
     job = running(2)
     for number in (0, 1):
-        job.says(number, NodeFinished(round=job.state.last_round))
+        job.says(number, NodeFinished(round=job.state.training.last_round))
     assert (job.state.phase, job.deleted) == (Phase.SUCCEEDED, [])
     job.seen(0, NodeStatus.SUCCEEDED)
     job.wait(job.timeouts.exit_grace)

@@ -3,7 +3,7 @@
 import pytest
 
 from resile.core import events as ev
-from resile.core.progress import Progress, goodput, noted, speed, stepped, stopped
+from resile.core.progress import Progress, goodput, on_round_over, on_step, on_steps_noted, speed
 from resile.protocol.agent_to_master import StepReport
 from tests.core.given import joins_again, key, running
 
@@ -11,7 +11,7 @@ from tests.core.given import joins_again, key, running
 def trained(*reports: tuple[float, int, int]) -> Progress:
     progress = Progress()
     for now, round_, step in reports:
-        stepped(progress, round_, step, 100, now)
+        on_step(progress, round_, step, 100, now)
     return progress
 
 
@@ -33,17 +33,17 @@ def test_goodput_is_training_time_over_time():
 def test_speed_is_steps_per_second_of_the_last_minute():
     progress = Progress()
     for second in range(100):
-        stepped(progress, 1, second * 3, 0, float(second))
+        on_step(progress, 1, second * 3, 0, float(second))
     assert speed(progress, 99.0) == pytest.approx(3.0)
     assert speed(progress, 500.0) == 0.0
 
 
 def test_an_outage_lasts_from_when_it_was_noticed_to_the_next_step():
     progress = trained((0, 1, 0), (1, 1, 4))
-    stopped(progress, "worker-1 was lost", "worker-1", 2.0)
-    stopped(progress, "the echo of it", "worker-0", 2.5)
-    assert stepped(progress, 2, 3, 0, 6.0) is progress.outages[0]
-    assert stepped(progress, 2, 5, 0, 7.0) is None
+    on_round_over(progress, "worker-1 was lost", "worker-1", 2.0)
+    on_round_over(progress, "the echo of it", "worker-0", 2.5)
+    assert on_step(progress, 2, 3, 0, 6.0) is progress.outages[0]
+    assert on_step(progress, 2, 5, 0, 7.0) is None
     (outage,) = progress.outages
     assert (outage.noticed_at, outage.next_step_at, outage.new_step_at) == (2.0, 6.0, 7.0)
     assert outage.because == "worker-1 was lost"
@@ -51,23 +51,23 @@ def test_an_outage_lasts_from_when_it_was_noticed_to_the_next_step():
 
 def test_there_is_no_outage_before_the_first_step():
     progress = Progress()
-    stopped(progress, "a node was lost", "", 1.0)
+    on_round_over(progress, "a node was lost", "", 1.0)
     assert progress.outages == []
 
 
 def test_a_long_life_does_not_fill_the_memory():
     progress = Progress()
     for number in range(1000):
-        stepped(progress, number, number, 0, number * 2.0)
-        stopped(progress, "again", "", number * 2.0 + 1)
+        on_step(progress, number, number, 0, number * 2.0)
+        on_round_over(progress, "again", "", number * 2.0 + 1)
     assert len(progress.marks) <= 120
     assert len(progress.outages) <= 100
 
 
 def test_a_summary_closes_the_outage_that_a_step_report_closed():
     progress = trained((0, 1, 0))
-    stopped(progress, "lost", "", 2.0)
-    noted(progress, 1, 0, 2, 5.0, 9.0)
+    on_round_over(progress, "lost", "", 2.0)
+    on_steps_noted(progress, 1, 0, 2, 5.0, 9.0)
     assert (progress.outages[0].next_step_at, progress.step, progress.trained) == (9.0, 1, 5.0)
 
 
@@ -93,7 +93,9 @@ def test_step_reports_are_not_durable_and_a_summary_of_them_is():
     (summary,) = job.engine.due(job.now)
     assert isinstance(summary, ev.StepsNoted)
     assert job.engine.durable(summary)
-    assert not job.engine.durable(ev.AgentSaid(node=key(0), message=StepReport(round=job.state.last_round, step=1)))
+    assert not job.engine.durable(
+        ev.AgentSaid(node=key(0), message=StepReport(round=job.state.training.last_round, step=1))
+    )
 
 
 def test_summaries_are_rare():
@@ -111,5 +113,5 @@ def test_summaries_are_rare():
 
 def test_a_step_of_somebody_who_is_no_member_does_not_count():
     job = running(2)
-    job.says(9, StepReport(round=job.state.last_round, step=7))
+    job.says(9, StepReport(round=job.state.training.last_round, step=7))
     assert job.state.progress.step == -1

@@ -463,7 +463,7 @@ def test_a_plan_ends_when_its_job_is_suspended():
 def test_a_plan_that_is_deleted_is_told_of_and_what_it_began_goes_on():
     job = running(1)
     plan(job, migrate=(move(0),))
-    job.does(ev.PlanDropped(uid="uid-plan"))
+    job.does(ev.PlanDeleted(uid="uid-plan"))
     assert end(job)[0] == "PlanDeleted"
     come(job, 1)
     assert ranks(job) == {1: 0}
@@ -527,7 +527,7 @@ def test_a_state_that_knows_nothing_of_plans_is_read():
         del plain[field]
     for one in plain["nodes"].values():
         del one["replaces"]
-    plain["gathering"].pop("lost", None)
+    plain["training"]["current"].pop("lost", None)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plain), type=JobState) == job.state
 
 

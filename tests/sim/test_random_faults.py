@@ -4,7 +4,7 @@ import pytest
 
 from resile.core import ledger
 from resile.core.nodes import lifecycle
-from resile.core.rendezvous import rounds
+from resile.core.rendezvous import forming, running
 from resile.core.state import Phase
 from resile.sim.simulate import SimulationFailed, render, simulate
 
@@ -77,13 +77,13 @@ def test_a_ledger_that_loses_what_a_lost_worker_held_is_caught(monkeypatch):
 
 
 def test_rounds_that_ignore_the_maximum_are_caught(monkeypatch):
-    monkeypatch.setattr(rounds, "fit", lambda nodes, meeting: nodes if nodes >= meeting.min_nodes else 0)
+    monkeypatch.setattr(forming, "fit", lambda nodes, config: nodes if nodes >= config.min_nodes else 0)
     assert "a round of" in caught()
 
 
 def test_rounds_that_ignore_the_minimum_are_caught(monkeypatch):
     monkeypatch.setattr(
-        rounds, "fit", lambda nodes, meeting: min(nodes, meeting.max_nodes) // meeting.node_unit * meeting.node_unit
+        forming, "fit", lambda nodes, config: min(nodes, config.max_nodes) // config.node_unit * config.node_unit
     )
     assert "a round of" in caught()
 
@@ -101,7 +101,7 @@ def test_an_id_that_is_used_again_is_caught(monkeypatch):
 
 
 def test_a_round_that_nobody_ends_is_caught(monkeypatch):
-    monkeypatch.setattr(rounds, "stop", lambda *_, **__: None)
+    monkeypatch.setattr(running, "stop", lambda *_, **__: None)
     assert "does not outlive its members" in caught()
 
 

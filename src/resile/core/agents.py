@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
+from resile.api.ids import NO_ROUND, NodeKey, Rank
 from resile.core import completion, ledger
 from resile.core.completion import Reason
 from resile.core.context import Context
@@ -10,25 +10,14 @@ from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, Refuse
 from resile.core.events import AgentConnected
 from resile.core.nodes import lifecycle
-from resile.core.rendezvous import rounds, state_holders
-from resile.core.state import (
-    Agent,
-    Done,
-    Idle,
-    JobState,
-    Node,
-    Phase,
-    Resting,
-    RoundFailures,
-    RoundForming,
-    RoundRunning,
-    Training,
-)
+from resile.core.rendezvous import forming, rounds, running, state_holders
+from resile.core.rendezvous.state import Rendezvous, RoundFailures
+from resile.core.state import Agent, Done, Idle, JobState, Node, Phase, Resting, Training
 from resile.protocol.agent_to_master import Hello, Leaving, NodeFinished, WorkerFailed
 from resile.protocol.master_to_agent import Leave, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig
 
-MAX_BLAMED = 64
+MAX_FAILURES = 64
 """How many failures of one round are kept: the first is the one that matters, the rest are collateral."""
 
 
@@ -48,12 +37,13 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
         return
     if node.agent is not None and node.agent.incarnation == hello.incarnation and session < node.agent.session:
         return  # it has come again since, on a newer connection: this one is closed or about to be
-    opens = state.meeting is None or (isinstance(state.gathering, RoundForming) and not ctx.index.trainers)
-    state.meeting = _merge(state, hello.rendezvous)
+    rdzv = state.training
+    opens = rdzv.config is None or (rdzv.forming is not None and not ctx.index.trainers)
+    rdzv.config = _merged(rdzv, hello.rendezvous)
     # A master whose journal was lost must not give a number out again: the agent would take it for an old round's.
-    state.last_round = max(state.last_round, hello.round)
+    rdzv.last_round = max(rdzv.last_round, hello.round)
     if opens:
-        rounds.open_forming(ctx)
+        forming.start_join_timer(ctx, rdzv)
     if node.agent is not None and node.agent.incarnation != hello.incarnation:
         _forget_process(ctx, node)
     node.agent = Agent(
@@ -78,10 +68,10 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
     _agree_on_round(ctx, node, node.agent, hello)
     ctx.touch(node)
     state_holders.answer_stuck(ctx)
-    rounds.form(ctx)
+    forming.form(ctx, rdzv)
 
 
-def went(ctx: Context, node: Node, session: int) -> None:
+def on_agent_disconnected(ctx: Context, node: Node, session: int) -> None:
     """A connection ended. If it was this agent's current one, it has a blink to come back."""
     if node.agent is None or node.agent.session != session or node.status.ended:
         return
@@ -91,74 +81,75 @@ def went(ctx: Context, node: Node, session: int) -> None:
         ctx.deadlines.clear(Alarm.AWAY, node.key)
     else:
         ctx.detach(node, ctx.now + ctx.timeouts.reconnect)
-        rounds.form(ctx)  # nobody who is near waits for one that may be gone
+        forming.form(ctx, ctx.state.training)  # the others do not wait for one that may be gone
 
 
-def elastic(ctx: Context, node: Node) -> None:
+def on_can_regroup(ctx: Context, node: Node) -> None:
     """From now on this node's processes meet in new rounds without being restarted."""
     if node.agent is not None:
         node.agent.elastic = True
         ctx.touch(node)
 
 
-def leaving(ctx: Context, node: Node, event: Leaving) -> None:
+def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
     """An agent takes its leave: its peers need not find out the hard way."""
     if node.alive:
-        lifecycle.ended(ctx, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=event.because))
+        lifecycle.on_node_ended(ctx, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=message.because))
 
 
-def worker_failed(ctx: Context, node: Node, event: WorkerFailed) -> None:
+def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
     """A training process ended badly. The first failure of a round ends it; the others are its echo.
 
     Elastic processes outlive a broken collective, so a failure of theirs is never an echo. But those that fail in one
     round of their node cost it one restart, as they would if they did not stay: what kills one often kills all.
     """
-    state = ctx.state
-    _blame(state, node.key, event)
-    if event.failure.permanent and node.alive:
-        ctx.note("ProcessFailed", f"on {node.key}, {event.failure}", node.key, warning=True)
-        completion.fail(ctx, Reason.WORKER_ERROR, f"on {node.key}, {event.failure}; no restart would mend that")
+    state, rdzv, failure = ctx.state, ctx.state.training, report.failure
+    _note_failure(rdzv, node.key, report)
+    if failure.permanent and node.alive:
+        ctx.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
+        completion.fail(ctx, Reason.WORKER_ERROR, f"on {node.key}, {failure}; no restart would mend that")
         return
-    gathering = state.gathering
-    member = isinstance(gathering, RoundRunning) and node.key in gathering.places and event.member
-    current = member and event.round == state.last_round
+    member = rdzv.has_member(node.key) and report.member
+    current = member and report.round == rdzv.last_round
     elastic = node.agent is not None and node.agent.elastic
     if node.agent is not None and elastic:
-        if node.alive and not _counts(node, event.failure.pid):
+        if node.alive and not _counts(node, failure.pid):
             return
         node.agent.holds = NO_ROUND  # the one that failed may have been the one that had the state
         ctx.touch(node)
-        current = member and event.round <= state.last_round  # an older one: it died after its agent had joined
-        if not event.left:
-            node.agent.phase = Idle()  # nobody waits for the process that will replace the last one
+        current = member and report.round <= rdzv.last_round  # an older one: it died after its agent had joined
+        if not report.left:
+            node.agent.phase = Idle()  # the others do not wait for the process that will replace the last one
             ctx.touch(node)
-        if not event.member:
-            rounds.unchanged(ctx, node, event.left)
-    failure, trained = event.failure, state.trained
+        if not report.member:
+            running.on_spare_worker_failed(rdzv, node, report.left)
+    trained = state.trained
     # Running out of memory is never the echo of another failure, so it counts even if its report is not the first.
-    grow = failure.oom and state.spec.managed and event.round == state.last_round
+    grow = failure.oom and state.spec.managed and report.round == rdzv.last_round
     if not node.alive or not (current or grow or elastic):
         return
     ctx.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
     if current or grow:
-        rounds.stop(ctx, f"on {node.key}, {failure}", node.key, failed=True)
-    if event.member and event.round == state.previous_round.round:
-        rounds.failed(ctx, node)
+        running.stop(ctx, rdzv, f"on {node.key}, {failure}", node.key, failed=True)
+    if report.member and report.round == rdzv.previous.round:
+        rounds.on_script_failed(ctx, rdzv, node)
     if grow:
         ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because="it ran out of memory"))
-        lifecycle.ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
+        lifecycle.on_node_ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return
-    if not event.placed or node.crashed_in != event.placed:
+    if not report.placed or node.crashed_in != report.placed:
         node.crashes = [at for at in node.crashes if trained - at < ctx.timeouts.budget_window] + [trained]
-    node.crashed_in = event.placed or node.crashed_in
-    allowed = state.meeting.max_restarts if state.meeting is not None else 0
+    node.crashed_in = report.placed or node.crashed_in
+    allowed = rdzv.config.max_restarts if rdzv.config is not None else 0
     if len(node.crashes) <= allowed:
-        rounds.form(ctx)  # its peers may have waited for the one that failed
+        forming.form(ctx, rdzv)  # its peers may have waited for the one that failed
         return
     message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
     if state.spec.managed:
         ctx.send(node.key, Leave(because=message, exit_code=1))
-        lifecycle.ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure)))
+        lifecycle.on_node_ended(
+            ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=1, reason="Error", message=str(failure))
+        )
     else:
         completion.fail(ctx, Reason.RESTARTS_SPENT if allowed else Reason.WORKER_ERROR, message)
 
@@ -167,17 +158,17 @@ def _counts(node: Node, pid: int) -> bool:
     """Whether the failure of an elastic process is news; the answer is remembered."""
     if pid and pid in node.counted:
         return False
-    node.counted = [*node.counted[-MAX_BLAMED + 1 :], pid]
+    node.counted = [*node.counted[-MAX_FAILURES + 1 :], pid]
     return True
 
 
-def _blame(state: JobState, node: NodeKey, event: WorkerFailed) -> None:
-    if event.round > state.round_failures.round:
-        state.round_failures = RoundFailures(round=event.round)
-    known = state.round_failures.failures
-    same = any(key == node and failure.pid == event.failure.pid for key, failure in known)
-    if event.round == state.round_failures.round and not same and len(known) < MAX_BLAMED:
-        known.append((node, event.failure))
+def _note_failure(rdzv: Rendezvous, node: NodeKey, report: WorkerFailed) -> None:
+    if report.round > rdzv.failures.round:
+        rdzv.failures = RoundFailures(round=report.round)
+    known = rdzv.failures.failures
+    same = any(key == node and failure.pid == report.failure.pid for key, failure in known)
+    if report.round == rdzv.failures.round and not same and len(known) < MAX_FAILURES:
+        known.append((node, report.failure))
 
 
 def _welcome(ctx: Context, node: Node) -> Welcome:
@@ -194,23 +185,23 @@ def _welcome(ctx: Context, node: Node) -> Welcome:
 
 
 def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> None:
-    gathering = ctx.state.gathering
-    place = gathering.places.get(node.key) if isinstance(gathering, RoundRunning) else None
-    number = gathering.round if isinstance(gathering, RoundRunning) else Round(0)
-    if hello.finished and rounds.finished(ctx, node, NodeFinished(round=hello.round)):
+    rdzv = ctx.state.training
+    current = rdzv.running
+    number, assignment = (current.round, current.assignments.get(node.key)) if current is not None else (NO_ROUND, None)
+    if hello.finished and rounds.on_node_finished(ctx, rdzv, node, NodeFinished(round=hello.round)):
         return
     if hello.running or hello.finished:
         agent.phase = Training(hello.round)
-        if place is None or hello.round != number:
+        if assignment is None or hello.round != number:
             if agent.elastic and hello.running:
                 agent.phase = Resting(hello.round)
             because = "the job is in another round"
             ctx.send(node.key, RoundOver(round=hello.round, because=because))
-    elif place is not None and hello.round < number:
-        # It is a member and does not know: the word was lost with its connection, or with the old master.
+    elif assignment is not None and hello.round < number:
+        # It is a member and does not know: the message was lost with its connection, or with the old master.
         agent.phase = Training(number)
-        ctx.send(node.key, RoundFormed(round=number, assignment=place))
-    elif isinstance(agent.phase, Done) or place is None:
+        ctx.send(node.key, RoundFormed(round=number, assignment=assignment))
+    elif isinstance(agent.phase, Done) or assignment is None:
         agent.phase = Idle()
 
 
@@ -239,7 +230,7 @@ def _node_of(ctx: Context, hello: Hello) -> Node | str:
     )
     state.nodes[node.key] = node
     if known is not None:
-        rounds.renamed(ctx, known, node.key)
+        rounds.rename_member(state.training, known, node.key)
     ctx.note("NodeCame", f"{node.key} came from {hello.host} with rank {node.rank}", node.key)
     return node
 
@@ -256,31 +247,31 @@ def _free_rank(ctx: Context, role: str, wanted: Rank | None) -> Rank:
 
 
 def _rules_error(state: JobState, hello: Hello) -> str:
-    meeting, new = state.meeting, hello.rendezvous
+    config, new = state.training.config, hello.rendezvous
     if not 1 <= new.min_nodes <= new.max_nodes or new.node_unit < 1 or hello.nproc < 1:
         return "the rules of rendezvous make no sense: 1 <= min <= max nodes, node_unit >= 1 and nproc >= 1 are needed"
-    if meeting is None:
+    if config is None:
         return ""
-    same = (meeting.min_nodes, meeting.node_unit) == (new.min_nodes, new.node_unit)
-    if same and (state.spec.managed or meeting.max_nodes == new.max_nodes):
+    same = (config.min_nodes, config.node_unit) == (new.min_nodes, new.node_unit)
+    if same and (state.spec.managed or config.max_nodes == new.max_nodes):
         return ""
     return (
-        f"this node was started with {_rules(new)}, but the job runs with {_rules(meeting)}; "
+        f"this node was started with {_rules(new)}, but the job runs with {_rules(config)}; "
         "start all nodes with the same --nnodes and --node_unit"
     )
 
 
-def _rules(meeting: RendezvousConfig) -> str:
-    unit = f" --node_unit={meeting.node_unit}" if meeting.node_unit > 1 else ""
-    return f"--nnodes={meeting.min_nodes}:{meeting.max_nodes}{unit}"
+def _rules(config: RendezvousConfig) -> str:
+    unit = f" --node_unit={config.node_unit}" if config.node_unit > 1 else ""
+    return f"--nnodes={config.min_nodes}:{config.max_nodes}{unit}"
 
 
-def _merge(state: JobState, new: RendezvousConfig) -> RendezvousConfig:
+def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
     """The newest agent's rules; a managed job's maximum only grows, since older nodes know only the older one."""
-    old = state.meeting
+    old = rdzv.config
     if old is None or old.max_nodes <= new.max_nodes:
         return new
-    return rounds.with_max(new, old.max_nodes)
+    return forming.with_max(new, old.max_nodes)
 
 
 def _forget_process(ctx: Context, node: Node) -> None:
@@ -290,6 +281,6 @@ def _forget_process(ctx: Context, node: Node) -> None:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     node.agent = None
     node.restarts += 1
-    gathering = ctx.state.gathering
-    if isinstance(gathering, RoundRunning) and node.key in gathering.places:
-        rounds.stop(ctx, f"the agent of {node.key} restarted", node.key)
+    rdzv = ctx.state.training
+    if rdzv.has_member(node.key):
+        running.stop(ctx, rdzv, f"the agent of {node.key} restarted", node.key)

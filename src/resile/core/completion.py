@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import enum
 
-from resile.api.ids import NodeKey
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Finish
 from resile.core.nodes import scale_operations
 from resile.core.state import JobState, Node, Phase
 from resile.protocol.master_to_agent import JobOver
-from resile.protocol.reports import NodeStatus, WorkerFailure
+from resile.protocol.reports import NodeStatus
 
 
 class Reason(enum.StrEnum):
@@ -23,7 +22,7 @@ class Reason(enum.StrEnum):
     RESTARTS_SPENT = "RestartOverLimit"
     RENDEZVOUS_TIMEOUT = "RdzvTimeout"
     PENDING_TIMEOUT = "PendingTimeout"
-    DESERTED = "NoNodesLeft"
+    NO_NODES_LEFT = "NoNodesLeft"
     STOPPED = "Stopped"
 
 
@@ -37,14 +36,9 @@ def fail(ctx: Context, reason: str, message: str) -> None:
     _finish(ctx, Phase.FAILED, reason, message)
 
 
-def first_failure(state: JobState) -> tuple[NodeKey, WorkerFailure] | None:
-    """The process failure that came first in the newest broken round; what followed is collateral."""
-    return min(state.round_failures.failures, key=lambda pair: pair[1].at, default=None)
-
-
 def job_over(state: JobState) -> JobOver:
     """How the job ended, for its agents."""
-    first = first_failure(state) if state.phase is Phase.FAILED else None
+    first = state.training.failures.first if state.phase is Phase.FAILED else None
     return JobOver(
         succeeded=state.phase is Phase.SUCCEEDED,
         reason=state.reason,
@@ -54,7 +48,7 @@ def job_over(state: JobState) -> JobOver:
     )
 
 
-def clear_away(ctx: Context, node: Node) -> None:
+def remove_leftover(ctx: Context, node: Node) -> None:
     """A node that should have left by itself after the job's end has not."""
     if not node.status.ended:
         node.leaving = node.leaving or "the job is over"

@@ -12,7 +12,15 @@ import heapq
 from itertools import count
 
 from resile.api.ids import NodeKey
-from resile.core.events import AgentSilent, AgentStayedAway, AnyEvent, JoinOver, LaunchDue, PendOver, SettleOver
+from resile.core.events import (
+    AgentSilent,
+    AgentStayedAway,
+    AnyEvent,
+    JoinTimeout,
+    LaunchDue,
+    PendingTimeout,
+    StragglerWaitOver,
+)
 
 
 class Alarm(enum.IntEnum):
@@ -20,9 +28,9 @@ class Alarm(enum.IntEnum):
 
     SILENCE = 0
     AWAY = 1
-    PEND = 2
+    PENDING = 2
     LAUNCH = 3
-    SETTLE = 4
+    STRAGGLERS = 4
     JOIN = 5
 
 
@@ -61,7 +69,7 @@ class Deadlines:
 
     def forget(self, node: NodeKey) -> None:
         """Call off everything about a node."""
-        for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PEND, Alarm.LAUNCH):
+        for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PENDING, Alarm.LAUNCH):
             self.clear(alarm, node)
 
     def reset(self) -> None:
@@ -104,7 +112,7 @@ class Deadlines:
 
     def _event(self, alarm: Alarm, node: NodeKey | None) -> AnyEvent:
         if node is None:
-            return SettleOver() if alarm is Alarm.SETTLE else JoinOver()
+            return StragglerWaitOver() if alarm is Alarm.STRAGGLERS else JoinTimeout()
         match alarm:
             case Alarm.SILENCE:
                 return AgentSilent(node=node, seconds=self._silence)
@@ -113,4 +121,4 @@ class Deadlines:
             case Alarm.LAUNCH:
                 return LaunchDue(node=node)
             case _:
-                return PendOver(node=node)
+                return PendingTimeout(node=node)

@@ -17,8 +17,8 @@ from resile.core.context import Context, Index
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnyDecision, Reply
 from resile.core.nodes import lifecycle, scale_operations, scaling
-from resile.core.rendezvous import rounds, state_holders
-from resile.core.state import JobState, Node, Phase, RoundForming, RoundRunning
+from resile.core.rendezvous import forming, rounds, running, state_holders
+from resile.core.state import JobState, Node, Phase
 from resile.protocol.agent_to_master import (
     AgentMessage,
     CanRegroup,
@@ -95,7 +95,7 @@ class Engine:
         ctx = Context(self.state, self._index, self._deadlines, now)
         _handle(ctx, event)
         shards.grant_waiting(ctx)
-        scale_operations.settle(ctx)
+        scale_operations.close_complete(ctx)
         if ctx.note_steps:
             self._steps_due = now
         return ctx.decisions
@@ -109,23 +109,23 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
         case ev.MasterReturned():
             _return(ctx)
         case ev.NodeSeen():
-            lifecycle.seen(ctx, event)
+            lifecycle.on_node_seen(ctx, event)
         case ev.NodesListed():
-            lifecycle.listed(ctx, event)
+            lifecycle.on_nodes_listed(ctx, event)
         case ev.AgentConnected():
             agents.on_agent_connected(ctx, event)
         case ev.ChangeWanted():
             _change(ctx, event.change, event.request)
-        case ev.PlanDropped():
-            scale_operations.dropped(ctx, event.uid)
-        case ev.SettleOver():
-            rounds.settle_over(ctx)
-        case ev.JoinOver():
-            _join_over(ctx)
+        case ev.PlanDeleted():
+            scale_operations.on_plan_deleted(ctx, event.uid)
+        case ev.StragglerWaitOver():
+            rounds.on_straggler_wait_over(ctx, state.training)
+        case ev.JoinTimeout():
+            _on_join_timeout(ctx)
         case ev.StepsNoted():
             state.trained = max(state.trained, event.trained)
-            progress.noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
-            rounds.stepped(ctx, event.round)
+            progress.on_steps_noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
+            running.on_step_noted(ctx, state.training, event.round)
         case _:  # the others concern a node; of nodes that are unknown or have ended they say nothing new
             node = state.nodes.get(event.node)
             if node is None:
@@ -139,11 +139,11 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
 def _change(ctx: Context, change: Change, request: int) -> None:
     match change:
         case Scale():
-            scaling.scale(ctx, change, request)
+            scaling.on_scale(ctx, change, request)
         case Plan():
-            scaling.plan(ctx, change, request)
+            scaling.on_plan(ctx, change, request)
         case Suspend():
-            lifecycle.suspend(ctx, change, request)
+            lifecycle.on_suspend(ctx, change, request)
         case Stop():
             ctx.decide(Reply(request=request))
             completion.fail(ctx, Reason.STOPPED, change.because)
@@ -151,6 +151,7 @@ def _change(ctx: Context, change: Change, request: int) -> None:
 
 def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
     """What the agent of a known node said. The ledger answers even a node that was lost."""
+    rdzv = ctx.state.training
     match message:
         case OpenDataset():
             shards.on_open_dataset(ctx, node.key, message)
@@ -163,56 +164,56 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
         case _ if ctx.state.phase.over:
             return
         case Leaving():
-            agents.leaving(ctx, node, message)
+            agents.on_leaving(ctx, node, message)
         case Join():
-            if node.replaces is not None and rounds.took_the_last_step(ctx, node.replaces):
-                lifecycle.dismiss_reserve(ctx, ctx.state.nodes[node.replaces])
+            if node.replaces is not None and rdzv.has_taken_last_step(node.replaces):
+                lifecycle.cancel_migration(ctx, ctx.state.nodes[node.replaces])
             else:
-                lifecycle.take_over(ctx, node)
-            rounds.join(ctx, node, message)
+                lifecycle.complete_migration(ctx, node)
+            rounds.on_join(ctx, rdzv, node, message)
         case CanRegroup():
-            agents.elastic(ctx, node)
+            agents.on_can_regroup(ctx, node)
         case WorkersChanged():
-            rounds.changed(ctx, node, message)
+            running.on_workers_changed(ctx, rdzv, node, message)
         case LastStepTaken():
-            rounds.complete(ctx, node, message)
+            rounds.on_last_step_taken(rdzv, node, message)
         case WorkerStuck():
-            state_holders.stuck(ctx, node, message)
-            rounds.form(ctx)  # nobody who is near waits for it any more
+            state_holders.on_worker_stuck(ctx, node, message)
+            forming.form(ctx, rdzv)  # the others do not wait for it any more
         case WorkerFailed():
-            agents.worker_failed(ctx, node, message)
+            agents.on_worker_failed(ctx, node, message)
         case NodeFinished():
-            rounds.finished(ctx, node, message)
+            rounds.on_node_finished(ctx, rdzv, node, message)
         case StepReport():
-            _stepped(ctx, node, message)
+            _on_step(ctx, node, message)
         case TakeShard():
             shards.on_take_shard(ctx, node.key, message)
 
 
-NodeEvent = ev.AgentDisconnected | ev.AgentSilent | ev.AgentStayedAway | ev.LaunchDue | ev.PendOver
+NodeEvent = ev.AgentDisconnected | ev.AgentSilent | ev.AgentStayedAway | ev.LaunchDue | ev.PendingTimeout
 
 
 def _handle_of_node(ctx: Context, node: Node, event: NodeEvent) -> None:
     match event:
         case ev.AgentDisconnected():
-            agents.went(ctx, node, event.session)
+            agents.on_agent_disconnected(ctx, node, event.session)
         case ev.AgentStayedAway() if ctx.state.phase.over:
-            completion.clear_away(ctx, node)
+            completion.remove_leftover(ctx, node)
         case _ if ctx.state.phase.over:
             return
         case ev.AgentSilent():
             if node.connected:
-                lifecycle.suspect(ctx, node)
-                lifecycle.lose(ctx, node, f"its agent was silent for {event.seconds:g} s")
+                lifecycle.avoid_machine(ctx, node)
+                lifecycle.declare_lost(ctx, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
             if node.agent is None:
-                lifecycle.miss_agent(ctx, node)
+                lifecycle.on_agent_never_connected(ctx, node)
             elif not node.connected:
-                lifecycle.lose(ctx, node, "its agent's connection closed and did not come back")
+                lifecycle.declare_lost(ctx, node, "its agent's connection closed and did not come back")
         case ev.LaunchDue():
-            lifecycle.launch_due(ctx, node)
-        case ev.PendOver():
-            lifecycle.pend_over(ctx, node)
+            lifecycle.on_launch_due(ctx, node)
+        case ev.PendingTimeout():
+            lifecycle.on_pending_timeout(ctx, node)
 
 
 def _start(ctx: Context) -> None:
@@ -227,14 +228,14 @@ def _start(ctx: Context) -> None:
     state.phase = Phase.PENDING
     ctx.note("JobStarted", f"job {state.spec.name} starts")
     if not state.spec.managed:
-        rounds.open_forming(ctx)
+        forming.start_join_timer(ctx, state.training)
     lifecycle.fill(ctx)
 
 
 def _return(ctx: Context) -> None:
     """A new master: every agent gets time to come home before it counts as lost."""
     ctx.deadlines.reset()
-    ledger.forget_wishes(ctx.state.ledger)
+    ledger.forget_waiting(ctx.state.ledger)
     if ctx.state.phase.over:
         for node in ctx.state.nodes.values():
             if ctx.state.spec.managed and not node.status.ended:
@@ -248,26 +249,26 @@ def _return(ctx: Context) -> None:
             lifecycle.watch_pending(ctx, node)
         elif node.status is NodeStatus.RUNNING:
             lifecycle.expect_agent(ctx, node)
-    known = ctx.state.meeting is not None or not ctx.state.spec.managed
-    if isinstance(ctx.state.gathering, RoundForming) and known and not ctx.state.suspended:
-        rounds.open_forming(ctx)
+    rdzv = ctx.state.training
+    known = rdzv.config is not None or not ctx.state.spec.managed
+    if rdzv.forming is not None and known and not ctx.state.suspended:
+        forming.start_join_timer(ctx, rdzv)
 
 
-def _join_over(ctx: Context) -> None:
-    state = ctx.state
-    if state.nodes and not ctx.index.trainers and not state.spec.managed and isinstance(state.gathering, RoundForming):
-        lifecycle.deserted(ctx, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
+def _on_join_timeout(ctx: Context) -> None:
+    state, rdzv = ctx.state, ctx.state.training
+    if state.nodes and not ctx.index.trainers and not state.spec.managed and rdzv.forming is not None:
+        lifecycle.fail_without_nodes(ctx, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
     else:
-        rounds.join_over(ctx)
+        forming.on_join_timeout(ctx, rdzv)
 
 
-def _stepped(ctx: Context, node: Node, report: StepReport) -> None:
-    state = ctx.state
-    gathering = state.gathering
-    if not isinstance(gathering, RoundRunning) or gathering.round != report.round or node.key not in gathering.places:
+def _on_step(ctx: Context, node: Node, report: StepReport) -> None:
+    state, current = ctx.state, ctx.state.training.running
+    if current is None or current.round != report.round or node.key not in current.assignments:
         return
     first = state.progress.step < 0
-    outage = progress.stepped(state.progress, report.round, report.step, report.total, ctx.now)
+    outage = progress.on_step(state.progress, report.round, report.step, report.total, ctx.now)
     if outage is not None:
         took = ctx.now - outage.noticed_at
         ctx.note("TrainingResumed", f"resumed at step {report.step}, {took:.2f} s after: {outage.because}", node.key)

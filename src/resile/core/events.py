@@ -68,7 +68,7 @@ class ChangeWanted(Event, frozen=True, kw_only=True):
     request: int = 0
 
 
-class PlanDropped(Event, frozen=True, kw_only=True):
+class PlanDeleted(Event, frozen=True, kw_only=True):
     """A ScalePlan was deleted."""
 
     uid: str
@@ -90,11 +90,11 @@ class AgentStayedAway(Event, frozen=True, kw_only=True):
     node: NodeKey
 
 
-class SettleOver(Event, frozen=True, kw_only=True):
+class StragglerWaitOver(Event, frozen=True, kw_only=True):
     """Nobody else came; the round being formed closes with those who wait."""
 
 
-class JoinOver(Event, frozen=True, kw_only=True):
+class JoinTimeout(Event, frozen=True, kw_only=True):
     """Too few nodes came for too long."""
 
 
@@ -104,7 +104,7 @@ class LaunchDue(Event, frozen=True, kw_only=True):
     node: NodeKey
 
 
-class PendOver(Event, frozen=True, kw_only=True):
+class PendingTimeout(Event, frozen=True, kw_only=True):
     """This node has been unschedulable for too long."""
 
     node: NodeKey
@@ -130,12 +130,12 @@ AnyEvent = (
     | AgentDisconnected
     | AgentSaid
     | ChangeWanted
-    | PlanDropped
+    | PlanDeleted
     | AgentSilent
     | AgentStayedAway
-    | SettleOver
-    | JoinOver
+    | StragglerWaitOver
+    | JoinTimeout
     | LaunchDue
-    | PendOver
+    | PendingTimeout
     | StepsNoted
 )

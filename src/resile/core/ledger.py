@@ -110,7 +110,7 @@ def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: 
     )
 
 
-def denied(ledger: Ledger, dataset: str, wish: ShardRequest) -> str:
+def why_denied(ledger: Ledger, dataset: str, wish: ShardRequest) -> str:
     """Why a request cannot be served at all, in one sentence: it is no answer to say that there is no more."""
     if dataset not in ledger.datasets:
         return f"there is no data set '{dataset}'; it must be opened before shards of it are taken"
@@ -119,7 +119,7 @@ def denied(ledger: Ledger, dataset: str, wish: ShardRequest) -> str:
     return ""
 
 
-def want(dataset: Dataset, wish: ShardRequest) -> tuple[int, Lease] | None:
+def request_shard(dataset: Dataset, wish: ShardRequest) -> tuple[int, Lease] | None:
     """The lease for a request: a new one, the one it already has, or (0, …) for none ever; None means wait."""
     for number in dataset.held.get(wish.node, {}).get(wish.worker, ()):
         if dataset.leases[number].request == wish.request:
@@ -187,12 +187,12 @@ def grantable(ledger: Ledger) -> Iterator[tuple[ShardRequest, int, Lease]]:
         while dataset.wishes and (not dataset.exhausted or dataset.complete):
             wish = next(iter(dataset.wishes))
             del dataset.wishes[wish]
-            granted = want(dataset, wish)
+            granted = request_shard(dataset, wish)
             if granted is not None:
                 yield wish, *granted
 
 
-def forget_wishes(ledger: Ledger) -> None:
+def forget_waiting(ledger: Ledger) -> None:
     """After a restart of the master the agents ask again; what the old one owed is void."""
     for dataset in ledger.datasets.values():
         dataset.wishes.clear()

@@ -42,7 +42,7 @@ class Progress(msgspec.Struct, kw_only=True):
     outages: list[Outage] = []
 
 
-def stepped(progress: Progress, round_: Round, step: int, total: int, now: float) -> Outage | None:
+def on_step(progress: Progress, round_: Round, step: int, total: int, now: float) -> Outage | None:
     """Take a report in; returns the outage that this step ended, if it did."""
     ended = None
     outage = progress.outages[-1] if progress.outages else None
@@ -64,7 +64,7 @@ def stepped(progress: Progress, round_: Round, step: int, total: int, now: float
     return ended
 
 
-def noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
+def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
     """Take a summary in: all there is of the reports before it when they come from a journal, and no news otherwise."""
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
@@ -78,7 +78,7 @@ def noted(progress: Progress, step: int, total: int, round_: Round, trained: flo
         progress.round, progress.reported_at = round_, at
 
 
-def stopped(progress: Progress, because: str, node: str, now: float) -> None:
+def on_round_over(progress: Progress, because: str, node: str, now: float) -> None:
     """Training stands still from now on (if it had begun and does not stand still already)."""
     if progress.step < 0:
         return

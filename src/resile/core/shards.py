@@ -18,11 +18,11 @@ def on_open_dataset(ctx: Context, node: NodeKey, asked: OpenDataset) -> None:
 def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
     """Grant the next shard; a request that cannot be granted yet waits in the ledger."""
     request = ShardRequest(node, asked.worker, asked.request)
-    error = ledger.denied(ctx.state.ledger, asked.dataset, request)
+    error = ledger.why_denied(ctx.state.ledger, asked.dataset, request)
     if error:
         ctx.send(node, ShardGranted(worker=asked.worker, request=asked.request, error=error))
         return
-    granted = ledger.want(ctx.state.ledger.datasets[asked.dataset], request)
+    granted = ledger.request_shard(ctx.state.ledger.datasets[asked.dataset], request)
     if granted is not None:
         _grant(ctx, request, *granted)
 

@@ -12,14 +12,8 @@ from resile.api.plan import NodeResources
 from resile.core.ledger import Ledger
 from resile.core.nodes.relaunch import Spent
 from resile.core.progress import Progress
-from resile.protocol.reports import (
-    NodeEnd,
-    NodeStatus,
-    RendezvousConfig,
-    ReplicaEndpoint,
-    RoundAssignment,
-    WorkerFailure,
-)
+from resile.core.rendezvous.state import Rendezvous, RoundForming
+from resile.protocol.reports import NodeEnd, NodeStatus, ReplicaEndpoint
 
 
 class Phase(enum.StrEnum):
@@ -144,54 +138,6 @@ class Node(msgspec.Struct, kw_only=True):
         return self.agent is not None and self.agent.session != 0
 
 
-# rounds -------------------------------------------------------------------------------------------------------------
-
-
-class RoundForming(msgspec.Struct, kw_only=True, tag=True):
-    """No round runs; nodes gather."""
-
-    since: float
-    first: bool = False
-    """No round ever ran in this job."""
-    lost: bool = False
-    """A node or process was lost: this is a recovery."""
-
-
-class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
-    """A round runs."""
-
-    round: Round
-    since: float
-    places: dict[NodeKey, RoundAssignment]
-    done: set[NodeKey] = set()
-    changed: dict[NodeKey, int] = {}
-    """Members that have other processes than places, since one was replaced, and how many: the next round fits them."""
-    stepped: bool = False
-    """A step was taken in it, as far as the journal knows: its members have met and agreed on their state."""
-    complete: bool = False
-    """Its members have taken the last step: they end, or meet again in another loop of the script."""
-
-
-class PreviousRound(msgspec.Struct, kw_only=True):
-    """The newest round that is over, as far as its processes may still finish in it."""
-
-    round: Round = NO_ROUND
-    members: set[NodeKey] = set()
-    done: set[NodeKey] = set()
-    """Elastic ones whose processes ended well: they took the last step there is, and so did all others."""
-    failed: bool = False
-    """A process of it failed, if others had ended well in its script's last lines: all of them come again."""
-    complete: bool = False
-    """Its members had taken the last step, and no script of them failed since."""
-
-
-class RoundFailures(msgspec.Struct, kw_only=True):
-    """The process failures of the newest broken round, in the order in which they happened."""
-
-    round: Round = NO_ROUND
-    failures: list[tuple[NodeKey, WorkerFailure]] = []
-
-
 # changes that people asked for --------------------------------------------------------------------------------------
 
 MAX_PLAN_ENDS = 100
@@ -262,12 +208,8 @@ class JobState(msgspec.Struct, kw_only=True):
     spent: dict[tuple[str, Rank], Spent] = {}
     suspects: dict[str, float] = {}
     """Machines that fell silent, the newest last, with the moment until which they are avoided."""
-    meeting: RendezvousConfig | None = None
-    """The agents' rules of rendezvous; None before the first came."""
-    last_round: Round = NO_ROUND
-    gathering: RoundForming | RoundRunning = msgspec.field(default_factory=lambda: RoundForming(since=0.0, first=True))
-    previous_round: PreviousRound = msgspec.field(default_factory=PreviousRound)
-    round_failures: RoundFailures = msgspec.field(default_factory=RoundFailures)
+    training: Rendezvous
+    """Where the nodes that train meet."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
     """Gauges. Step reports are not in the journal, so nothing may be decided by them."""
@@ -282,5 +224,5 @@ def new_state(spec: JobSpec, now: float) -> JobState:
         created_at=now,
         suspended=spec.suspend,
         targets={role: declared.replicas for role, declared in spec.roles.items()},
-        gathering=RoundForming(since=now, first=True),
+        training=Rendezvous(current=RoundForming(since=now, first=True)),
     )

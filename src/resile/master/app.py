@@ -216,7 +216,7 @@ def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
     patience = shell.engine.state.spec.timeouts.connect
 
     def look() -> None:
-        if shell.engine.state.meeting is None:
+        if shell.engine.state.training.config is None:
             shell.submit(ev.ChangeWanted(change=Stop(because=f"no node came within {patience:g} s")))
 
     return asyncio.get_running_loop().call_later(patience, look).cancel

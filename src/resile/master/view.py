@@ -11,7 +11,7 @@ from resile.api.job_view import DatasetView, JobView, NodeView, OutageView
 from resile.api.kinds.elasticjob import Phase
 from resile.core import progress
 from resile.core import state as core
-from resile.core.state import JobState, Node, RoundForming, RoundRunning
+from resile.core.state import JobState, Node
 from resile.protocol.reports import NodeStatus
 
 
@@ -36,18 +36,18 @@ def shown_phase(state: JobState) -> Phase:
 
 
 def _recovers(state: JobState) -> bool:
-    if state.meeting is None:  # no rounds: a job of plain commands recovers until each has been started again
+    rdzv = state.training
+    if rdzv.config is None:  # no rounds: a job of plain commands recovers until each has been started again
         return any(n.alive and n.relaunch_count and n.status is not NodeStatus.RUNNING for n in state.nodes.values())
-    if isinstance(state.gathering, RoundForming):
-        return state.gathering.lost
+    if rdzv.forming is not None:
+        return rdzv.forming.lost
     last = state.progress.outages[-1] if state.progress.outages else None
     return last is not None and bool(last.node) and last.next_step_at is None
 
 
 def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
     """The job as it is now; `standbys` is what connected agents have said of theirs."""
-    gathering, meeting = state.gathering, state.meeting
-    underway = gathering if isinstance(gathering, RoundRunning) else None
+    config, running = state.training.config, state.training.running
     until = state.ended_at if state.ended_at is not None else now
     return JobView(
         name=state.spec.name,
@@ -59,10 +59,10 @@ def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | 
         started_at=state.started_at,
         ended_at=state.ended_at,
         at=now,
-        round=underway.round if underway else NO_ROUND,
-        members=len(underway.places) if underway else 0,
-        min_nodes=meeting.min_nodes if meeting else 0,
-        max_nodes=meeting.max_nodes if meeting else 0,
+        round=running.round if running else NO_ROUND,
+        members=len(running.assignments) if running else 0,
+        min_nodes=config.min_nodes if config else 0,
+        max_nodes=config.max_nodes if config else 0,
         step=state.progress.step,
         total=state.progress.total,
         speed=progress.speed(state.progress, now),

@@ -142,7 +142,7 @@ class Cluster:
     def forget(self, uid: str) -> None:
         """Somebody deletes a plan; a master that is away does not hear of it."""
         if not self.master.dead:
-            self.master.submit(ev.PlanDropped(uid=uid))
+            self.master.submit(ev.PlanDeleted(uid=uid))
 
     def _ask(self) -> None:
         if not self._wanted:

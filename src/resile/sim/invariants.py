@@ -9,7 +9,7 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
-from resile.core.state import JobState, Phase, RoundRunning
+from resile.core.state import JobState, Phase
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
 from resile.protocol.changes import Scale
 from resile.protocol.master_to_agent import RoundFormed, RoundOver
@@ -121,9 +121,9 @@ class Invariants:
         sent = [(d.to[0], d.message) for d in made if isinstance(d, de.Send) and isinstance(d.message, RoundFormed)]
         if not sent:
             return
-        meeting = state.meeting
-        require(meeting is not None, "there are rules before there are rounds")
-        assert meeting is not None
+        config = state.training.config
+        require(config is not None, "there are rules before there are rounds")
+        assert config is not None
         (number,) = {formed.round for _, formed in sent}
         places = {key: formed.assignment for key, formed in sent}
         if number == self._round:  # a member that connected again is told again
@@ -132,8 +132,8 @@ class Invariants:
             return
         require(number > self._round, f"round numbers grow, and {number} is not above {self._round}")
         size = len(places)
-        require(meeting.min_nodes <= size <= meeting.max_nodes, f"a round of {size} is within {meeting}")
-        require(size % meeting.node_unit == 0, f"a round of {size} is a whole number of units of {meeting.node_unit}")
+        require(config.min_nodes <= size <= config.max_nodes, f"a round of {size} is within {config}")
+        require(size % config.node_unit == 0, f"a round of {size} is a whole number of units of {config.node_unit}")
         ranks = [place.group_rank for place in places.values()]
         require(ranks == list(range(size)), "group ranks are 0, 1, 2, …")
         fills = [(state.spec.role_order(key.role), self._rank_of[key]) for key in places]
@@ -157,17 +157,19 @@ class Invariants:
                 self._evaluating.clear()
 
     def _round_state(self, state: JobState) -> None:
-        require(state.last_round == self._round, "a round is announced when it forms")
-        if isinstance(state.gathering, RoundRunning):
-            require(state.gathering.round == state.last_round, "only the newest round runs")
+        require(state.training.last_round == self._round, "a round is announced when it forms")
+        running = state.training.running
+        if running is not None:
+            require(running.round == state.training.last_round, "only the newest round runs")
             if not state.phase.over:
-                lost = [k for k in state.gathering.places if not state.nodes[k].alive]
-                require(set(lost) <= state.gathering.done, f"a round does not outlive its members {lost}")
+                lost = [k for k in running.assignments if not state.nodes[k].alive]
+                require(set(lost) <= running.done, f"a round does not outlive its members {lost}")
 
     def _steps(self, state: JobState, event: ev.AnyEvent) -> None:
         report = event.message if isinstance(event, ev.AgentSaid) else None
         if state.progress.step != self._step and isinstance(report, StepReport):
-            runs = isinstance(state.gathering, RoundRunning) and state.gathering.round == report.round
+            running = state.training.running
+            runs = running is not None and running.round == report.round
             require(runs, f"a step of round {report.round} counts only while that round runs")
         self._step = state.progress.step
 

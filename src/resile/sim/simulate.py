@@ -7,7 +7,7 @@ import msgspec
 from resile.api.kinds.run.names import WORKER
 from resile.core.completion import Reason
 from resile.core.nodes.relaunch import LARGEST_MEMORY
-from resile.core.rendezvous.rounds import fit
+from resile.core.rendezvous.forming import fit
 from resile.core.state import Phase
 from resile.protocol.reports import NodeStatus
 from resile.sim import faults
@@ -116,7 +116,7 @@ def _judge(cluster: Cluster) -> None:
         case Reason.PENDING_TIMEOUT:
             pending = [m for m in cluster.platform.machines.values() if m.status is NodeStatus.PENDING]
             require(bool(pending), "a job fails for pending nodes only if there are some")
-        case Reason.DESERTED:
+        case Reason.NO_NODES_LEFT:
             healthy = [a for a in cluster.alive if not a.cut and not a.frozen]
             there = [a.incarnation for a in healthy if cluster.clock.now - a.well_since > LATE]
             require(not cluster.plan.spec.managed, "only bare jobs are deserted")
@@ -127,7 +127,7 @@ def _judge(cluster: Cluster) -> None:
 
 def _judge_success(cluster: Cluster) -> None:
     if cluster.training is not None:
-        store, last = cluster.training.store, cluster.state.last_round
+        store, last = cluster.training.store, cluster.state.training.last_round
         require(store.step == cluster.training.total, "a job that succeeded has trained to its last step")
         require(cluster.training.newest <= last, "no step is newer than the newest round")
         return

@@ -15,7 +15,6 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest, Wanted
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
-from resile.core import completion
 from resile.core.state import JobState
 from resile.master.journal.configmap import peek
 from resile.master.view import view as view_of_state
@@ -87,9 +86,9 @@ async def journal(cluster: Cluster, job: Manifest) -> JobState | None:
 
 async def last_failure(cluster: Cluster, job: Manifest, state: JobState | None) -> Failure | None:
     """The process that the journal names, else the node that the job's status names, with the end of its log."""
-    first = completion.first_failure(state) if state is not None else None
+    first = state.training.failures.first if state is not None else None
     if state is not None and first is not None:
-        return ProcessFailure(str(first[0]), first[1], state.round_failures.round)
+        return ProcessFailure(str(first[0]), first[1], state.training.failures.round)
     failure = (job.get("status") or {}).get("lastFailure")
     if not failure:
         return None

@@ -7,7 +7,6 @@ from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, P
 from resile.client.local.job_reader import JobReader
 from resile.client.local.logs import Log
 from resile.client.local.views import event_view, master_node, restarts_of_master
-from resile.core import completion
 from resile.core.state import JobState
 
 LAST_LINES = 10
@@ -53,8 +52,8 @@ def last_failure(reader: JobReader, job: JobView) -> Failure | None:
 
 def first_failure(state: JobState) -> ProcessFailure | None:
     """The process that failed first in the newest broken round."""
-    first = completion.first_failure(state)
-    return ProcessFailure(str(first[0]), first[1], state.round_failures.round) if first is not None else None
+    first = state.training.failures.first
+    return ProcessFailure(str(first[0]), first[1], state.training.failures.round) if first is not None else None
 
 
 def last_failed_node(reader: JobReader, job: JobView) -> NodeFailure | None:

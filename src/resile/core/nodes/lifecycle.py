@@ -19,8 +19,8 @@ from resile.core.decisions import DeleteNode, Drop, LaunchNode, Reply
 from resile.core.events import NodeSeen, NodesListed
 from resile.core.nodes import relaunch, resource_limits, scale_operations, targets
 from resile.core.nodes.relaunch import Cause, GiveUp, Relaunch, Spent
-from resile.core.rendezvous import rounds
-from resile.core.state import Node, Phase, RoundForming, RoundRunning
+from resile.core.rendezvous import forming, rounds, running
+from resile.core.state import Node, Phase
 from resile.protocol.changes import Suspend
 from resile.protocol.reports import NodeEnd, NodeStatus
 
@@ -86,7 +86,7 @@ def launch(
     return node
 
 
-def launch_due(ctx: Context, node: Node) -> None:
+def on_launch_due(ctx: Context, node: Node) -> None:
     """The time of a node that was held back has come."""
     if node.held_until is None or not node.alive:
         return
@@ -125,7 +125,7 @@ def _avoided(ctx: Context) -> tuple[str, ...]:
     return tuple(sorted(silent))
 
 
-def seen(ctx: Context, event: NodeSeen) -> None:
+def on_node_seen(ctx: Context, event: NodeSeen) -> None:
     """The platform's word on one node."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
@@ -135,12 +135,12 @@ def seen(ctx: Context, event: NodeSeen) -> None:
     node.machine = event.host or node.machine
     if node.status.ended:
         if event.status is NodeStatus.FAILED:
-            _explain(ctx, node, event.end)
+            _on_end_explained(ctx, node, event.end)
         elif not event.status.ended and node.agent is None:  # it was deleted before it was there
-            _remove(ctx, node)
+            _delete_leftovers(ctx, node)
         return
     if event.status.ended:
-        ended(ctx, node, event.status, event.end)
+        on_node_ended(ctx, node, event.status, event.end)
         return
     if event.status is node.status or node.connected:  # what an agent says itself is newer than the platform's word
         return
@@ -151,38 +151,40 @@ def seen(ctx: Context, event: NodeSeen) -> None:
         why = f": {event.end.message}" if event.end.message else ""
         ctx.note("NodePending", f"{node.key} cannot start now{why}", node.key, warning=True)
     else:
-        ctx.deadlines.clear(Alarm.PEND, node.key)
+        ctx.deadlines.clear(Alarm.PENDING, node.key)
     if event.status is NodeStatus.RUNNING:
         ctx.note("NodeRunning", f"{node.key} runs", node.key)
         expect_agent(ctx, node)
         if ctx.state.phase in (Phase.CREATED, Phase.PENDING):
             ctx.state.phase = Phase.RUNNING
-        if not ctx.state.spec.trains(node.key.role) or ctx.state.meeting is None:  # no round will show that it is ready
-            take_over(ctx, node)
-            scale_operations.arrived(ctx, (node.key,))
+        if (
+            not ctx.state.spec.trains(node.key.role) or ctx.state.training.config is None
+        ):  # no round will show that it is ready
+            complete_migration(ctx, node)
+            scale_operations.on_nodes_arrived(ctx, (node.key,))
     ctx.touch(node)
-    rounds.form(ctx)
+    forming.form(ctx, ctx.state.training)
 
 
-def take_over(ctx: Context, node: Node) -> None:
+def complete_migration(ctx: Context, node: Node) -> None:
     """A node that was in reserve is ready, or needed at once: it fills its place from now on. Others are left alone."""
     if node.replaces is None or not node.alive:
         return
     old = ctx.state.nodes[node.replaces]
     node.replaces = None
     if old.alive:
-        send_off(ctx, old, f"was relieved by {node.key}")
-    scale_operations.replaced(ctx, old.key, node.key)
-    scale_operations.moved(ctx, old.key)
+        remove(ctx, old, f"was relieved by {node.key}")
+    scale_operations.on_node_replaced(ctx, old.key, node.key)
+    scale_operations.on_node_migrated(ctx, old.key)
     ctx.touch(node)
     ctx.note("NodeMigrated", f"{node.key} takes the place of {old.key}", node.key)
 
 
 def watch_pending(ctx: Context, node: Node) -> None:
     """Give a node that cannot start its time."""
-    meeting = ctx.state.meeting
-    wait = ctx.timeouts.pend if meeting is None or meeting.pend_timeout is None else meeting.pend_timeout
-    ctx.deadlines.set(Alarm.PEND, ctx.now + wait, node.key)
+    config = ctx.state.training.config
+    wait = ctx.timeouts.pend if config is None or config.pend_timeout is None else config.pend_timeout
+    ctx.deadlines.set(Alarm.PENDING, ctx.now + wait, node.key)
 
 
 def expect_agent(ctx: Context, node: Node) -> None:
@@ -191,15 +193,15 @@ def expect_agent(ctx: Context, node: Node) -> None:
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
 
-def miss_agent(ctx: Context, node: Node) -> None:
+def on_agent_never_connected(ctx: Context, node: Node) -> None:
     """A node runs and its agent has not come: it is lost, unless this job's nodes have no agents at all (so far)."""
-    if ctx.state.meeting is None:
+    if ctx.state.training.config is None:
         expect_agent(ctx, node)
     else:
-        lose(ctx, node, "it runs, but its agent never came")
+        declare_lost(ctx, node, "it runs, but its agent never came")
 
 
-def listed(ctx: Context, event: NodesListed) -> None:
+def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
     """Compare what the journal says with what the platform has, after a restart of the master."""
     there = {one.node for one in event.seen}
     for node in list(ctx.state.nodes.values()):
@@ -208,26 +210,26 @@ def listed(ctx: Context, event: NodesListed) -> None:
         if node.held_until is not None and not node.leaving:
             ctx.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
         elif node.leaving or node.status not in (NodeStatus.LAUNCHING, NodeStatus.PENDING):
-            ended(ctx, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
+            on_node_ended(ctx, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
         else:
             _launch_again(ctx, node)  # also if it could not start: perhaps there never was anything of it
     for one in event.seen:
         known = ctx.state.nodes.get(one.node)
         if known is not None and known.status.ended and not one.status.ended:
-            _remove(ctx, known)  # the old master counted it as lost, and may have died before it could remove it
+            _delete_leftovers(ctx, known)  # the old master counted it as lost, and may have died before deleting it
             continue
-        seen(ctx, one)
+        on_node_seen(ctx, one)
         if known is not None and known.leaving and not one.status.ended:
             ctx.decide(DeleteNode(node=one.node, grace=ctx.timeouts.exit_grace, because=known.leaving))
 
 
-def _remove(ctx: Context, node: Node) -> None:
+def _delete_leftovers(ctx: Context, node: Node) -> None:
     """Something of a node that has ended is still there."""
     because = describe(node.status, node.end)
     ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
 
 
-def ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
+def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
     """A node has ended, whoever noticed: free what it held, tell its peers, fill its place."""
     state = ctx.state
     node.status, node.end, node.ended_at = status, end, ctx.now
@@ -240,43 +242,42 @@ def ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     if state.phase.over:
         return
-    gathering = state.gathering
+    rdzv = state.training
     failed = unwanted and relaunch.cause_of(status, end) in relaunch.OWN_FAULTS
-    if isinstance(gathering, RoundRunning) and node.key in gathering.places and node.key not in gathering.done:
-        rounds.stop(ctx, f"{node.key} {node.leaving or how}", node.key, failed=failed)
-    elif failed and isinstance(gathering, RoundForming):
-        rounds.failed(ctx, node)
-    is_trainer = state.spec.trains(node.key.role)
-    if isinstance(state.gathering, RoundForming) and unwanted and is_trainer and not node.replaces:
-        state.gathering.lost = True
+    if rdzv.needs(node.key):
+        running.stop(ctx, rdzv, f"{node.key} {node.leaving or how}", node.key, failed=failed)
+    elif failed and rdzv.forming is not None:
+        rounds.on_script_failed(ctx, rdzv, node)
+    if rdzv.forming is not None and unwanted and state.spec.trains(node.key.role) and not node.replaces:
+        rdzv.forming.lost = True
     if status is NodeStatus.SUCCEEDED:
-        dismiss_reserve(ctx, node)
+        cancel_migration(ctx, node)
         completion.succeed_if_done(ctx)
     elif node.leaving or state.suspended:
         pass
     elif node.replaces is not None:
         because = f"{node.key}, which was to take over from {node.replaces}, {how}; {node.replaces} stays"
-        scale_operations.hopeless(ctx, node.key, scale_operations.MIGRATION_FAILED, because)
+        scale_operations.fail_waiting_for(ctx, node.key, scale_operations.MIGRATION_FAILED, because)
     else:
         _replace(ctx, node)
-    scale_operations.gone(ctx, node.key)
-    rounds.form(ctx)
+    scale_operations.on_node_gone(ctx, node.key)
+    forming.form(ctx, ctx.state.training)
 
 
-def dismiss_reserve(ctx: Context, node: Node) -> None:
+def cancel_migration(ctx: Context, node: Node) -> None:
     """A node has done its work, or has nothing left to train: nobody need take over."""
-    reserve = scale_operations.reserve_of(ctx, node.key)
+    reserve = scale_operations.replacement_of(ctx, node.key)
     if reserve is not None:
-        scale_operations.hopeless(
+        scale_operations.fail_waiting_for(
             ctx,
             reserve,
             scale_operations.MIGRATION_FAILED,
             f"{node.key} took its last step before {reserve} was ready",
         )
-        send_off(ctx, ctx.state.nodes[reserve], f"is not needed: {node.key} has taken its last step")
+        remove(ctx, ctx.state.nodes[reserve], f"is not needed: {node.key} has taken its last step")
 
 
-def suspect(ctx: Context, node: Node) -> None:
+def avoid_machine(ctx: Context, node: Node) -> None:
     """A node's machine may be the one that fell silent: for a while nothing new is put there."""
     suspects = ctx.state.suspects
     if node.machine:
@@ -286,45 +287,44 @@ def suspect(ctx: Context, node: Node) -> None:
         del suspects[next(iter(suspects))]
 
 
-def lose(ctx: Context, node: Node, because: str) -> None:
+def declare_lost(ctx: Context, node: Node, because: str) -> None:
     """A node is out of reach: it counts as failed, and what may be left of it is removed."""
     ctx.decide(Drop(node=node.key))
     if ctx.state.spec.managed:
         ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
-    ended(ctx, node, NodeStatus.FAILED, NodeEnd(reason=relaunch.LOST, message=because))
+    on_node_ended(ctx, node, NodeStatus.FAILED, NodeEnd(reason=relaunch.LOST, message=because))
 
 
-def pend_over(ctx: Context, node: Node) -> None:
+def on_pending_timeout(ctx: Context, node: Node) -> None:
     """A node could not start for too long; the job goes on if it can do without."""
-    state, meeting = ctx.state, ctx.state.meeting
+    state, config = ctx.state, ctx.state.training.config
     if not node.alive or node.status is not NodeStatus.PENDING:
         return
     because = f"{node.key} could not start for too long"
     if node.replaces is not None:
-        scale_operations.hopeless(ctx, node.key, scale_operations.PENDING, f"{because}; {node.replaces} stays")
-        send_off(ctx, node, "could not start for too long")
+        scale_operations.fail_waiting_for(ctx, node.key, scale_operations.PENDING, f"{because}; {node.replaces} stays")
+        remove(ctx, node, "could not start for too long")
         return
     startable = sum(1 for key in ctx.index.trainers if state.nodes[key].status is not NodeStatus.PENDING)
-    enough = startable >= meeting.min_nodes if meeting is not None else False
+    enough = config is not None and startable >= config.min_nodes
     if state.spec.trains(node.key.role) and enough:
-        scale_operations.hopeless(
+        scale_operations.fail_waiting_for(
             ctx, node.key, scale_operations.PENDING, f"{because}; it will join when there is room"
         )
         return
     completion.fail(ctx, Reason.PENDING_TIMEOUT, f"{because} and the job needs it")
 
 
-def send_off(ctx: Context, node: Node, because: str) -> None:
+def remove(ctx: Context, node: Node, because: str) -> None:
     """Take a node out of the job on purpose; it costs no budget and is not replaced."""
     node.leaving = because
     ctx.touch(node)
     ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.exit_grace, because=because))
-    gathering = ctx.state.gathering
-    if isinstance(gathering, RoundRunning) and node.key in gathering.places and node.key not in gathering.done:
-        rounds.stop(ctx, f"{node.key} {because}", None)
+    if ctx.state.training.needs(node.key):
+        running.stop(ctx, ctx.state.training, f"{node.key} {because}", None)
 
 
-def suspend(ctx: Context, wanted: Suspend, request: int) -> None:
+def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
     """Let go of all nodes, or take them back. Ids, budgets and the ledger stay."""
     state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
@@ -339,13 +339,13 @@ def suspend(ctx: Context, wanted: Suspend, request: int) -> None:
         scale_operations.abandon(ctx, scale_operations.SUSPENDED, "the job was suspended before it was done")
         ctx.note("JobSuspended", "the job was suspended: its nodes are let go")
         for node in [n for n in state.nodes.values() if n.alive]:
-            send_off(ctx, node, "was suspended")
+            remove(ctx, node, "was suspended")
         ctx.deadlines.clear(Alarm.JOIN)
     else:
         state.phase = Phase.PENDING
         ctx.note("JobResumed", "the job was resumed")
-        if state.meeting is not None:
-            rounds.open_forming(ctx)
+        if state.training.config is not None:
+            forming.start_join_timer(ctx, state.training)
         fill(ctx)
 
 
@@ -369,21 +369,21 @@ def _replace(ctx: Context, node: Node) -> None:
         if node.end.reason == relaunch.LOST:  # perhaps it is only late: it may come again, as a new node
             ctx.deadlines.set(Alarm.JOIN, ctx.now + ctx.timeouts.master_recovery)
         else:
-            deserted(ctx, node)
+            fail_without_nodes(ctx, node)
         return
-    reserve = scale_operations.reserve_of(ctx, node.key)
+    reserve = scale_operations.replacement_of(ctx, node.key)
     if reserve is not None:
-        take_over(ctx, state.nodes[reserve])
+        complete_migration(ctx, state.nodes[reserve])
         return
     if not targets.is_wanted(state, role, node.rank):
         return
     cause = relaunch.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, ctx.timeouts.budget_window)
     if node.end.exit_code in relaunch.HARDWARE_EXIT_CODES:
-        suspect(ctx, node)
+        avoid_machine(ctx, node)
     match _verdict(ctx, node, cause):
         case Relaunch(memory=more, delay=delay):
-            _succeed(ctx, node, more, delay)
+            _relaunch(ctx, node, more, delay)
         case GiveUp(because=why):
             _give_up(ctx, node, cause, why)
 
@@ -394,17 +394,17 @@ def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
     spent = ctx.state.spent[node.key.role, node.rank]
     used = spent.count(cause, ctx.state.trained, ctx.timeouts.budget_window) - 1
     memory = node.resources.memory or declared.limits.memory or declared.requests.memory
-    if relaunch.hopeless(node.end):
+    if relaunch.is_unstartable(node.end):
         return GiveUp("it cannot be started")
     lived = (node.ended_at or ctx.now) - node.launched_at
     most = resource_limits.memory_for(ctx, node.key.role, node.rank) if cause is Cause.OOM else None
     return relaunch.decide(cause, used, declared.crash_budget, memory, lived, most)
 
 
-def _succeed(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
+def _relaunch(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
     resources = NodeResources(memory=more).over(resource_limits.inherited(ctx.state, node.key, node.resources))
     successor = launch(ctx, node.key.role, node.rank, node.relaunch_count + 1, resources, delay).key
-    scale_operations.replaced(ctx, node.key, successor)
+    scale_operations.on_node_replaced(ctx, node.key, successor)
     also = f" with {_size(more)} of memory" if more else ""
     also += f" in {delay:g} s, as it crashed so soon" if delay else ""
     ctx.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
@@ -414,16 +414,18 @@ def _succeed(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) -
 def _give_up(ctx: Context, node: Node, cause: Cause, why: str) -> None:
     ctx.state.given_up.add((node.key.role, node.rank))
     ctx.note("NodeGivenUp", f"{node.key} is not replaced: {why}", node.key, warning=True)
-    scale_operations.hopeless(ctx, node.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}")
+    scale_operations.fail_waiting_for(ctx, node.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}")
     _fail_if_too_few(ctx, node, cause, why)
 
 
-def deserted(ctx: Context, last: Node) -> None:
-    """Nobody is left, and nobody launches nodes here."""
-    completion.fail(ctx, Reason.DESERTED, f"{last.key} was the last node, and it {describe(last.status, last.end)}")
+def fail_without_nodes(ctx: Context, last: Node) -> None:
+    """Fail a job on bare machines that has lost its last node: no platform launches another."""
+    completion.fail(
+        ctx, Reason.NO_NODES_LEFT, f"{last.key} was the last node, and it {describe(last.status, last.end)}"
+    )
 
 
-def _explain(ctx: Context, node: Node, end: NodeEnd) -> None:
+def _on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
     """The platform says why a node that fell out of reach had ended: charge it to the budget it belongs to.
 
     A closed connection is noticed before a container's end is reported, so this is the common way to learn of a
@@ -448,22 +450,22 @@ def _explain(ctx: Context, node: Node, end: NodeEnd) -> None:
     match _verdict(ctx, node, cause):
         case GiveUp(because=why):
             if successor is not None:
-                send_off(ctx, successor, "is not needed: its place is given up")
-                scale_operations.hopeless(
+                remove(ctx, successor, "is not needed: its place is given up")
+                scale_operations.fail_waiting_for(
                     ctx, successor.key, scale_operations.GIVEN_UP, f"{node.key} is not replaced: {why}"
                 )
             _give_up(ctx, node, cause, why)
         case Relaunch(memory=more) if more and successor is not None and successor.agent is None:
-            send_off(ctx, successor, "has too little memory")
-            scale_operations.replaced(ctx, successor.key, _succeed(ctx, node, more))
-    rounds.form(ctx)
+            remove(ctx, successor, "has too little memory")
+            scale_operations.on_node_replaced(ctx, successor.key, _relaunch(ctx, node, more))
+    forming.form(ctx, ctx.state.training)
 
 
 def _fail_if_too_few(ctx: Context, node: Node, cause: Cause, why: str) -> None:
     state, declared = ctx.state, ctx.state.spec.roles[node.key.role]
     trains = state.spec.trains
     left = sum(state.targets[role] for role in state.spec.trainers) - sum(trains(role) for role, _ in state.given_up)
-    needed = state.meeting.min_nodes if state.meeting is not None else left + 1
+    needed = state.training.config.min_nodes if state.training.config is not None else left + 1
     if declared.loss is Loss.FATAL or (declared.trains and left < needed):
         message = f"{node.key} {describe(node.status, node.end)}; it is not replaced: {why}"
         completion.fail(ctx, declared.oom_failure if cause is Cause.OOM else declared.failure, message)

@@ -104,7 +104,7 @@ def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
     return Cause.CRASH
 
 
-def hopeless(end: NodeEnd) -> bool:
+def is_unstartable(end: NodeEnd) -> bool:
     """Whether the platform could not even find the program: another try would find it no more."""
     return end.reason == UNSTARTABLE and end.exit_code == NOT_FOUND
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
 from resile.core.context import Context
-from resile.core.state import MAX_PLAN_ENDS, Node, PlanEnd, RoundRunning, ScaleOperation, Waiting
+from resile.core.state import MAX_PLAN_ENDS, Node, PlanEnd, ScaleOperation, Waiting
 from resile.protocol.reports import NodeStatus
 
 SUCCEEDED = "Scaled"
@@ -28,15 +28,15 @@ SUSPENDED = "JobSuspended"
 def takes_part(ctx: Context, node: Node) -> bool:
     """Whether a node does its part: in a round or waiting for room in one; by running, where there are no rounds."""
     state = ctx.state
-    if not state.spec.trains(node.key.role) or state.meeting is None:
+    if not state.spec.trains(node.key.role) or state.training.config is None:
         return node.status is NodeStatus.RUNNING
-    if not isinstance(state.gathering, RoundRunning):
+    if state.training.running is None:
         return False
     waits = node.agent is not None and isinstance(node.agent.phase, Waiting)
-    return node.key in state.gathering.places or waits
+    return waits or state.training.has_member(node.key)
 
 
-def arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
+def on_nodes_arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
     """These nodes take part now."""
     if ctx.state.changes:
         keys = set(keys)
@@ -44,33 +44,33 @@ def arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
             change.coming -= keys
 
 
-def gone(ctx: Context, key: NodeKey) -> None:
-    """This node has ended; whoever replaces it was told of by `replaced`."""
+def on_node_gone(ctx: Context, key: NodeKey) -> None:
+    """This node has ended; whoever replaces it was told of by `on_node_replaced`."""
     for change in ctx.state.changes:
         change.coming.discard(key)
         change.going.discard(key)
 
 
-def replaced(ctx: Context, old: NodeKey, new: NodeKey) -> None:
+def on_node_replaced(ctx: Context, old: NodeKey, new: NodeKey) -> None:
     """Who waited for a node waits for the one in its place."""
     for change in ctx.state.changes:
         if old in change.coming:
             change.coming = change.coming - {old} | {new}
 
 
-def reserve_of(ctx: Context, old: NodeKey) -> NodeKey | None:
+def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
     """The node that is to take over from this one, if there is one."""
     return next((change.moves[old] for change in ctx.state.changes if old in change.moves), None)
 
 
-def moved(ctx: Context, old: NodeKey) -> None:
+def on_node_migrated(ctx: Context, old: NodeKey) -> None:
     """Somebody has taken over from this node, which may still have to leave."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
-def hopeless(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
+def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
     """A node that a plan waits for will not come, or not soon: the plan fails, what else it wanted goes on."""
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
@@ -78,7 +78,7 @@ def hopeless(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
         close(ctx, change, reason, because)
 
 
-def superseded(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
+def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
     """A newer wish was granted: older plans that cannot become true any more are told by whom."""
     for change in [one for one in ctx.state.changes if one is not newest]:
         undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
@@ -107,7 +107,7 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
         ctx.note("PlanFailed", f"ScalePlan {end.name} ended ({reason}){why}", warning=True)
 
 
-def dropped(ctx: Context, uid: str) -> None:
+def on_plan_deleted(ctx: Context, uid: str) -> None:
     """A plan was deleted: what it has begun goes on."""
     for change in ctx.state.changes:
         if uid and change.uid == uid:
@@ -121,10 +121,10 @@ def abandon(ctx: Context, reason: str, message: str) -> None:
     ctx.state.changes = []
 
 
-def settle(ctx: Context) -> None:
+def close_complete(ctx: Context) -> None:
     """Let go of the changes that are complete: all who should take part do, and those who should go are gone."""
     state = ctx.state
-    if not state.changes or not (state.meeting is None or isinstance(state.gathering, RoundRunning)):
+    if not state.changes or (state.training.config is not None and state.training.running is None):
         return
     complete = [change for change in state.changes if not change.coming and not change.going]
     for change in complete:

@@ -14,7 +14,7 @@ from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core.context import Context
 from resile.core.decisions import Reply
 from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
-from resile.core.rendezvous import rounds
+from resile.core.rendezvous import forming
 from resile.core.state import JobState, Node, RoleResources, ScaleOperation
 from resile.protocol.changes import Scale
 
@@ -31,13 +31,13 @@ class _Target(msgspec.Struct):
     """What places get that shall have something of their own."""
 
 
-def scale(ctx: Context, wanted: Scale, request: int) -> None:
+def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
     """Give a role another number of nodes."""
     plan = Plan(name="", uid="", roles={wanted.role: RoleChange(replicas=wanted.replicas)})
     _grant(ctx, plan, request, f"a wish for {wanted.role}={wanted.replicas}", why="ScaleRefused")
 
 
-def plan(ctx: Context, wanted: Plan, request: int) -> None:
+def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
     """Execute a ScalePlan; a plan that is known is not executed again."""
     state = ctx.state
     if wanted.uid in state.plan_ends or any(change.uid == wanted.uid for change in state.changes):
@@ -78,8 +78,8 @@ def _grant(ctx: Context, wish: Plan, request: int, about: str, *, why: str) -> N
         _move(ctx, change, move)
     lifecycle.fill(ctx, design.given)
     _await(ctx, change, roles, there)
-    scale_operations.superseded(ctx, change, leaving)
-    rounds.form(ctx)
+    scale_operations.supersede_older(ctx, change, leaving)
+    forming.form(ctx, state.training)
 
 
 def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
@@ -92,14 +92,14 @@ def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
             ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
     touched = design.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
-    rounds.raise_max(state, sum(state.targets.get(role, 0) for role in state.spec.trainers))
+    forming.raise_max(state.training, sum(state.targets.get(role, 0) for role in state.spec.trainers))
     surplus = [
         node
         for node in state.nodes.values()
         if node.alive and node.key.role in touched and not targets.is_wanted(state, node.key.role, node.rank)
     ]
     for node in surplus:
-        lifecycle.send_off(ctx, node, "was scaled down")
+        lifecycle.remove(ctx, node, "was scaled down")
     return {node.key for node in surplus}
 
 
@@ -186,7 +186,7 @@ def _named(ctx: Context, wish: Plan) -> list[Node]:
         refusal = ctx.state.spec.roles[key.role].cannot_migrate
         if refusal:
             raise Refused(f"{key} {refusal}")
-        reserve = scale_operations.reserve_of(ctx, key)
+        reserve = scale_operations.replacement_of(ctx, key)
         if reserve is not None:
             raise Refused(f"{key} is being migrated already: {reserve} is to take over from it")
     return found
@@ -225,7 +225,7 @@ def _check_numbers(state: JobState, design: _Target) -> None:
     if any(state.spec.trains(role) for role in design.ranks):
         numbers = state.targets | {role: len(ranks) for role, ranks in design.ranks.items()}
         wanted = sum(numbers.get(role, 0) for role in state.spec.trainers)
-        needed = state.meeting.min_nodes if state.meeting is not None else 1
+        needed = state.training.config.min_nodes if state.training.config is not None else 1
         if wanted < needed:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
 

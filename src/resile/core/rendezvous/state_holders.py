@@ -15,7 +15,7 @@ from resile.protocol.agent_to_master import WorkerStuck
 from resile.protocol.master_to_agent import StateHeld
 
 
-def stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
+def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
     """A node has a process that does not leave its round. It is not near any more."""
     agent = node.agent
     if agent is None or not node.alive or isinstance(agent.phase, Waiting):
@@ -34,11 +34,11 @@ def answer_stuck(ctx: Context) -> None:
         assert node.agent is not None
         assert isinstance(node.agent.phase, Stuck)
         round_ = node.agent.phase.round
-        if _held(ctx, round_, but=key):
+        if _is_held(ctx, round_, but=key):
             node.agent.phase = Idle()  # its process is as good as lost
             ctx.touch(node)
             ctx.send(key, StateHeld(round=round_))
 
 
-def _held(ctx: Context, round_: Round, but: NodeKey) -> bool:
+def _is_held(ctx: Context, round_: Round, but: NodeKey) -> bool:
     return any(newest >= round_ and nodes != {but} for newest, nodes in ctx.index.holders.items())

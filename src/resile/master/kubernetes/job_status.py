@@ -173,9 +173,10 @@ def _recovery(state: JobState, phase: ej.Phase) -> str:
 def _crashing(state: JobState) -> str:
     """That processes end badly again and again before their first step, and how; empty if they do not."""
     times = sum(len(node.crashes) for node in state.nodes.values())
-    if times < MANY_CRASHES or not state.round_failures.failures:
+    first = state.training.failures.first
+    if times < MANY_CRASHES or first is None:
         return ""
-    key, failure = min(state.round_failures.failures, key=lambda pair: pair[1].at)
+    key, failure = first
     return f"{times} failures and no step so far; the last on {key}: {failure}"
 
 
@@ -192,8 +193,8 @@ def _last_failure(state: JobState) -> ej.LastFailure | None:
     if ended:
         node = max(ended, key=lambda one: one.ended_at or 0.0)
         found.append((node.ended_at or 0.0, _of_node(state, node)))
-    if state.round_failures.failures:
-        key, failure = min(state.round_failures.failures, key=lambda pair: pair[1].at)
+    if state.training.failures.first is not None:
+        key, failure = state.training.failures.first
         told = ej.LastFailure(
             node=node_name(state.spec, key.role, key.id),
             reason="OOMKilled" if failure.oom else "ProcessFailed",

@@ -25,7 +25,7 @@ from resile.api.kinds.scaleplan import PlanPhase, ScalePlan, ScaleType
 from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
-from resile.core.events import PlanDropped
+from resile.core.events import PlanDeleted
 from resile.core.state import MAX_PLAN_ENDS
 from resile.master.app import Serving
 from resile.master.kubernetes.job_status import stamp
@@ -121,7 +121,7 @@ class ScalePlanWatch:
         self._new = [plan for plan in self._new if plan["metadata"]["uid"] != uid]
         self._open.pop(uid, None)
         if uid in self._under_way():
-            self._serving.shell.submit(PlanDropped(uid=uid))
+            self._serving.shell.submit(PlanDeleted(uid=uid))
 
     def _under_way(self) -> set[str]:
         return {change.uid for change in self._serving.shell.engine.state.changes if change.uid}

@@ -1,0 +1,191 @@
+"""While a round forms: when it closes, with which nodes, and how long it may take.
+
+A round closes the moment every node that can come has come; nodes that cannot start now are not waited for, and nodes
+that are on their way are waited for only as long as their late arrival would cost. Where all that wait are elastic, a
+late arrival costs next to nothing (a new round, and no process is restarted), so only nodes are waited for whose
+processes rest and will be there in a moment.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import msgspec
+
+from resile.api.ids import Rank, Round
+from resile.core import completion
+from resile.core.completion import Reason
+from resile.core.context import Context
+from resile.core.deadlines import Alarm
+from resile.core.nodes import scale_operations
+from resile.core.rendezvous.replica_ring import ring
+from resile.core.rendezvous.state import Rendezvous, RoundEnd, RoundRunning
+from resile.core.state import Node, Phase, Training, Waiting
+from resile.protocol.master_to_agent import RoundFormed
+from resile.protocol.reports import NodeStatus, RendezvousConfig, RoundAssignment
+
+
+def fit(nodes: int, config: RendezvousConfig) -> int:
+    """How many of so many nodes make a round: at most max, a whole number of units, or 0 if below min."""
+    size = min(nodes, config.max_nodes) // config.node_unit * config.node_unit
+    return size if size >= config.min_nodes else 0
+
+
+def with_max(config: RendezvousConfig, max_nodes: int) -> RendezvousConfig:
+    """The same rules with another maximum."""
+    return msgspec.structs.replace(config, max_nodes=max_nodes)
+
+
+def raise_max(rdzv: Rendezvous, wanted: int) -> None:
+    """Make room for more nodes than the agents were started for."""
+    if rdzv.config is not None and rdzv.config.max_nodes < wanted:
+        rdzv.config = with_max(rdzv.config, wanted)
+
+
+def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
+    """Start the clock for a round that has too few nodes."""
+    ctx.deadlines.set(Alarm.JOIN, ctx.now + _join_timeout(ctx, rdzv))
+
+
+def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
+    """Close the round being formed if no other node can come; else see to it that it closes in time."""
+    forming, config, index = rdzv.forming, rdzv.config, ctx.index
+    if forming is None or config is None or succeed_if_finished(ctx, rdzv):
+        return
+    size = _size(ctx, rdzv)
+    if not size:
+        ctx.deadlines.clear(Alarm.STRAGGLERS)
+        return
+    unknown_may_come = forming.first and not ctx.state.spec.managed
+    expected = index.coming if index.rigid else index.near
+    if fit(size + config.node_unit, config) == size or not (expected or unknown_may_come):
+        _close(ctx, rdzv, size)
+    elif newcomer:
+        wait: float = ctx.timeouts.straggler_wait
+        if forming.first and config.last_call is not None:
+            wait = config.last_call
+        elif unknown_may_come:
+            wait = ctx.timeouts.last_call
+        ctx.deadlines.set(Alarm.STRAGGLERS, ctx.now + wait)
+
+
+def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
+    """Close the round with the nodes that wait, if they are enough."""
+    size = _size(ctx, rdzv)
+    if size:
+        _close(ctx, rdzv, size)
+    return bool(size)
+
+
+def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
+    """Too few nodes came for too long."""
+    state, config = ctx.state, rdzv.config
+    if rdzv.forming is None or state.suspended:
+        return
+    if config is None:
+        completion.fail(ctx, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(ctx, rdzv):g} s")
+        return
+    if _awaits_complete_members(ctx, rdzv):
+        late = ", ".join(sorted(map(str, ctx.index.waiting))) or "nobody"
+        busy = ", ".join(sorted(str(key) for key in rdzv.previous.unfinished if state.nodes[key].alive))
+        ctx.note("RoundAwaited", f"{busy} took the last step and did not end; {late} came later and waits for that")
+        start_join_timer(ctx, rdzv)
+        return
+    if close_if_possible(ctx, rdzv):  # enough came in the last moment and waited for more
+        return
+    pending = [str(n.key) for n in state.nodes.values() if n.alive and n.status is NodeStatus.PENDING]
+    also = f"; {', '.join(sorted(pending))} cannot start" if pending else ""
+    came, seconds = len(ctx.index.waiting), _join_timeout(ctx, rdzv)
+    completion.fail(
+        ctx,
+        Reason.RENDEZVOUS_TIMEOUT,
+        f"{came} of at least {config.min_nodes} nodes came within {seconds:g} s{also}",
+    )
+
+
+def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
+    """End the job if the last round's processes took the last step, and no member is left that would say so again."""
+    previous = rdzv.previous
+    if not previous.done or any(ctx.state.nodes[key].alive for key in previous.unfinished):
+        return False
+    succeed(ctx, previous.round, len(previous.members))
+    return True
+
+
+def succeed(ctx: Context, number: Round, size: int) -> None:
+    """End the job well: all members of a round have finished."""
+    completion.succeed(ctx, f"{f'all {size} nodes' if size > 1 else 'the only node'} of round {number} finished")
+
+
+def _size(ctx: Context, rdzv: Rendezvous) -> int:
+    """How large a round could close now; 0 if none can."""
+    if rdzv.forming is None or rdzv.config is None or ctx.state.phase.over or ctx.state.suspended:
+        return 0
+    return 0 if _awaits_complete_members(ctx, rdzv) else fit(len(ctx.index.waiting), rdzv.config)
+
+
+def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
+    """Whether nodes that took the last step in the last round are still there, and no node that waits has their state.
+
+    A round of newcomers alone would train all over again. It is formed if the others are lost before they have ended.
+    """
+    previous, waiting = rdzv.previous, ctx.index.waiting
+    if previous.end is not RoundEnd.COMPLETE:
+        return False
+    agents = (ctx.state.nodes[key].agent for key in waiting)
+    if any(agent is not None and agent.holds >= previous.round for agent in agents):
+        return False
+    return any(ctx.state.nodes[key].alive for key in previous.unfinished - waiting)
+
+
+def _close(ctx: Context, rdzv: Rendezvous, size: int) -> None:
+    state = ctx.state
+    order = state.spec.role_order
+    waiting = (state.nodes[key] for key in ctx.index.waiting)
+    members = sorted(waiting, key=lambda node: (order(node.key.role), node.rank))[:size]
+    number = Round(rdzv.last_round + 1)
+    assignments = dict(zip((node.key for node in members), _assignments(members), strict=True))
+    rdzv.last_round = number
+    rdzv.current = RoundRunning(round=number, since=ctx.now, assignments=assignments)
+    state.phase = Phase.RUNNING
+    for node in members:
+        assert node.agent is not None
+        node.agent.phase = Training(number)
+        ctx.touch(node)
+    ctx.deadlines.clear(Alarm.STRAGGLERS)
+    ctx.deadlines.clear(Alarm.JOIN)
+    scale_operations.on_nodes_arrived(ctx, {*assignments, *ctx.index.waiting})
+    left = f"; {len(ctx.index.waiting)} more wait" if ctx.index.waiting else ""
+    nodes = "1 node" if size == 1 else f"{size} nodes"
+    ctx.note("RoundFormed", f"round {number} runs with {nodes}{left}")
+    for key, assignment in assignments.items():
+        ctx.send(key, RoundFormed(round=number, assignment=assignment))
+
+
+def _assignments(members: list[Node]) -> list[RoundAssignment]:
+    agents = [node.agent for node in members if node.agent is not None]
+    first = agents[0]
+    assert isinstance(first.phase, Waiting)
+    counts = [a.phase.nproc if isinstance(a.phase, Waiting) and a.phase.nproc else a.nproc for a in agents]
+    first_ranks = [0, *accumulate(counts)]
+    world_size = first_ranks.pop()
+    partners = ring([agent.host for agent in agents])
+    return [
+        RoundAssignment(
+            group_rank=Rank(group_rank),
+            group_world_size=len(members),
+            first_rank=first_ranks[group_rank],
+            world_size=world_size,
+            master_addr=first.address,
+            master_port=first.phase.port,
+            nproc=count,
+            partner=agents[partners[group_rank]].replica_endpoint if len(agents) > 1 else None,
+        )
+        for group_rank, count in enumerate(counts)
+    ]
+
+
+def _join_timeout(ctx: Context, rdzv: Rendezvous) -> float:
+    if rdzv.config is not None and rdzv.config.join_timeout is not None:
+        return rdzv.config.join_timeout
+    return ctx.timeouts.join

@@ -1,0 +1,122 @@
+"""While a round runs: what ends it.
+
+A round ends the moment a member is lost or enough newcomers wait, and every member is told at once. But no newcomer
+ends a round of elastic processes that is still meeting, or passing the state on, be it a node or a process that a node
+has replaced: so many could come that no step is ever taken.
+"""
+
+from __future__ import annotations
+
+from resile.api.ids import NO_ROUND, NodeKey, Round
+from resile.core import progress
+from resile.core.context import Context
+from resile.core.deadlines import Alarm
+from resile.core.decisions import Send
+from resile.core.rendezvous import forming
+from resile.core.rendezvous.state import PreviousRound, Rendezvous, RoundEnd, RoundForming, RoundRunning
+from resile.core.state import Idle, Node, Resting, Training
+from resile.protocol.agent_to_master import WorkersChanged
+from resile.protocol.master_to_agent import RoundOver
+
+
+def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: WorkersChanged) -> None:
+    """A member can start more or fewer processes than it has in the round: a new round will fit it.
+
+    A member that has none left for its place ends the round at once.
+    """
+    running = rdzv.running
+    if running is None or report.round != running.round or node.agent is None:
+        return
+    assignment = running.assignments.get(node.key)
+    if assignment is None or not node.alive or (running.is_ending and report.nproc):
+        return
+    if report.nproc:
+        running.changed[node.key] = report.nproc
+        grow(ctx, rdzv)
+        return
+    node.agent.phase = Idle()  # the others do not wait for the process that it lacks
+    node.agent.holds = NO_ROUND
+    ctx.touch(node)
+    stop(ctx, rdzv, f"{node.key} has 0 processes ready, not {assignment.nproc}", None)
+    forming.form(ctx, rdzv)
+
+
+def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
+    """A process failed that was not in the round; the node may have no more left than the round has."""
+    running = rdzv.running
+    if running is not None and node.key in running.changed:
+        if left > running.assignments[node.key].nproc:
+            running.changed[node.key] = left
+        else:
+            del running.changed[node.key]
+
+
+def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
+    """The journal knows of a step in a round; newcomers that waited for it may come in."""
+    running = rdzv.running
+    if running is not None and running.round == number and not running.stepped:
+        running.stepped = True
+        grow(ctx, rdzv)
+
+
+def grow(ctx: Context, rdzv: Rendezvous) -> bool:
+    """End the running round if a larger one can be had, now or in a moment; whether that is so.
+
+    Elastic processes take a step first, or have had `straggler_wait` to take one: some scripts tell of none.
+    """
+    running = rdzv.running
+    if running is None or running.is_ending:  # a newcomer would undo what was done
+        return False
+    because = _reason_to_grow(ctx, rdzv, running)
+    if not because:
+        return False
+    soon = running.since + ctx.timeouts.straggler_wait
+    if ctx.index.elastic and not running.stepped and ctx.now < soon:
+        ctx.deadlines.set(Alarm.STRAGGLERS, soon)
+    else:
+        stop(ctx, rdzv, because, None)
+    return True
+
+
+def stop(ctx: Context, rdzv: Rendezvous, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
+    """End the running round, if one runs: every member that still lives is told to join again.
+
+    Args:
+        ctx: of the event.
+        rdzv: the rendezvous.
+        because: half a sentence.
+        culprit: the node that was lost, or that lost a process.
+        failed: its script failed, which is more than a loss: what others have finished is to be done again with it.
+    """
+    state, running = ctx.state, rdzv.running
+    if running is None:
+        return
+    ctx.deadlines.clear(Alarm.STRAGGLERS)
+    members = tuple(key for key in running.assignments if (node := state.nodes[key]).alive and node.agent is not None)
+    rdzv.previous = PreviousRound(
+        round=running.round,
+        end=RoundEnd.FAILED if failed else RoundEnd.COMPLETE if running.complete else RoundEnd.INTERRUPTED,
+        members=set(running.assignments),
+        done=set() if failed else running.done & ctx.index.elastic,
+    )
+    rdzv.current = RoundForming(since=ctx.now, lost=culprit is not None)
+    for node in (state.nodes[key] for key in members):
+        if node.agent is not None and node.agent.elastic and node.agent.phase == Training(running.round):
+            node.agent.phase = Resting(running.round)
+            ctx.touch(node)
+    progress.on_round_over(state.progress, because, str(culprit) if culprit else "", ctx.now)
+    ctx.note("RoundOver", f"round {running.round} is over: {because}", culprit, warning=culprit is not None)
+    over = RoundOver(round=running.round, because=because, elastic=bool(ctx.index.elastic), lost=culprit is not None)
+    ctx.decide(Send(to=members, message=over))
+    forming.start_join_timer(ctx, rdzv)
+
+
+def _reason_to_grow(ctx: Context, rdzv: Rendezvous, running: RoundRunning) -> str:
+    """What would make the next round larger than this one, as half a sentence; empty if nothing would."""
+    config, waiting, size = rdzv.config, ctx.index.waiting, len(running.assignments)
+    if config is not None and waiting and forming.fit(size + len(waiting), config) > size:
+        return f"{min(waiting)} is ready to join"
+    if running.changed:
+        key = min(running.changed)
+        return f"{key} has {running.changed[key]} processes ready, not {running.assignments[key].nproc}"
+    return ""
