@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test again lint format bench bench-kube soak data cluster cluster-down deploy undeploy test-kube clean
+.PHONY: help setup demo test lint format bench bench-kube soak data cluster cluster-down deploy undeploy test-kube clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,9 +38,6 @@ demo: $(READY) data  ## train on three local nodes while a process and then a wh
 
 test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
 	@$(BIN)/python hack/suite.py run tests -n 2 --dist loadfile
-
-again: $(READY)  ## what failed in the last `make test` or `make test-kube`, once more by itself
-	@$(BIN)/python hack/suite.py again
 
 lint: $(READY)  ## ruff, mypy --strict, and the design's layers
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache --no-logo

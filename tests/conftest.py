@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 
 import pytest
+
+SLOWEST_FILES = 20
 
 
 def pytest_configure() -> None:
@@ -20,3 +23,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if soak:
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show which files took the time, after the tests that `--durations` shows."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if terminalreporter.config.getoption("durations"):
+        terminalreporter.section("slowest files")
+        for path, each in seconds.most_common(SLOWEST_FILES):
+            terminalreporter.write_line(f"{each:7.1f} s  {path}")

@@ -23,7 +23,6 @@ ELSEWHERE = {
     "make setup": "this very test runs in what it made",
     "make lint": ".ci/run runs it",
     "make test": ".ci/run runs it",
-    "make again": "tests/test_suite.py runs what it runs",
     "make cluster": ".ci/run runs it",
     **{
         f"resile run --standalone --nproc-per-node 2 --max-restarts 3 examples/{library}/train.py --pause 0.1": (

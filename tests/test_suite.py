@@ -1,4 +1,4 @@
-"""What failed is run once more by itself, and only that can turn a failed run into a good one."""
+"""A run of the suite ends as its tests do, and says where its time went."""
 
 from __future__ import annotations
 
@@ -11,62 +11,36 @@ import pytest
 from tests.support.paths import ROOT
 
 SUITE = ROOT / "hack/suite.py"
-UNLUCKY = """
-from pathlib import Path
-def test_good(): pass
-def test_unlucky():
-    seen = Path("seen").exists()
-    Path("seen").touch()
-    assert seen
-"""
+CONFTEST = ROOT / "tests/conftest.py"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = soak: long\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
 
 
 def suite(*words: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, SUITE, *words], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, SUITE, "run", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_test_that_fails_once_passes_by_itself_and_is_named(folder: Path) -> None:
-    (folder / "test_one.py").write_text(UNLUCKY)
-    assert suite("run", "test_one.py")[0] == 1
-    code, said = suite("again")
+def test_a_good_run_shows_its_time_and_leaves_nothing_behind(folder: Path) -> None:
+    (folder / "test_one.py").write_text("import time\ndef test_slow(): time.sleep(0.1)")
+    (folder / "test_two.py").write_text("import time\ndef test_slower(): time.sleep(0.2)")
+    code, said = suite("--budget", "30", "-n", "2")
     assert code == 0
-    assert "1 failed, each is run once more by itself:\n  test_one.py::test_unlucky\n" in said
-    assert "1 passed" in said
+    assert "s call     test_two.py::test_slower" in said
+    assert said.index("0.2 s  test_two.py") < said.index("0.1 s  test_one.py"), "the files, the slowest first"
+    assert "s of the 30 s that it may take" in said
+    assert not list(folder.glob("rs-*"))
 
 
-def test_a_test_that_fails_again_fails_the_run(folder: Path) -> None:
-    (folder / "test_one.py").write_text("def test_bad(): assert False")
-    assert suite("run", "test_one.py")[0] == 1
-    code, said = suite("again")
-    assert code == 1
-    assert "do not all pass when run by themselves either" in said
-    assert suite("again")[0] == 1, "there is one second chance"
-
-
-def test_a_run_that_could_not_collect_everything_has_no_second_chance(folder: Path) -> None:
-    (folder / "test_one.py").write_text(UNLUCKY)
-    (folder / "test_two.py").write_text("import nothing_of_this_name")
-    assert suite("run")[0] == 2
-    code, said = suite("again")
-    assert code == 1
-    assert "nothing is repeated" in said
-
-
-def test_a_run_that_was_good_or_died_leaves_nothing_to_repeat(folder: Path) -> None:
-    (folder / "test_one.py").write_text("def test_bad(): assert False")
-    assert suite("run", "test_one.py")[0] == 1
-    (folder / "test_one.py").write_text("import os\ndef test_dies(): os._exit(1)")
-    assert suite("run", "test_one.py")[0] == 1
-    assert suite("again")[0] == 1
-    (folder / "test_one.py").write_text("def test_good(): pass")
-    assert suite("run", "test_one.py")[0] == 0
-    assert suite("again")[0] == 1
+def test_one_failed_test_fails_the_run_and_what_it_wrote_is_kept(folder: Path) -> None:
+    (folder / "test_one.py").write_text("def test_bad(tmp_path): (tmp_path / 'note').touch(); assert False")
+    assert suite()[0] == 1
+    assert list(folder.glob("rs-*/*/note"))

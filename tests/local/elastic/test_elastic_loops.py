@@ -157,7 +157,7 @@ def test_a_node_that_comes_after_the_last_step_waits_for_those_that_took_it(runs
 
     def waits() -> bool:
         known = runs.ledger().nodes.values()
-        return any(node.agent is not None and isinstance(node.agent.stance, Waiting) for node in known)
+        return any(node.agent is not None and isinstance(node.agent.phase, Waiting) for node in known)
 
     wait_until(waits, "one that comes too late", LONG)
     time.sleep(5.0)  # longer than those that may come again are waited for

@@ -158,7 +158,7 @@ class Struck:
             if not any(note["at"] > blow["at"] for note in self.runs.notes("ready")):
                 return False
             nodes = self.runs.ledger().nodes.values()
-            waits = any(node.agent is not None and isinstance(node.agent.stance, Waiting) for node in nodes)
+            waits = any(node.agent is not None and isinstance(node.agent.phase, Waiting) for node in nodes)
             if waits:
                 self.runs.release(f"came-{blow['number']}")
             return waits
