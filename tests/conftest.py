@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 
 import pytest
 
+from tests.support.paths import ROOT
+
 SLOWEST_FILES = 20
+LEAN = str(ROOT / "tests/support/lean")
 
 
 def pytest_configure() -> None:
-    """Let the processes that tests start be ended by SIGHUP, also when the suite itself runs under nohup."""
+    """Let the processes that tests start leave torch's compiler out, and be ended by SIGHUP, also under nohup."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (LEAN, os.environ.get("PYTHONPATH"))))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 

@@ -31,7 +31,7 @@ def placed(rank: int, world: int, port: int) -> WorkerAssignment:
 
 def found_by(work: Callable[[int], Any], world: int, directory: Path) -> list[Any]:
     """What `work(rank)` returns on each of so many ranks; it passes through an empty directory."""
-    multiprocessing.spawn(_one, (work, world, str(directory)), world)
+    multiprocessing.start_processes(_one, (work, world, str(directory)), world, start_method="forkserver")
     return [torch.load(directory / str(rank)) for rank in range(world)]
 
 

@@ -10,6 +10,7 @@ TRAIN = (
 import contextlib, glob, signal, warnings
 warnings.simplefilter("ignore")
 import torch.distributed as dist
+import torch._dynamo.config  # shards ask for it: once in a standby, and not again in every process
 from torch.distributed.fsdp import fully_shard
 from resile.checkpoint.buffer import Buffer
 from resile.torch import Checkpointer, ElasticLoader
@@ -263,7 +264,7 @@ note("end", numbers=numbers(), seen=seen.steps, steps=elastic.completed)
 
 UNDISTURBED = """
 import os, runpy, sys
-import torch, torch._dynamo
+import torch, torch._dynamo.config
 import resile.torch  # what takes long is imported once, and every rank is a fork of it
 from resile.agent.workers.ports import free_port
 

@@ -21,6 +21,7 @@ import warnings
 warnings.simplefilter("ignore")
 import torch
 import torch.distributed as dist
+import torch._dynamo.config  # shards ask for it: once in a standby, and not again in every process
 from torch.distributed.fsdp import fully_shard
 torch.set_num_threads(1)
 from resile.torch import Checkpointer, Elastic, ElasticBatchSampler
