@@ -65,7 +65,8 @@ deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECON
 	@kubectl -n resile-system rollout status deployment/resile-operator --timeout=120s
 
 test-kube: $(READY) data  ## the tests that need a cluster (after `make cluster`)
-	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600 -m "not alone" -n 2 --dist loadfile
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600 -m alone
 
 undeploy:  ## remove the operator and its rights; jobs, CRDs and the dlrover namespace stay
 	@kubectl delete --ignore-not-found -k config/operator

@@ -1,8 +1,9 @@
 """Rules and fixtures of the tests that need a cluster.
 
-A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. A
-deployed operator serves every namespace, so the files that deploy one come last: the tests that bring an operator of
-their own and kill it must not find another in its place.
+A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. Tests
+have a namespace each and are run two at a time. Those that break or change the cluster itself have the mark `alone` and
+are run after the others, one at a time. A deployed operator serves every namespace, so the files that deploy one are
+among them and come last: the tests that bring an operator of their own and kill it must not find another in its place.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from tests.kube.seeds.seed_lines import PATIENCE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that use `deployed` last."""
+    """Put the files that use `deployed` last, and mark them `alone`."""
 
     def deploys(item: pytest.Item) -> bool:
         return "deployed" in getattr(item, "fixturenames", ())
 
     last = {item.path for item in items if deploys(item)}
     items.sort(key=lambda item: item.path in last)
+    for item in items:
+        if item.path in last:
+            item.add_marker("alone")
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,7 @@ def test_elastic_workers_step_on_without_a_deleted_pod_and_a_killed_process() ->
     assert 0.0 < killed < 60.0
 
 
+@pytest.mark.alone
 def test_a_crowd_of_pods_is_made_and_made_again_and_its_nodes_are_removed() -> None:
     before = kubectl("get", "nodes", "-o", "name")
     created, recreated = run("many_pods")

@@ -180,6 +180,7 @@ def test_a_deleted_journal_is_written_again_by_its_master_and_refused_by_the_nex
 # the cluster itself -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_an_api_server_that_is_killed_under_load_costs_no_job_anything(operated: KubeNamespace) -> None:
     names = ("red", "green", "blue")
     operated.apply(*(lasting(name) for name in names))
@@ -236,6 +237,7 @@ def until_alone(space: KubeNamespace, name: str, number: int) -> None:
     until_more_steps(space, name)
 
 
+@pytest.mark.alone
 def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_doubled(operated: KubeNamespace) -> None:
     operated.apply(scattered("job", 4))
     operated.until_members("job", 4)
@@ -258,6 +260,7 @@ def test_workers_of_a_machine_that_stands_still_are_replaced_elsewhere_and_not_d
     operated.until_status("job", phase="Running")
 
 
+@pytest.mark.alone
 def test_workers_of_a_machine_without_a_kubelet_are_replaced_elsewhere_and_not_doubled(operated: KubeNamespace) -> None:
     operated.apply(scattered("job", 2))
     operated.until_members("job", 2)

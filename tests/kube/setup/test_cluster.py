@@ -279,6 +279,7 @@ def test_custom_resources_can_be_defined_and_written(lab: Lab) -> None:
         kubectl("delete", "crd", f"things.{group}")
 
 
+@pytest.mark.alone
 def test_up_repairs_what_died_and_leaves_the_rest_alone(lab: Lab) -> None:
     def pids() -> dict[str, int]:
         return {path.stem: json.loads(path.read_text())["pid"] for path in (STATE / "processes").glob("*.json")}
