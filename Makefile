@@ -37,7 +37,7 @@ demo: $(READY) data  ## train on three local nodes while a process and then a wh
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
-	@$(BIN)/python hack/suite.py run tests -n 2 --dist loadfile
+	@$(BIN)/python hack/suite.py run --budget 600 tests -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff, mypy --strict, and the design's layers
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache --no-logo
@@ -65,8 +65,8 @@ deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECON
 	@kubectl -n resile-system rollout status deployment/resile-operator --timeout=120s
 
 test-kube: $(READY) data  ## the tests that need a cluster (after `make cluster`)
-	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600 -m "not alone" -n 2 --dist loadfile
-	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run tests/kube --timeout 600 -m alone
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 360 tests/kube --timeout 600 -m "not alone" -n 2 --dist loadfile
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 480 tests/kube --timeout 600 -m alone
 
 undeploy:  ## remove the operator and its rights; jobs, CRDs and the dlrover namespace stay
 	@kubectl delete --ignore-not-found -k config/operator

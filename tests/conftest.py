@@ -11,6 +11,26 @@ import pytest
 from tests.support.paths import ROOT
 
 SLOWEST_FILES = 20
+LONGEST = (
+    "tests/local/elastic/test_kill_schedules.py",
+    "tests/local/elastic/test_elastic.py",
+    "tests/local/elastic",
+    "tests/local/trainers",
+    "tests/local/examples",
+    "tests/test_docs.py",
+    "tests/local/run",
+    "tests/test_benchmarks.py",
+    "tests/torch/trainers",
+    "tests/cli/test_commands.py",
+    "tests/sim",
+    "tests/cli/test_submit.py",
+    "tests/torch/checkpoint",
+    "tests/torch",
+    "tests/agent",
+    "tests/master",
+    "tests/cli",
+)
+"""Where the time goes, by the durations of a whole run."""
 LEAN = str(ROOT / "tests/support/lean")
 
 
@@ -21,13 +41,22 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave `soak` tests out unless `-m` names them."""
+    """Put the files that take longest first, and leave `soak` tests out unless `-m` names them.
+
+    Two workers share the files in this order: whichever is through takes the next, and short ones come last, so that
+    neither has to wait for the other for long.
+    """
+    items.sort(key=_turn)
     if "soak" in config.getoption("-m", default=""):
         return
     soak = [item for item in items if item.get_closest_marker("soak") is not None]
     if soak:
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+
+
+def _turn(item: pytest.Item) -> int:
+    return next((turn for turn, path in enumerate(LONGEST) if item.nodeid.startswith(path)), len(LONGEST))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
