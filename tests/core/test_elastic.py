@@ -736,6 +736,6 @@ def test_a_failure_that_no_restart_would_mend_ends_the_job_at_once(echo_first: b
     if echo_first:
         dies(job, 1, pid=8, placed=1)
     what = msgspec.structs.replace(failure(), error="NotWritable: it is a file", permanent=True)
-    job.says(0, WorkerFailed(round=job.state.last_round, failure=what, member=True, left=0, placed=Round(1)))
+    job.says(0, WorkerFailed(round=job.state.training.last_round, failure=what, member=True, left=0, placed=Round(1)))
     assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
     assert "NotWritable: it is a file; no restart would mend that" in job.state.message
