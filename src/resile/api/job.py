@@ -106,7 +106,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str = "default"
     uid: str = ""
     front_door: str
-    """Whose names and conventions the job keeps: the name of one in `resile.api.kinds.registry`."""
+    """The front door that the job came through, by its name in `resile.api.kinds.registry`."""
     strategy: Strategy = Strategy.ALLREDUCE
     roles: dict[str, RoleSpec] = {}
     """In the order in which tables list them. Empty for a job on bare machines (`resile run`), whose nodes come by

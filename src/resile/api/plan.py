@@ -11,14 +11,14 @@ from resile.api.ids import Bytes, NodeKey, Rank
 
 
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the core wants a launched node to have, where it differs from the role's template."""
+    """What a node shall have where it differs from the template of its role; None changes nothing."""
 
     memory: Bytes | None = None
     cpu: float | None = None
     gpu: int | None = None
 
     def over(self, below: NodeResources) -> NodeResources:
-        """These, and where they say nothing, those below."""
+        """These amounts, and where one is None that of `below`."""
         return NodeResources(
             memory=below.memory if self.memory is None else self.memory,
             cpu=below.cpu if self.cpu is None else self.cpu,

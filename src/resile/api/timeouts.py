@@ -1,7 +1,7 @@
 """Every interval and time-out of the engine, derived from one knob: `recovery_budget`.
 
 The budget is the longest that a job may stand still after losing a node while other nodes can go on. Each wait on the
-way to the next step gets a share of it; the shares are checked to fit before anything starts, so nobody has to
+way to the next step gets a share of it; the shares are checked to fit before anything starts, so no user has to
 find out by experiment which time-out must exceed which. `resile explain timeouts` prints the ladder.
 """
 
@@ -33,9 +33,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     master_recovery: Seconds
     """How long a restarted master waits for the agents that its journal knows."""
     straggler_wait: Seconds
-    """How long a round that could close waits for nodes that are starting: a later join would restart everybody."""
+    """How long a round that could close waits for nodes that are starting: a later join would restart every node."""
     last_call: Seconds
-    """The same for the first round of a job on bare machines, where nobody knows who may still come."""
+    """The same for the first round of a job on bare machines, where more nodes may come at any time."""
     regroup_grace: Seconds
     """Between SIGTERM and SIGKILL for training processes whose round is over; their collective is dead already."""
     exit_grace: Seconds

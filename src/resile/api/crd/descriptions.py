@@ -1,7 +1,7 @@
-"""What the source says of a type and of each of its fields, for those who cannot read the source.
+"""What the source says of a type and of each of its fields, for users of `kubectl explain`.
 
 A field is described by the text below it, as everywhere in this code base. Python does not keep that text, so it is
-read from the source file: a few milliseconds, spent only where somebody asks for a schema.
+read from the source file: a few milliseconds, spent only where a schema is made.
 """
 
 from __future__ import annotations

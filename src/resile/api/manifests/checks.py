@@ -126,7 +126,7 @@ def _walk_mapping(inner: inspect.Type, value: Any, path: str, errors: ManifestEr
 
 
 def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
-    """Data whose shape somebody else checks: copied, and plain enough to be JSON."""
+    """Data whose shape Kubernetes checks: copied, and plain enough to be JSON."""
     if isinstance(value, dict):
         return _walk_mapping(inspect.AnyType(), value, path, errors)
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """The options of a job's master, which travel as annotations of the ElasticJob.
 
 DLRover's keep their names; `recovery_budget` is ours and sets every other interval. They are read as data and never
-become part of a command line. Other annotations are left alone: they belong to somebody else.
+become part of a command line. Other annotations are left alone: other programs put them there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MasterOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pending_timeout: Seconds | None = None
     """`FOREVER` when pending nodes never fail the job; None when nothing was said."""
     pending_fail_strategy: int = 1
-    """Whose being pending counts: 1 those the job cannot run without, 2 any; -1 and 0 nobody's."""
+    """Which pending nodes fail the job: 1 those that it cannot run without, 2 any, -1 and 0 none."""
     service_type: str = "grpc"
     training_elastic_mode: str = "base"
     pre_check_ops: str = ""

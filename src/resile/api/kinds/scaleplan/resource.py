@@ -28,7 +28,7 @@ KIND = "ScalePlan"
 
 
 class ScaleType(enum.StrEnum):
-    """Whose plan it is."""
+    """Whether a user wrote a plan, or a master recorded what it did."""
 
     MANUAL = "manual"
     AUTO = "auto"
@@ -174,7 +174,7 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def scale_type(self) -> ScaleType:
-        """Whose plan it is; a plan that does not say is a user's."""
+        """A plan that does not say is a user's."""
         return ScaleType(self.metadata.labels.get(SCALE_TYPE, ScaleType.MANUAL))
 
     def _labelled_jobs(self) -> dict[str, str]:
@@ -182,7 +182,7 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return {label: labels[label] for label in JOB_LABELS if label in labels}
 
     def check(self, errors: ManifestErrors) -> None:
-        """Tell the errors that only the whole plan shows: which job it is for, and whose pods it names."""
+        """Collect the errors that only the whole plan shows: it names no job, or pods of another one."""
         if not self.job:
             errors.add("spec.ownerJob", "must be given")
             return
