@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import os
 import socket
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from resile.agent import tempdirs
+from resile.agent import leftovers
 from resile.agent.launch import _private_directory
 from resile.agent.master_launcher import (
     CannotLaunchMaster,
@@ -22,7 +19,6 @@ from resile.agent.master_launcher import (
     is_here,
     is_loopback,
     run_directory,
-    sweep,
     token_notice,
     token_of,
 )
@@ -186,21 +182,6 @@ def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(
     assert oom_kills() == 0
 
 
-def test_what_old_runs_left_is_swept_away_unless_somebody_is_there(tmp_path: Path) -> None:
-    for name in ("over", "held", "starting", "fresh"):
-        (tmp_path / name).mkdir()
-        (tmp_path / f"{name}.launch").touch()
-        (tmp_path / f"{name}.present").touch()
-        if name != "fresh":
-            os.utime(tmp_path / name, (0, 0))
-    with (tmp_path / "held.present").open() as agent, (tmp_path / "starting.launch").open() as launcher:
-        fcntl.flock(agent, fcntl.LOCK_SH)
-        fcntl.flock(launcher, fcntl.LOCK_EX)
-        sweep(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {name + end for name in ("held", "starting", "fresh") for end in ("", ".launch", ".present")}
-
-
 def test_a_lock_whose_file_was_swept_away_is_taken_anew(tmp_path: Path) -> None:
     chosen = options(tmp_path)
     home = run_directory(chosen, HERE).path
@@ -218,6 +199,17 @@ def test_a_lock_whose_file_was_swept_away_is_taken_anew(tmp_path: Path) -> None:
     assert asyncio.run(asyncio.wait_for(contend(), 10))
 
 
+async def test_a_run_that_takes_an_old_name_is_not_removed_for_what_an_older_run_left(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    launch = run_directory(chosen, HERE).path.with_suffix(".launch")
+    launch.parent.mkdir()
+    launch.touch()
+    leftovers.sweep_runs(launch.parent)
+    assert launch.stat().st_size, "it is marked"
+    with await MasterLauncher(chosen, HERE, run_directory(chosen, HERE))._turn():
+        assert not launch.stat().st_size
+
+
 def test_the_agent_of_a_local_node_keeps_its_socket_in_the_nodes_directory(tmp_path: Path) -> None:
     for home in (tmp_path, tmp_path / ("x" * 100)):
         home.mkdir(exist_ok=True)
@@ -226,26 +218,3 @@ def test_the_agent_of_a_local_node_keeps_its_socket_in_the_nodes_directory(tmp_p
         other = _private_directory({"RESILE_LOCAL_NODE": gone})
         assert other.parent == Path(tempfile.gettempdir())
         other.rmdir()
-
-
-def test_what_a_killed_agent_left_is_removed_an_hour_after_it_was_found(tmp_path: Path) -> None:
-    for name in ("resile-held", "resile-left", "resile-other", "other"):
-        (tmp_path / name / "logs").mkdir(parents=True)
-        (tmp_path / name / "logs" / "out").write_text("words")
-        if name != "resile-other":
-            os.close(tempdirs.hold(tmp_path / name))
-    (tmp_path / "resile-link").symlink_to(tmp_path / "other")
-    held = tempdirs.hold(tmp_path / "resile-held")
-    everything = {path.name for path in tmp_path.iterdir()}
-    tempdirs.sweep(tmp_path)
-    tempdirs.sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == everything, "somebody may want to look at it"
-    long_ago = time.time() - tempdirs.KEPT_SECONDS
-    for name in ("resile-held", "resile-left", "other"):
-        os.utime(tmp_path / name / tempdirs.LOCK, (long_ago, long_ago))
-    tempdirs.sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == everything - {"resile-left"}
-    assert (tmp_path / "other" / "logs" / "out").exists(), "a link is not followed"
-    os.close(held)
-    tempdirs.sweep(tmp_path)
-    assert (tmp_path / "resile-held").exists(), "a long run that has just been killed"

@@ -1,13 +1,13 @@
-"""Who runs the master of a job without a cluster: an agent on the machine that the endpoint names.
+"""The master of a job without a cluster: started by an agent on the machine that the endpoint names.
 
 The master is a process of its own under a supervisor of its own, so it outlives this agent and this agent outlives
 it. Every agent on that machine may try: a lock in the job's directory lets one master through. The directory is
 found by the run id and the port, so agents of one user on one machine share the job's token through it.
 
-Beside the directory lie two files that outlive it. Whoever holds NAME.launch may look and decide. NAME.present is held
-by every agent of the run on this machine and by the supervisor, so a newcomer can tell a job whose master is
-just being started again from what an earlier run left behind, and clears only the latter. What runs left behind under
-other names is swept away by the next run, after a time for whoever wants to look into it.
+Beside the directory lie two files that outlive it. The agent that holds NAME.launch may look and decide. NAME.present
+is held by every agent of the run on this machine and by the supervisor, so a newcomer can tell a job whose master is
+just being started again from what an earlier run left, and clears only the latter. `leftovers` removes what runs left
+under other names.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from resile.agent.leftovers import is_file_at, sweep_runs
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.api.job import JobSpec
 from resile.api.kinds.run.names import FRONT_DOOR
@@ -36,13 +36,9 @@ log = logging.getLogger("resile.agent")
 
 LAUNCH_PATIENCE = 15.0
 MAX_STARTS = 10
-"""How often one agent starts a supervisor whose master keeps vanishing."""
+"""Starts by one agent of a supervisor whose master keeps vanishing."""
 REVIVE_AFTER = 2.0
 """Seconds without a master after which an agent looks whether another agent's supervisor is gone as well."""
-
-
-KEPT_SECONDS = 3600.0
-"""How long the directory of a run that is over stays, for whoever wants to know what happened."""
 
 
 class CannotLaunchMaster(Exception):
@@ -132,9 +128,9 @@ class MasterLauncher:
         try:
             async with asyncio.timeout(LAUNCH_PATIENCE):
                 self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                sweep(self._directory.path.parent)
+                sweep_runs(self._directory.path.parent)
                 with await self._turn():
-                    if self._someone_is_there() or (self._directory.exists and self._directory.master_lives()):
+                    if self._is_run_present() or (self._directory.exists and self._directory.master_lives()):
                         return  # should its master be gone for good, `revive` will see to it
                     shutil.rmtree(self._directory.path, ignore_errors=True)
                     self._directory.create(self._spec(), self._token())
@@ -149,13 +145,13 @@ class MasterLauncher:
             raise CannotLaunchMaster(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
     def close(self) -> None:
-        """Be there no more; the master and its supervisor stay."""
+        """Be present no more; the master and its supervisor stay."""
         if self._presence is not None:
             os.close(self._presence)
             self._presence = None
 
-    def _someone_is_there(self) -> bool:
-        """Whether an agent of this run or its supervisor lives on this machine; from now on, we are there ourselves."""
+    def _is_run_present(self) -> bool:
+        """Whether an agent of this run or its supervisor lives on this machine; from now on, this agent does."""
         path = self._directory.path.with_suffix(".present")
         self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -169,7 +165,7 @@ class MasterLauncher:
     def revive(self, seconds_away: float) -> None:
         """If neither master nor supervisor is left, start them again from the journal.
 
-        Our own supervisor is known to be gone at once; one that another agent started is given a moment.
+        A supervisor of this agent is known to be gone at once; one that another agent started is given a moment.
         """
         if self._starts >= MAX_STARTS or not self._directory.exists:
             return
@@ -181,7 +177,7 @@ class MasterLauncher:
                 log.warning("%s", error)  # training goes on, and the next call tries again
 
     async def end(self, patience: float) -> None:
-        """See our own supervisor off: it ends with the job; one that takes longer is told to."""
+        """Wait for a supervisor that this agent started: it ends with the job, and is told to if it takes longer."""
         if self._supervisor is None:
             return
         try:
@@ -194,7 +190,7 @@ class MasterLauncher:
                     await self._supervisor_ended()
 
     def stop(self) -> None:
-        """End the supervisor and its master, if they are ours and still there."""
+        """End the supervisor and its master, if this agent started them and they are still there."""
         if self._supervisor is not None and self._supervisor.poll() is None:
             self._supervisor.terminate()
 
@@ -261,7 +257,8 @@ class MasterLauncher:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_file_at(descriptor, path):
+                if is_file_at(descriptor, path):
+                    os.ftruncate(descriptor, 0)  # a mark of `leftovers` was meant for an older run
                     return _closing(descriptor)
             except BlockingIOError:
                 pass
@@ -270,41 +267,6 @@ class MasterLauncher:
                 raise
             os.close(descriptor)
             await asyncio.sleep(0.02)
-
-
-def sweep(runs: Path, kept: float = KEPT_SECONDS) -> None:
-    """Remove what runs that began at least `kept` seconds ago left behind, if nobody of them is there any more."""
-    for file in runs.glob("*.launch"):
-        home = file.with_suffix("")
-        with contextlib.suppress(OSError):  # somebody is there, or sweeps too
-            if (home if home.exists() else file).stat().st_mtime <= time.time() - kept:
-                _remove_unless_held(home)
-
-
-def _remove_unless_held(home: Path) -> None:
-    """Remove a run's directory and both files.
-
-    Raises:
-        OSError: somebody holds one of them.
-    """
-    launch, present = home.with_suffix(".launch"), home.with_suffix(".present")
-    with launch.open("rb+") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_file_at(turn.fileno(), launch):
-            return
-        with present.open("ab") as presence:
-            fcntl.flock(presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(home, ignore_errors=True)
-            present.unlink()
-            launch.unlink()
-
-
-def _is_file_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one of this name: the lock on one that was removed keeps nobody out."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager
