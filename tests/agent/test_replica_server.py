@@ -34,8 +34,8 @@ HERE = "127.0.0.1"
 
 @contextlib.contextmanager
 def keeping(*, tls: bool = False, room: str = "") -> Iterator[tuple[ReplicaServer, ReplicaEndpoint]]:
-    copies = ReplicaServer(lambda need: room)
-    copies.open(HERE, lambda: TOKEN, tls=tls)
+    copies = ReplicaServer(lambda need: room, lambda: TOKEN)
+    copies.open(HERE, tls=tls)
     replica_endpoint = copies.replica_endpoint(HERE)
     assert replica_endpoint is not None
     try:
@@ -45,8 +45,7 @@ def keeping(*, tls: bool = False, room: str = "") -> Iterator[tuple[ReplicaServe
 
 
 def partner(replica_endpoint: ReplicaEndpoint, token: bytes = TOKEN, round_: int = 3, **environ: str) -> ReplicaClient:
-    made = ReplicaClient(environ)
-    made.know(lambda: token)
+    made = ReplicaClient(lambda: token, environ)
     made.enter(Round(round_), replica_endpoint)
     return made
 
@@ -323,7 +322,7 @@ def test_nobody_there_is_one_sentence() -> None:
     with keeping() as (_, replica_endpoint):
         pass
     assert "cannot connect to" in partner(replica_endpoint).copy(0, *source(5))
-    assert ReplicaClient({}).copy(0, *source(5)) == "there is no other node to copy to"
+    assert ReplicaClient(lambda: TOKEN, {}).copy(0, *source(5)) == "there is no other node to copy to"
 
 
 def test_copies_take_no_more_of_the_network_than_allowed() -> None:

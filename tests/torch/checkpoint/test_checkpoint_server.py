@@ -30,8 +30,8 @@ from tests.torch.checkpoint.checkpoint_servers import PATIENCE, VaultThread, in_
 
 
 @pytest.fixture
-def vault() -> Iterator[VaultThread]:
-    with vault_thread() as thread:
+def vault(request: pytest.FixtureRequest) -> Iterator[VaultThread]:
+    with vault_thread(**getattr(request, "param", {})) as thread:
         yield thread
 
 
@@ -109,16 +109,17 @@ def test_a_buffer_whose_process_died_before_it_could_ask_for_storage_is_stored_a
     successor.close()
 
 
-def test_a_request_is_answered_whatever_becomes_of_it(vault: VaultThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown() -> bytes:
-        raise DirectoryError("the job's token cannot be read")
+def unknown() -> bytes:
+    raise DirectoryError("the job's token cannot be read")
 
+
+@pytest.mark.parametrize("vault", [{"token": unknown}], indirect=True)
+def test_a_request_is_answered_whatever_becomes_of_it(vault: VaultThread, monkeypatch: pytest.MonkeyPatch) -> None:
     def unforeseen(*_: object) -> str:
         raise RuntimeError("the store's library has its moods")
 
     opened = line(vault)
     _, sequence = fill(opened, "", 1)
-    vault.do(lambda: vault.vault.partner.know(unknown))
     vault.do(lambda: vault.vault.enter(Round(1), ReplicaEndpoint(address="127.0.0.1", port=1)))
     assert opened.copy_out(0, sequence)
     assert "the job's token cannot be read" in (opened.copied(sequence, PATIENCE) or "")
@@ -291,15 +292,15 @@ def test_when_a_peer_is_lost_the_last_step_goes_to_storage_while_its_process_goe
         opened.close()
 
 
+@pytest.mark.parametrize("vault", [{"token": lambda: b"secret"}], indirect=True)
 def test_a_node_that_is_left_alone_gives_the_memory_of_copies_back_when_its_processes_have_saved(
     vault: VaultThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resile.agent.checkpoints.checkpoint_server.LOOK_AGAIN", 0.02)
-    opened, copies = line(vault), vault.vault.copies
+    opened, copies = line(vault), vault.vault.replicas
     fill(opened, "", 1)
-    vault.do(lambda: vault.vault.open_door("127.0.0.1", lambda: b"secret", tls=False))
-    other = ReplicaClient({})
-    other.know(lambda: b"secret")
+    vault.do(lambda: vault.vault.keep_replicas("127.0.0.1", tls=False))
+    other = ReplicaClient(lambda: b"secret", {})
     other.enter(Round(1), copies.replica_endpoint("127.0.0.1"))
     buffer, record = filled(layout_of(rank=1, world=2), 1)
     assert other.copy(0, buffer, record.sequence) == ""

@@ -503,7 +503,7 @@ def test_a_copy_that_the_agent_never_answers_for_does_not_stop_saves_for_ever(
     opened: Open, vault: VaultThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(vault.vault.partner, "copy", lambda *_: str(over.wait(PATIENCE)))
+    monkeypatch.setattr(vault.vault.replica_client, "copy", lambda *_: str(over.wait(PATIENCE)))
     vault.do(lambda: vault.vault.enter(Round(1), ReplicaEndpoint(address="127.0.0.1", port=1)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -775,7 +775,7 @@ def test_a_save_that_waits_for_a_copy_hears_that_its_round_is_over(
         asked.set()
         return str(over.wait(PATIENCE))
 
-    monkeypatch.setattr(vault.vault.partner, "copy", copy)
+    monkeypatch.setattr(vault.vault.replica_client, "copy", copy)
     vault.do(lambda: vault.vault.enter(Round(1), ReplicaEndpoint(address="127.0.0.1", port=1)))
     group = Group(placed(0, 1, free_port()), "gloo", 20.0)
     group.form()

@@ -9,35 +9,27 @@ on another node is lost. Another thread copies them to another node, for state t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
-import queue
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
-import msgspec
-
 from resile.agent.checkpoints.flush import left_in, store_last, whole_in
+from resile.agent.checkpoints.memory_socket import MemorySocket, Peer
 from resile.agent.checkpoints.replica_client import ReplicaClient
 from resile.agent.checkpoints.replica_server import ReplicaServer
+from resile.agent.checkpoints.work_thread import WorkThread
 from resile.api.ids import Round
 from resile.checkpoint.buffer import Buffer, Record
-from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import (
     BUFFERS,
     MAX_COPIES,
     MAX_LOCAL_RANKS,
-    MAX_PACKET,
     AskReplica,
     FetchReplica,
-    FromAgent,
     Open,
     Opened,
     OpenReplicas,
@@ -52,103 +44,44 @@ from resile.checkpoint.memory_client import (
 )
 from resile.checkpoint.memory_limits import LIMIT, short_of
 from resile.checkpoint.storage import store_committed
-from resile.common import unix_sockets
 from resile.protocol.reports import ReplicaEndpoint
 
 log = logging.getLogger("resile.agent")
 
-BACKLOG = 256
 LOOK_AGAIN = 5.0
 """Seconds between two looks at whether the copies of another node are still needed."""
 PAUSES = (0.5, 1.5, 4.0)
 """Seconds before each further try, if storage does not take a checkpoint."""
-_decoder = msgspec.msgpack.Decoder(ToAgent)
-
-
-class _Peer:
-    """A training process on the line."""
-
-    def __init__(self, line: socket.socket) -> None:
-        self.line = line
-        self.local_rank: int | None = None
-        self.fills = False
-        """The buffers of that rank are its own; else it only looks at them."""
-
-    def send(self, answer: FromAgent, descriptors: list[int] | None = None) -> None:
-        """Never waits: whoever does not read its answers does without."""
-        with contextlib.suppress(OSError):
-            socket.send_fds(self.line, [msgspec.msgpack.encode(answer)], descriptors or [])
-
-
-class _Worker:
-    """A thread that does one thing after the other. A daemon: what hangs does not keep the agent from ending."""
-
-    def __init__(self, name: str, level: int) -> None:
-        """Nothing is done yet; what could not be done is logged at this level."""
-        self._name = name
-        self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
-        self._work = queue.SimpleQueue()
-        self.pending: dict[Future[None], tuple[Buffer, ...]] = {}
-        self._complaints = LogOnChange(log, level)
-
-    def start(self) -> None:
-        """Begin."""
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
-
-    def submit(
-        self, work: Callable[[], str], *buffers: Buffer, answer: Callable[[str], object] = lambda error: None
-    ) -> None:
-        """Do something with these buffers, when it is its turn.
-
-        Args:
-            work: does it: an empty answer, or why it could not be done.
-            buffers: they are claimed until then.
-            answer: is told in any case what came of it, whatever the work raises.
-        """
-        future: Future[None] = Future()
-        self.pending[future] = buffers
-        future.add_done_callback(lambda done: self.pending.pop(done, None))
-        self._work.put((work, answer, future))
-
-    @property
-    def claimed(self) -> set[Buffer]:
-        """The buffers that it has to do with, or will have."""
-        return {buffer for buffers in list(self.pending.values()) for buffer in buffers}
-
-    def _run(self) -> None:
-        while True:
-            work, answer, future = self._work.get()
-            try:
-                error = work()
-                self._complaints.say(error)
-            except Exception as unforeseen:  # this thread must outlive whatever a disk or a network does
-                log.exception("%s failed", self._name)
-                error = f"{self._name} failed: {unforeseen}"
-            with contextlib.suppress(RuntimeError):  # the agent has ended
-                answer(error)
-            future.set_result(None)
 
 
 class CheckpointServer:
     """The buffers of one node."""
 
-    def __init__(self, path: Path, *, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        token: Callable[[], bytes] = bytes,
+        yield_memory: Callable[[], bool] = lambda: False,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         """Nothing is there before `start`.
 
         Args:
             path: of the socket.
+            token: the job's secret, asked for at every call of another node and to it.
+            yield_memory: asks the rest of the agent to give memory back; whether there was any.
             pause: lets so many seconds pass before storage is tried again with what ended processes left; called by
                 a thread.
         """
-        self._path = path
+        self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
         self._buffers: dict[int, list[Buffer]] = {}
-        self._peers: dict[int, _Peer] = {}
-        self._listener: socket.socket | None = None
-        self._storing = _Worker("resile-store", logging.ERROR)
-        self._copying = _Worker("resile-copy-out", logging.WARNING)
-        self.copies = ReplicaServer(self._room_for)
-        self.partner = ReplicaClient()
+        self._storing = WorkThread("resile-store", logging.ERROR)
+        self._copying = WorkThread("resile-copy-out", logging.WARNING)
+        self.replicas = ReplicaServer(self._room_for, token)
+        self.replica_client = ReplicaClient(token)
+        self._yield_memory = yield_memory
         self._alone: asyncio.TimerHandle | None = None
         self._leaves = threading.Event()
         """The node ends."""
@@ -158,32 +91,28 @@ class CheckpointServer:
         self._rescuing = False
         """It was asked for, and has not begun yet."""
         self._rescued: Buffer | None = None
-        self.yield_memory: Callable[[], bool] = lambda: False
-        """Asks others of this node to give memory back; whether they had any."""
 
     def start(self) -> None:
-        """Listen. Its directory is private to this user already."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._path.unlink(missing_ok=True)
-        unix_sockets.bind(listener, self._path)
-        listener.listen(BACKLOG)
-        self._listener = listener
+        """Serve the training processes of this node."""
+        self._socket.start()
         self._storing.start()
         self._copying.start()
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def open_door(self, host: str, token: Callable[[], bytes], *, tls: bool) -> None:
-        """Keep copies for another node from now on, and have one kept; what says why not is logged."""
-        self.partner.know(token)
+    def keep_replicas(self, host: str, *, tls: bool) -> None:
+        """Keep copies for another node from now on; if this node cannot, the reason is logged."""
         try:
-            self.copies.open(host, token, tls=tls)
+            self.replicas.open(host, tls=tls)
         except OSError as error:
             log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
 
+    def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
+        """Where other nodes bring their copies, if they reach this one by that address; None: they cannot."""
+        return self.replicas.replica_endpoint(address)
+
     def enter(self, round_: Round, partner: ReplicaEndpoint | None) -> None:
         """This node is in another round now."""
-        self.copies.enter(round_)
-        self.partner.enter(round_, partner)
+        self.replicas.enter(round_)
+        self.replica_client.enter(round_, partner)
         if self._alone is not None:
             self._alone.cancel()
             self._alone = None
@@ -192,10 +121,10 @@ class CheckpointServer:
 
     def _outlive_copies(self, before: dict[int, int]) -> None:
         """Alone, a node needs copies for restoring: once its processes have saved again, their memory is given back."""
-        filled = {peer.local_rank for peer in self._peers.values() if peer.fills and peer.local_rank is not None}
+        filled = self._socket.filled_ranks
         if filled and all(self._newest(rank) > before.get(rank, 0) for rank in filled):
-            self.copies.give_back()
-        elif self.copies.buffers:
+            self.replicas.give_back()
+        elif self.replicas.buffers:
             self._alone = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._outlive_copies, before)
 
     def _newest(self, local_rank: int) -> int:
@@ -204,16 +133,10 @@ class CheckpointServer:
 
     def close(self) -> None:
         """Give all memory back."""
-        loop = asyncio.get_running_loop()
-        if self._listener is not None:
-            loop.remove_reader(self._listener)
-            self._listener.close()
-            self._path.unlink(missing_ok=True)
+        self._socket.close()
         if self._alone is not None:
             self._alone.cancel()
-        for peer in list(self._peers.values()):
-            self._hang_up(peer)
-        self.copies.close()
+        self.replicas.close()
         if self._storing.pending or self._copying.pending:
             return  # their memory goes with this process: a descriptor given back now could become another file's
         for buffers in self._buffers.values():
@@ -293,45 +216,12 @@ class CheckpointServer:
         """Wait for storage no longer."""
         self._hurry.set()
 
-    # the line --------------------------------------------------------------------------------------------------------
+    # what processes ask for -------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            line, _ = listener.accept()
-        except OSError:
-            return
-        line.setblocking(False)
-        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] not in (os.geteuid(), 0):
-            line.close()
-            return
-        peer = self._peers[line.fileno()] = _Peer(line)
-        asyncio.get_running_loop().add_reader(line, self._read, peer)
-
-    def _read(self, peer: _Peer) -> None:
-        try:
-            packet = peer.line.recv(MAX_PACKET)
-            if not packet:
-                self._hang_up(peer)
-                return
-            self._heard(peer, _decoder.decode(packet))
-        except BlockingIOError:
-            return
-        except OSError:  # it ended with answers unread
-            self._hang_up(peer)
-        except msgspec.MsgspecError as error:
-            log.warning("a process that asked for checkpoint memory was cut off: %s", error)
-            self._hang_up(peer)
-
-    def _hang_up(self, peer: _Peer) -> None:
-        self._peers.pop(peer.line.fileno(), None)
-        asyncio.get_running_loop().remove_reader(peer.line)
-        peer.line.close()
-
-    def _heard(self, peer: _Peer, word: ToAgent) -> None:
-        match word:
+    def _on_message(self, peer: Peer, message: ToAgent) -> None:
+        match message:
             case Open():
-                self._open(peer, word)
+                self._open(peer, message)
             case Reserve(size=size):
                 peer.send(Reserved(error=self._make_room(self._buffers_of(peer), size)))
             case Store(buffer=number, sequence=sequence):
@@ -339,15 +229,15 @@ class CheckpointServer:
             case FetchReplica(buffer=number, sequence=sequence):
                 self._do(self._copying, peer, number, sequence, ReplicaFetched)
             case AskReplica():
-                peer.send(ReplicaIs(there=self.partner.there))
+                peer.send(ReplicaIs(there=self.replica_client.there))
             case OpenReplicas():
-                held = self.copies.descriptors(MAX_COPIES)
+                held = self.replicas.descriptors(MAX_COPIES)
                 peer.send(ReplicasOpened(), held)
                 for descriptor in held:
                     os.close(descriptor)
 
-    def _open(self, peer: _Peer, word: Open) -> None:
-        rank = word.local_rank
+    def _open(self, peer: Peer, message: Open) -> None:
+        rank = message.local_rank
         if not 0 <= rank < MAX_LOCAL_RANKS:
             peer.send(Opened(error=f"there is no local rank {rank}"))
             return
@@ -357,8 +247,8 @@ class CheckpointServer:
             peer.send(Opened(error=f"no memory for checkpoints: {error.strerror}"))
             return
         peer.local_rank, self._buffers[rank] = rank, buffers
-        peer.fills = not word.reads
-        if not word.reads:
+        peer.fills = not message.reads
+        if not message.reads:
             self._take_over(buffers)
         peer.send(Opened(), [buffer.descriptor for buffer in buffers])
 
@@ -372,7 +262,7 @@ class CheckpointServer:
                 else:
                     self._storing.submit(functools.partial(self._store, buffer, record.sequence), buffer)
 
-    def _buffers_of(self, peer: _Peer) -> list[Buffer]:
+    def _buffers_of(self, peer: Peer) -> list[Buffer]:
         return self._buffers.get(peer.local_rank, []) if peer.local_rank is not None else []
 
     def _make_room(self, buffers: list[Buffer], size: int) -> str:
@@ -380,7 +270,7 @@ class CheckpointServer:
             return "it asked for room in no buffer"
         need = sum(max(0, size - buffer.size) for buffer in buffers)
         why = self._room_for(need) if need else ""
-        if why and LIMIT not in why and self.yield_memory():  # a bound of our own is none of theirs
+        if why and LIMIT not in why and self._yield_memory():  # a bound of our own is none of theirs
             why = self._room_for(need)
         if why:
             return why
@@ -394,12 +284,12 @@ class CheckpointServer:
     def _room_for(self, need: int) -> str:
         """Why there is no memory for so much more; empty if there is. Any thread may ask."""
         own = [buffer for each in list(self._buffers.values()) for buffer in each]
-        taken, untouched = self.copies.sizes()
+        taken, untouched = self.replicas.sizes()
         taken, untouched = taken + sum(each.size for each in own), untouched + sum(each.untouched for each in own)
         return short_of(need, taken, untouched)
 
     def _do(
-        self, worker: _Worker, peer: _Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaFetched]
+        self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaFetched]
     ) -> None:
         """Have a buffer stored or copied, and answer in any case: who waits for an answer saves nothing meanwhile."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
@@ -416,6 +306,6 @@ class CheckpointServer:
         def work() -> str:
             if kind is Stored:
                 return self._store(buffer, sequence)
-            return self.partner.copy(local_rank, buffer, sequence)
+            return self.replica_client.copy(local_rank, buffer, sequence)
 
-        worker.submit(work, buffer, answer=answer)
+        thread.submit(work, buffer, answer=answer)

@@ -32,10 +32,11 @@ BLOCK = 4 << 20
 class ReplicaClient:
     """The other node, as the newest round names it."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, token: Callable[[], bytes], environ: Mapping[str, str] = os.environ) -> None:
+        """There is no other node before `enter`; `token` is the job's secret, asked for at every call."""
         self._round: Round = NO_ROUND
         self._door: ReplicaEndpoint | None = None
-        self._token: Callable[[], bytes] = bytes
+        self._token = token
         self._rate = _rate(environ)
         self._stream: BulkStream | None = None
         """What is being sent on."""
@@ -44,10 +45,6 @@ class ReplicaClient:
     def there(self) -> bool:
         """Whether there is another node to copy to."""
         return self._door is not None
-
-    def know(self, token: Callable[[], bytes]) -> None:
-        """The job's secret, asked for at every call."""
-        self._token = token
 
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
         """From now on copies go here."""

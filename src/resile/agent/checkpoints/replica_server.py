@@ -62,11 +62,12 @@ class _Arrival(NamedTuple):
 class ReplicaServer:
     """What this node keeps for another."""
 
-    def __init__(self, room: Callable[[int], str]) -> None:
+    def __init__(self, room: Callable[[int], str], token: Callable[[], bytes]) -> None:
         """Nothing comes in before `open`.
 
         Args:
             room: why there is no memory for so many more bytes; empty if there is. Called from any thread.
+            token: the job's secret, asked for at every call.
         """
         self._room = room
         self._buffers: dict[int, list[Buffer]] = {}
@@ -79,7 +80,7 @@ class ReplicaServer:
         self._listener: socket.socket | None = None
         self._closed = threading.Event()
         self._fingerprint = ""
-        self._token: Callable[[], bytes] = bytes
+        self._token = token
         self._tls: ssl.SSLContext | None = None
         self._unproven: dict[socket.socket, str] = {}
         """In the order in which they came: a second grip on each connection, and who calls."""
@@ -108,12 +109,11 @@ class ReplicaServer:
         with self._guard:
             self._forget(self._buffers)
 
-    def open(self, host: str, token: Callable[[], bytes], *, tls: bool) -> None:
+    def open(self, host: str, *, tls: bool) -> None:
         """Let copies in.
 
         Args:
             host: the address to listen on.
-            token: the job's secret, asked for at every call.
             tls: whether the job speaks TLS: then so does this door, with a certificate made here and now.
 
         Raises:
@@ -122,7 +122,7 @@ class ReplicaServer:
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         if tls:
             self._tls, self._fingerprint = _own_identity()
-        self._token, self._listener = token, listener
+        self._listener = listener
         threading.Thread(target=self._serve, args=(listener,), name="resile-copies", daemon=True).start()
 
     def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
