@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 
-FORMAT = "[%(asctime)s] [%(levelname)s] %(message)s"
+from resile.common.log_format import LOG_FORMAT
+
 _UNASKED = logging.INFO - 1
 """The level that is set here: as good as INFO, and told from what a script sets itself."""
 _UNHEARD = -1
@@ -32,7 +33,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(FORMAT))
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record in one piece, or leave it to those who were asked to."""
