@@ -30,7 +30,7 @@ from resile.agent.standby.preload import cold_because
 from resile.agent.workers import process_control
 from resile.agent.workers.env import worker_environment
 from resile.agent.workers.output import Outlet, Output
-from resile.agent.workers.workers import Ended, Spawn, WorkerGroup
+from resile.agent.workers.worker_group import Ended, Spawn, WorkerGroup
 from resile.api.ids import Rank, Round
 from resile.common.backoff import Backoff
 from resile.protocol.reports import RendezvousConfig, RoundAssignment

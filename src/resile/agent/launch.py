@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from resile.agent import tempdirs
+from resile.agent import leftovers
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
 from resile.agent.master_launcher import (
     CannotLaunchMaster,
@@ -35,6 +35,7 @@ from resile.agent.workers.output import Output, OutputLines
 from resile.agent.workers.ports import NoFreePort, free_port
 from resile.api.ids import NodeId, Rank
 from resile.api.kinds.run.names import WORKER
+from resile.common.log_format import LOG_FORMAT
 from resile.wire.agent_socket import serve_local
 from resile.wire.connection import CannotListen
 from resile.wire.handshake import HandshakeRefused
@@ -43,7 +44,6 @@ from resile.wire.tls import BadTLS, client_context
 
 log = logging.getLogger("resile.agent")
 
-LOG_FORMAT = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
 LATE_PAUSE = 0.2
 """Between two looks whether the master of an earlier run is gone."""
 PORT_TRIES = 3
@@ -79,8 +79,8 @@ def launch(options: RunOptions) -> int:
 def _sweep_beside(directory: Path) -> None:
     """Hold this directory, and remove what killed agents left beside it, on the side. Held until this process ends."""
     with contextlib.suppress(OSError):
-        tempdirs.hold(directory)
-    threading.Thread(target=tempdirs.sweep, args=(directory.parent,), name="resile-sweep", daemon=True).start()
+        leftovers.hold(directory)
+    threading.Thread(target=leftovers.sweep_agents, args=(directory.parent,), name="resile-sweep", daemon=True).start()
 
 
 class CannotRun(Exception):
@@ -98,7 +98,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:
-        return Path(tempfile.mkdtemp(prefix=tempdirs.PREFIX))
+        return Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
     except OSError as error:  # without a number when no directory for temporary files can be written at all
         why = os.strerror(error.errno) if error.errno and error.filename else str(error.strerror or error)
         raise CannotRun(f"cannot make a directory for temporary files: {why}") from None
@@ -155,10 +155,8 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
         while True:
             if hosts_master(options):
                 options, host = await _host(options, alone)
-            identity = _identity(options, os.environ)
-            agent = Agent(options, identity, directory=directory, logs=logs, output=output)
             try:
-                return await _serve(agent, options, host, signals)
+                return await _serve(options, host, signals, directory=directory, logs=logs, output=output)
             except JobWasOver as late:
                 if asyncio.get_running_loop().time() > given_up:
                     log.warning("%s", late)
@@ -188,12 +186,15 @@ async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLau
     raise AssertionError("unreachable")
 
 
-async def _serve(agent: Agent, options: RunOptions, host: MasterLauncher | None, signals: _Signals) -> int:
-    def away(seconds: float, why: str) -> None:
-        if host is not None:
-            host.revive(seconds)
-        agent.on_away(seconds, why)
-
+async def _serve(
+    options: RunOptions,
+    host: MasterLauncher | None,
+    signals: _Signals,
+    *,
+    directory: Path,
+    logs: LogDirectory,
+    output: Output,
+) -> int:
     endpoint = options.endpoint
     assert endpoint is not None
     home = run_directory(options, endpoint)
@@ -201,32 +202,34 @@ async def _serve(agent: Agent, options: RunOptions, host: MasterLauncher | None,
     def token() -> bytes:
         return token_of(options, home, endpoint)
 
-    agent.session = Session(
-        endpoint,
-        token,
-        lambda: _tls(options.security),
-        hello=agent.hello,
-        on_message=agent.on_message,
-        on_away=away,
-        server_name=options.security.tls_name or None,
+    session = Session(endpoint, token, lambda: _tls(options.security), options.security.tls_name or None)
+    agent = Agent(
+        options,
+        _identity(options, os.environ),
+        session=session,
+        token=token,
+        revive_master=host.revive if host is not None else lambda seconds: None,
+        directory=directory,
+        logs=logs,
+        output=output,
     )
     local = await serve_local(agent.socket, on_message=agent.on_worker, on_close=agent.on_worker_close)
-    agent.vault.start()
+    agent.checkpoints.start()
     here = endpoint.host if is_loopback(endpoint.host) else "0.0.0.0"
-    agent.vault.open_door(here, token, tls=bool(options.security.tls_ca))
+    agent.checkpoints.keep_replicas(here, tls=bool(options.security.tls_ca))
     agent.standbys.ahead()
-    session = asyncio.ensure_future(agent.session.run())
-    session.add_done_callback(lambda ended: _fail_with(agent.done, ended))
+    running = asyncio.ensure_future(session.run(agent))
+    running.add_done_callback(lambda ended: _fail_with(agent.done, ended))
     signals.tell(agent)
     try:
         return await agent.done
     finally:
         agent.close()
-        session.cancel()
+        running.cancel()
         with contextlib.suppress(asyncio.CancelledError, HandshakeRefused):
-            await session
+            await running
         local.close()
-        agent.vault.close()
+        agent.checkpoints.close()
 
 
 def _log_to(output: Output) -> None:

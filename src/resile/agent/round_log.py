@@ -26,15 +26,15 @@ def story(told: WorkerFailure, failed_node: str, here: NodeKey | None, attempt: 
 
 def rendezvous_result(attempt: Attempt) -> str:
     """The outcome of a rendezvous in the words that people grep for."""
-    place, local = attempt.place, list(attempt.ranks)
+    assignment, local = attempt.assignment, list(attempt.ranks)
     ranks = list(attempt.ranks.values())
-    worlds = [place.world_size] * len(local)
+    worlds = [assignment.world_size] * len(local)
     fields: dict[str, object] = {
         "restart_count": attempt.number,
-        "master_addr": place.master_addr,
-        "master_port": place.master_port,
-        "group_rank": place.group_rank,
-        "group_world_size": place.group_world_size,
+        "master_addr": assignment.master_addr,
+        "master_port": assignment.master_port,
+        "group_rank": assignment.group_rank,
+        "group_world_size": assignment.group_world_size,
         "local_ranks": local,
         "role_ranks": ranks,
         "global_ranks": ranks,

@@ -1,8 +1,8 @@
 """The one connection between an agent and its master: kept up, found again, never in the way of training.
 
 Its end tells the master that the agent is gone, so it is opened at the start and held for life. When it breaks,
-training goes on; the session calls again, first at once, then at most once a second. What was said on a broken
-connection may be lost, so everything an agent says is either repeated after each greeting or made good by the next.
+training goes on; the session calls again, first at once, then at most once a second. What was sent on a broken
+connection may be lost, so everything an agent sends is either repeated after each greeting or made good by the next.
 A stranger in the master's place ends a session that has just begun, but not one that serves training: the master may
 come back.
 """
@@ -14,6 +14,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
+from typing import Protocol
 
 from resile.agent.options import Endpoint
 from resile.common.backoff import Backoff
@@ -35,6 +36,18 @@ CALL_TIMEOUT = 5.0
 _HEARTBEAT = encode(Heartbeat())
 
 
+class MasterListener(Protocol):
+    """What an agent does when its master speaks, or cannot be reached."""
+
+    def hello(self, local_address: str, /) -> Hello:
+        """The greeting, made anew for every connection from the local address of that connection."""
+
+    def on_message(self, message: MasterMessage, /) -> None: ...
+
+    def on_away(self, seconds: float, why: str, /) -> None:
+        """A call failed, so many seconds after the master was last connected; `why` is one sentence."""
+
+
 class Session:
     """Keeps an agent in touch with its master."""
 
@@ -43,10 +56,6 @@ class Session:
         endpoint: Endpoint,
         token: Callable[[], bytes],
         tls: Callable[[], ssl.SSLContext | None],
-        *,
-        hello: Callable[[str], Hello],
-        on_message: Callable[[MasterMessage], None],
-        on_away: Callable[[float, str], None],
         server_name: str | None = None,
     ) -> None:
         """Nothing is called before `run`.
@@ -56,10 +65,6 @@ class Session:
             token: the job's secret, asked for at every call: on the master's machine it may not be there yet, and
                 a file that an older run left gives way to the right one. `DirectoryError` means to ask again.
             tls: how to speak TLS, or None; asked for at every call like the token, since its files may be replaced.
-            hello: the greeting, made anew for every connection from the local address of that connection.
-            on_message: what the master says.
-            on_away: called after every failed call, with the seconds since the master was last connected and a
-                sentence that says why this call failed.
             server_name: the name that the master's certificate must hold, if it is not the endpoint's host.
         """
         self._endpoint = endpoint
@@ -67,15 +72,12 @@ class Session:
         self._tried = b""
         self._tls = tls
         self._server_name = server_name
-        self._hello = hello
-        self._on_message = on_message
-        self._on_away = on_away
         self._connection: Connection | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._interval = 0.0
 
     def send(self, message: Message) -> None:
-        """Say something; if nobody is there it is lost, and the next greeting makes up for it."""
+        """Tell the master; without a connection the message is lost, and the next greeting makes up for it."""
         if self._connection is not None:
             self._connection.send(message)
 
@@ -85,8 +87,8 @@ class Session:
         if self._heartbeat is None:
             self._tick()
 
-    async def run(self) -> None:
-        """Stay connected until cancelled.
+    async def run(self, listener: MasterListener) -> None:
+        """Stay connected until cancelled, and tell the listener what comes.
 
         Raises:
             HandshakeRefused: the token is wrong or the server is none of ours, on the first call that was answered.
@@ -99,18 +101,18 @@ class Session:
             while True:
                 closed = asyncio.Event()
                 try:
-                    connection = await self._call(closed)
+                    connection = await self._call(listener, closed)
                 except (CannotConnect, DirectoryError, HandshakeRefused, BadTLS) as error:
                     if isinstance(error, HandshakeRefused) and not known and self._tried == self._token():
                         raise
                     if isinstance(error, BadTLS) and not known:
                         raise
                     log.debug("%s", error)
-                    self._on_away(loop.time() - last, str(error))
+                    listener.on_away(loop.time() - last, str(error))
                     await asyncio.sleep(next(pauses))
                     continue
                 self._connection, known = connection, True
-                connection.send(self._hello(connection.local))
+                connection.send(listener.hello(connection.local))
                 since = loop.time()
                 await closed.wait()
                 self._connection, last = None, loop.time()
@@ -128,14 +130,14 @@ class Session:
                     async with asyncio.timeout(1.0):
                         await connection.wait_closed()
 
-    async def _call(self, closed: asyncio.Event) -> Connection:
+    async def _call(self, listener: MasterListener, closed: asyncio.Event) -> Connection:
         self._tried = self._token()
         return await connect(
             self._endpoint.host,
             self._endpoint.port,
             token=self._tried,
             decode=MasterMessage,
-            on_message=lambda _, message: self._on_message(message),
+            on_message=lambda _, message: listener.on_message(message),
             on_close=lambda _, because: self._closed(closed, because),
             tls=self._tls(),
             server_name=self._server_name,

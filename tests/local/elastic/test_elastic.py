@@ -364,3 +364,4 @@ def test_the_budget_of_restarts_ends_a_job_whose_replacements_crash(runs: Runs):
     kill(first[1]["pid"])
     assert run.wait() == 1
     assert "RestartOverLimit" in run.err
+    assert run.err.count("starting another process for local rank 1") == 2, "none is announced that will not be"

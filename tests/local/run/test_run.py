@@ -105,6 +105,19 @@ def test_the_rank_that_recorded_its_error_first_is_blamed_even_if_it_dies_last(r
     assert "others that followed\n    rank 1" in run.err
 
 
+STILL_ENDING = FIRST_BY_ERROR_FILE.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "time.sleep(60)")
+
+
+def test_a_rank_that_was_still_ending_when_it_was_asked_to_stop_is_not_said_to_have_ended_by_that(runs: Runs) -> None:
+    run = runs.run("--nproc-per-node=2", runs.script(STILL_ENDING))
+    assert run.process.returncode == 1
+    report = run.err[run.err.index("━━") :]
+    assert report.startswith("━━ rank 0 failed first")
+    assert "why   RuntimeError: the first one" in report
+    assert "how   exit code 1\n" in report
+    assert "SIGTERM" not in report
+
+
 KILLED = """
 from probe import *
 import signal

@@ -47,7 +47,7 @@ BACKOFF = Backoff(first=1.0, limit=8.0)
 """Before a lost template is made again."""
 
 
-class StandbyRequirements(NamedTuple):
+class StandbyFacts(NamedTuple):
     """What is to be seen of standbys from outside."""
 
     ready: int = 0
@@ -64,7 +64,7 @@ class StandbyPool:
         environ: Mapping[str, str] = os.environ,
         *,
         stdin: int | None = None,
-        changed: Callable[[StandbyRequirements], None] = lambda _: None,
+        changed: Callable[[StandbyFacts], None] = lambda _: None,
     ) -> None:
         """Nothing runs before `warm`.
 
@@ -100,7 +100,7 @@ class StandbyPool:
         """Something went wrong since the last time that standbys were wanted."""
         self._said = ""
         self._timer: asyncio.TimerHandle | None = None
-        self.facts = StandbyRequirements()
+        self.facts = StandbyFacts()
 
     # what the agent asks ----------------------------------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class StandbyPool:
             log.info(
                 "%d %s ready (%d MiB in all)", count, "standby is" if count == 1 else "standbys are", memory // MiB
             )
-        self.facts = StandbyRequirements(len(self._ready), memory)
+        self.facts = StandbyFacts(len(self._ready), memory)
         self._changed(self.facts)
 
     def _say(self, sentence: str) -> None:

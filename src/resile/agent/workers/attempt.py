@@ -1,11 +1,11 @@
-"""One node's processes: what they are told, and which of them failed by their own fault.
+"""One start of all processes of a node: what they are told, and which of them failed by their own fault.
 
-They serve one round, and end with it; those of an elastic script stay for round after round, and one of them that fails
-is replaced by itself (`resile.agent.workers.elastic_workers` decides that).
+Processes that restart serve one round and end with it. Those of an elastic script stay for round after round, and one
+that fails is replaced by itself.
 
 When one process fails its siblings are stopped, and how those end says nothing. But a sibling may have failed first
 and taken longer to die (a long traceback, a slow exit): if its error was recorded before it was asked to stop, it
-counts, and the earliest is the one to blame.
+counts, and the earliest is the one to blame. That rests on the clock of one machine, and on nothing else.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from resile.agent.options import RunOptions, Std
 from resile.agent.standby.pool import StandbyPool
 from resile.agent.workers.env import NoDeviceError, worker_environment
 from resile.agent.workers.failures import read_failure
 from resile.agent.workers.oom import oom_kills
 from resile.agent.workers.output import Outlet, Output, console
-from resile.agent.workers.workers import CANNOT_RUN, CannotStart, Ended, Spawn, WorkerGroup
+from resile.agent.workers.worker_group import CANNOT_RUN, CannotStart, Ended, Spawn, WorkerGroup
 from resile.api.ids import Round
 from resile.protocol.reports import RoundAssignment, WorkerFailure
 
 
 class LogDirectory:
-    """Where the files of an agent's processes are: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it.
+    """Where the files of an agent's processes go: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it.
 
     Every agent has a directory of its own in DIR, so agents on one machine can share the flag's value.
     """
 
     def __init__(self, options: RunOptions, private: Path) -> None:
-        """Make it. Only if nobody asked for files is it in `private`, which is removed at exit.
+        """Make it: in `private`, which is removed at exit, unless the flags ask for files.
 
         Raises:
             OSError: it cannot be made.
@@ -56,7 +58,7 @@ class Attempt:
     def __init__(
         self,
         round_: Round,
-        place: RoundAssignment,
+        assignment: RoundAssignment,
         *,
         number: int,
         options: RunOptions,
@@ -65,29 +67,30 @@ class Attempt:
         owner: str,
         output: Output,
         standbys: StandbyPool,
-        on_end: Callable[[str, list[WorkerFailure]], None],
+        on_end: Callable[[int | None, str, list[WorkerFailure]], None],
     ) -> None:
         """Nothing runs before `start`.
 
         Args:
             round_: the round; NO_ROUND for processes that are started ahead of it.
-            place: this node's place in it, or what comes closest.
+            assignment: this node's part of it, or what comes closest.
             number: how many attempts there were before on this node.
             options: the flags.
             logs: where files go.
             socket: where processes reach the agent.
             owner: the agent, in the names of its processes.
-            output: who moves what they print.
+            output: moves what they print.
             standbys: interpreters that processes can start from.
-            on_end: called for every process that ends, with its name and the failures that this shows.
+            on_end: called for every process that ends, with its local rank, its name and the failures that this
+                shows; with None and no name if no process could be started.
         """
         self.round = round_
-        self.place = place
+        self.assignment = assignment
         self.number = number
         self.names = {rank: f"{owner}.{number}.{rank}" for rank in range(options.nproc)}
         self.failures: list[WorkerFailure] = []
         """Of processes that were not replaced."""
-        self.ranks = {rank: place.first_rank + rank for rank in self.names}
+        self.ranks = {rank: assignment.first_rank + rank for rank in self.names}
         """The global rank of each local rank that has a place in the round."""
         self._numbers = dict.fromkeys(self.names, number)
         self._owner = owner
@@ -99,27 +102,28 @@ class Attempt:
         self._group = WorkerGroup(output, self._ended, standbys)
         self._started = False
         self._stopped_at: float | None = None
+        self._stop_signal: int = signal.SIGTERM
         self._oom_kills = oom_kills()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether some process runs."""
         return self._group.alive > 0
 
     @property
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Whether its processes run, and were not asked to stop."""
-        return self.running and self._stopped_at is None
+        return self.is_running and self._stopped_at is None
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether its processes were asked to stop, or could not be started."""
         return self._stopped_at is not None
 
     @property
-    def finished(self) -> bool:
+    def has_finished(self) -> bool:
         """Whether all processes ended well, of their own accord."""
-        return self._started and not self.running and self._stopped_at is None and not self.failures
+        return self._started and not self.is_running and self._stopped_at is None and not self.failures
 
     def log_of(self, failure: WorkerFailure) -> str:
         """The file with the last words of a process of this attempt; empty if none was kept."""
@@ -137,7 +141,7 @@ class Attempt:
             self._stopped_at = time.time()
             self.failures.append(
                 WorkerFailure(
-                    global_rank=self.place.first_rank,
+                    global_rank=self.assignment.first_rank,
                     local_rank=0,
                     pid=0,
                     at=self._stopped_at,
@@ -145,17 +149,18 @@ class Attempt:
                     error=str(error),
                 )
             )
-            self._on_end("", self.failures[-1:])
+            self._on_end(None, "", self.failures[-1:])
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Ask all processes to end, kill them after `grace` seconds; returns when nothing of them is left."""
         self._stopped_at = self._stopped_at or time.time()
+        self._stop_signal = number
         await self._group.stop(grace, number)
 
-    def enter(self, round_: Round, place: RoundAssignment, local_ranks: list[int]) -> None:
+    def enter(self, round_: Round, assignment: RoundAssignment, local_ranks: list[int]) -> None:
         """These of the same processes are in another round now, in this order."""
-        self.round, self.place = round_, place
-        self.ranks = {local_rank: place.first_rank + number for number, local_rank in enumerate(local_ranks)}
+        self.round, self.assignment = round_, assignment
+        self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
     def replace(self, local_rank: int, number: int) -> str:
         """Start a process in the place of one that failed, as attempt `number`; returns its name.
@@ -172,9 +177,9 @@ class Attempt:
         self.failures = [failure for failure in self.failures if failure.local_rank != local_rank]
         return self.names[local_rank]
 
-    def pid_of(self, local_rank: int) -> int:
-        """The pid of a process that runs; 0 if it does not."""
-        return self._group.pid_of(local_rank)
+    def runs(self, local_rank: int) -> bool:
+        """Whether this process runs, or is about to."""
+        return self._group.runs(local_rank)
 
     def kill_one(self, local_rank: int) -> None:
         """End one process; that is a failure like any other."""
@@ -194,17 +199,19 @@ class Attempt:
         found: list[WorkerFailure] = []
         if not ended.well and ended.local_rank not in self._dismissed:
             failure = self._failure(ended)
-            if self._stopped_at is None or failure.at < self._stopped_at:
+            if self._stopped_at is None:
                 found.append(failure)
+            elif failure.at < self._stopped_at:
+                found.append(_without_signal(failure, self._stop_signal))
         self.failures += found
-        self._on_end(self.names[ended.local_rank], found)
+        self._on_end(ended.local_rank, self.names[ended.local_rank], found)
 
     def _failure(self, ended: Ended) -> WorkerFailure:
         kills = oom_kills()
         by_kernel, self._oom_kills = kills > self._oom_kills, kills
         return read_failure(
             returncode=ended.returncode,
-            global_rank=self.ranks.get(ended.local_rank, self.place.first_rank + ended.local_rank),
+            global_rank=self.ranks.get(ended.local_rank, self.assignment.first_rank + ended.local_rank),
             local_rank=ended.local_rank,
             pid=ended.pid,
             ended_at=ended.at,
@@ -221,7 +228,7 @@ class Attempt:
         environment = worker_environment(
             os.environ,
             options=options,
-            place=self.place,
+            place=self.assignment,
             local_rank=local_rank,
             nproc=options.nproc,
             round_=self.round,
@@ -248,8 +255,19 @@ class Attempt:
 
     def _prefix(self, local_rank: int) -> bytes:
         template = self._options.log_prefix or "[${role_name}${rank}]:"
-        rank = self.place.first_rank + local_rank
+        rank = self.assignment.first_rank + local_rank
         words = {"${role_name}": self._options.role, "${rank}": str(rank), "${local_rank}": str(local_rank)}
         for word, value in words.items():
             template = template.replace(word, value)
         return template.encode()
+
+
+def _without_signal(failure: WorkerFailure, asked: int) -> WorkerFailure:
+    """The failure of a process that had recorded its error, and was still ending when the agent asked it to stop.
+
+    A signal of the agent that ended it then would mislead: the exit code becomes the one that Python gives for an
+    error that nothing caught.
+    """
+    if failure.oom or failure.signal not in (asked, signal.SIGKILL):
+        return failure
+    return msgspec.structs.replace(failure, signal=0, exit_code=1)

@@ -1,26 +1,44 @@
-"""The processes of an elastic node, from round to round: who can meet, who is in a round, who has to leave it.
+"""Workers that stay: the processes of an elastic node, from round to round.
 
-A seat is a local rank and the process that fills it now. When a round is over its processes are told to break off and
-say Ready; the node then joins with as many as it has. A process that failed is replaced at once, ahead of any round:
-its siblings go on without it, and when the new one is ready a new round takes it in. Every wait has an end: a process
-that does not leave its round, or is started and never gets ready, is killed and counts as failed. One that may be the
-last to have the state is waited for longer, unless the master says that another node has it.
+When a round is over its processes are told to break off and say that they are ready; the node then joins with as many
+as it has. A process that failed is replaced at once, ahead of any round: its siblings go on without it, and when the
+new one is ready a new round takes it in. Every wait has an end: a process that does not leave its round, or is started
+and never gets ready, is killed and counts as failed. One that may be the last to have the state is waited for longer,
+unless the master says that another node has it. `life` says what one process may go through.
 
-This decides and speaks for the elastic part of an agent and starts nothing itself; a script that never says Ready never
-gets here, and is treated as under torchrun.
+As long as no process is here to stay (none was started yet, all have ended, or none could be started), a node does
+what one with restarting workers does, except that it starts its processes before it asks for a round.
 """
 
 from __future__ import annotations
 
-import asyncio
-import enum
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeVar
 
 from resile.agent.workers.attempt import Attempt
+from resile.agent.workers.base import Standing
+from resile.agent.workers.launcher import WorkerLauncher
+from resile.agent.workers.life import (
+    Detached,
+    Dismissed,
+    Ended,
+    Event,
+    Failed,
+    Finishing,
+    InRound,
+    Leaving,
+    Line,
+    Member,
+    Ready,
+    Starting,
+    State,
+    Stuck,
+    Worker,
+)
 from resile.agent.workers.ports import free_port
-from resile.agent.workers.workers import CannotStart
+from resile.agent.workers.restarting_workers import RestartingWorkers
+from resile.agent.workers.worker_group import CannotStart
 from resile.api.ids import NO_ROUND, Round
 from resile.common.backoff import Backoff
 from resile.protocol.agent_to_master import (
@@ -45,102 +63,45 @@ of a node's silence after a fifth."""
 BACKOFF = Backoff(first=1.0, limit=30.0)
 """Before a process is started again that failed before it ever had a place, and did so before."""
 STAY = 12
-"""Times the usual wait for a process to leave its round: as long as nobody else is known to have the state, its step
-may be a long one, and killing it would lose the state."""
+"""Times the usual wait for a process to leave its round: as long as no other process is known to have the state, its
+step may be a long one, and killing it would lose the state."""
 
-
-class Line(Protocol):
-    """A process's connection."""
-
-    def send(self, message: Message, /) -> None:
-        """Say something."""
-
-    def close(self, because: str = "", /) -> None:
-        """Hang up."""
-
-
-class Phase(enum.Enum):
-    """What the process of a seat is doing."""
-
-    STARTING = "starting"
-    READY = "ready"
-    PLACED = "placed"
-    LEFT = "left"
-    """It took the last step long ago, and its script has something else to do: nobody waits for it."""
-    DOWN = "down"
-
-
-class ElasticWorker:
-    """One local rank and its process."""
-
-    def __init__(self, local_rank: int) -> None:
-        self.local_rank = local_rank
-        self.phase = Phase.STARTING
-        self.line: Line | None = None
-        self.due: Round = NO_ROUND
-        """The round it was started for, which keeps a place for it."""
-        self.veteran = False
-        """It has been in a round."""
-        self.round: Round = NO_ROUND
-        """The last one it was in."""
-        self.done = False
-        """It took the last step of the training there, as everybody in that round did."""
-        self.holds = False
-        """It is ready, and has the outcome of training."""
-        self.agreed: Round = NO_ROUND
-        """The newest round in which it came to one state with all members; known when it is ready."""
-        self.spared = False
-        """It did not leave its round in time, and is waited for since it may be the last that has the state."""
-        self.unplaced = 0
-        """Processes in a row that failed here before they had a place."""
-        self.timer: asyncio.TimerHandle | None = None
-
-    def wait(self, seconds: float, then: Callable[[ElasticWorker], None]) -> None:
-        """Call `then` unless something happens first."""
-        self.calm()
-        self.timer = asyncio.get_running_loop().call_later(seconds, then, self)
-
-    def calm(self) -> None:
-        """Call the deadline off."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+S = TypeVar("S", bound=State)
 
 
 class ElasticWorkers:
-    """All seats of one node."""
+    """Implements `Workers`: processes survive a change of rounds."""
 
     def __init__(
         self,
+        before: RestartingWorkers,
         *,
         send: Callable[[Message], None],
-        replace: Callable[[int], None],
-        met: Callable[[], None],
-        desert: Callable[[], None],
+        launcher: WorkerLauncher,
+        rescue: Callable[[], None],
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Nothing is here before `begin`.
+        """Take over from workers that restart: processes that run stay from now on.
 
         Args:
+            before: what this node had until it learned that its workers stay.
             send: speaks to the master.
-            replace: starts a process for a seat; raises CannotStart.
-            met: called when processes are about to be given their places in a new round.
-            desert: called when all processes are gone and none of them had finished a round.
+            launcher: starts and stops the processes.
+            rescue: has what processes saved in memory stored, when another node is lost.
             leave_within: seconds that a process has to leave a round that is over: it may be in the middle of a step.
                 The recovery budget.
             ready_within: seconds that a process started ahead has to get ready.
         """
+        self._restarting = before
         self._send = send
-        self._replace = replace
-        self._met = met
-        self._desert = desert
+        self._launcher = launcher
+        self._rescue = rescue
         self._leave_within = leave_within
         self._ready_within = ready_within
         self._attempt: Attempt | None = None
-        self._seats: list[ElasticWorker] = []
-        self._lines: dict[Line, ElasticWorker] = {}
-        self._newest: Round = NO_ROUND
+        self._workers: list[Worker] = []
+        self._by_line: dict[Line, Worker] = {}
         self._current: Round | None = None
         """The round that this node is in, as long as it is not over."""
         self._join: Join | None = None
@@ -149,206 +110,311 @@ class ElasticWorkers:
         """Said of the newest round, and not answered by its end yet."""
         self._unheard: list[WorkerFailed] = []
         """What a master that comes back may not have heard."""
-        self._late = False
-        """Somebody was waited for in vain; those that are ready wait no longer."""
-        self._complete: Round = NO_ROUND
-        """The newest round of which processes here have said that its last step is taken."""
-        self._failed_late = False
-        """The script failed after its last step in the newest round: that is tried again, as any other failure."""
-        self.elastic = False
-        """Whether the script's processes stay from round to round."""
+        self._waited_in_vain = False
+        """A process never got ready: those that are wait for no other any longer."""
+        self._last_step_told: Round = NO_ROUND
+        """The newest round of which a process here has said that its last step is taken."""
+        self._failed_after_last_step = False
+        """In the newest round: the script is tried again then, as after any other failure."""
+        if launcher.attempt is not None and launcher.attempt.is_sound:
+            self._begin(launcher.attempt)
 
     # what the agent asks ----------------------------------------------------------------------------------------------
 
     @property
-    def active(self) -> bool:
-        """Whether these processes are here to stay: a round's end does not end them."""
-        attempt = self._attempt
-        return self.elastic and attempt is not None and not attempt.stopped and not attempt.finished
+    def newest(self) -> Round:
+        """The newest round that the master has spoken of."""
+        return self._restarting.newest
+
+    @newest.setter
+    def newest(self, round_: Round) -> None:
+        self._restarting.newest = round_
 
     @property
-    def in_round(self) -> bool:
+    def is_training(self) -> bool:
         """Whether this node is a member of a round that is not over."""
-        return self._current is not None
+        return self._current is not None if self._stays else self._restarting.is_training
 
-    # what the agent tells ---------------------------------------------------------------------------------------------
+    def standing(self) -> Standing:
+        """What a greeting tells the master."""
+        if self._stays:
+            return Standing(running=self._current is not None, finished=False, elastic=True)
+        return self._restarting.standing()._replace(elastic=True)
 
-    def begin(self, attempt: Attempt, *, ahead: bool) -> None:
-        """Processes were started: for a round, or ahead of any."""
-        self.clear()
-        self._attempt = attempt
-        self._newest = max(self._newest, attempt.round)
-        self._current = None if ahead else attempt.round
-        self._seats = [ElasticWorker(local_rank) for local_rank in attempt.names]
-        for seat in self._seats:
-            seat.due = attempt.round
-            if ahead:
-                self.elastic = True
-                seat.wait(self._ready_within, self._never_ready)
+    def is_news(self, over: Round) -> bool:
+        """Processes that stay may have joined after a round and hear of its end only then."""
+        return over >= self.newest if self._stays else self._restarting.is_news(over)
 
-    def clear(self) -> None:
-        """Forget all processes; they are stopped, or will be."""
-        for seat in self._seats:
-            seat.calm()
-        self._attempt, self._seats, self._current, self._late = None, [], None, False
-        self._failed_late = False
-        self._join = self._changed = None
-        self._unheard.clear()
-        self._lines.clear()
+    @property
+    def _stays(self) -> bool:
+        """Whether there are processes that a round's end does not end."""
+        return self._attempt is not None and not self._attempt.is_stopped and not self._attempt.has_finished
 
-    def formed(self, round_: Round, place: RoundAssignment) -> None:
-        """The master formed a round with this node: let the processes meet, if they are as many as it thinks."""
-        self._newest, self._join, self._changed, self._late = round_, None, None, False
-        self._failed_late = False
-        self._unheard.clear()
-        ready = self._in(Phase.READY)
-        if len(ready) == place.nproc and not self._in(Phase.PLACED) and self._attempt is not None:
-            self._current = round_
-            self._attempt.enter(round_, place, [seat.local_rank for seat in ready])
-            self._met()
-            for number, seat in enumerate(ready):
-                self._place(seat, place, number)
-        elif not ready or self._in(Phase.PLACED):  # it cannot join at once, so its peers are not to wait for it
-            self._change(0)
-        self._settle()
+    # what the master says ---------------------------------------------------------------------------------------------
 
-    def over(self, round_: Round, because: str) -> None:
-        """A round is over: all processes leave it."""
-        self._newest, self._join, self._changed = max(self._newest, round_), None, None
-        self._break_off(because)
-        for seat in self._in(Phase.STARTING):
-            if seat.timer is None:
-                seat.wait(self._ready_within, self._never_ready)
-        self._settle()
-
-    def held(self, round_: Round) -> None:
-        """Another node has the state of a round: no process that stays in it is the last one."""
-        for seat in self._in(Phase.PLACED):
-            if seat.spared and seat.round <= round_:
-                log.error(
-                    "local rank %d did not leave its round within %g s (--recovery-budget), and another node has the "
-                    "state of the training: killing it",
-                    seat.local_rank,
-                    self._leave_within,
-                )
-                self._kill(seat)
-
-    def welcomed(self) -> None:
-        """A master has just greeted us: say again what the last one may not have heard."""
-        if self.elastic:
-            self._send(CanRegroup())
+    def on_welcome(self) -> None:
+        """Say again what the last master may not have heard."""
+        if not self._stays:
+            self._restarting.on_welcome()
+            return
+        self._send(CanRegroup())
         for failed in self._unheard:
             self._send(failed)
         if self._join is not None:
             self._send(self._join)
         elif self._changed is not None:
             self._send(self._changed)
-        if self._complete == self._newest and self._members():
-            self._send(LastStepTaken(round=self._complete))
-        for seat in self._in(Phase.PLACED):
-            if seat.spared:
-                self._send(WorkerStuck(round=seat.round))
+        if self._last_step_told == self.newest and self._of_newest_round():
+            self._send(LastStepTaken(round=self._last_step_told))
+        for _, stuck in self._in(Stuck):
+            self._send(WorkerStuck(round=stuck.round))
 
-    def ended(self, local_rank: int, failures: list[WorkerFailure]) -> None:
-        """A process ended: badly if there are failures."""
-        seat = self._seats[local_rank]
-        was, seat.phase, seat.line, seat.holds = seat.phase, Phase.DOWN, None, False
-        seat.calm()
-        expected = was is Phase.STARTING and self._current is not None and seat.due == self._current
-        if not failures:
-            self._ended_well()
+    def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
+        """Let the processes meet, if they are as many as the master thinks."""
+        if not self._stays:
+            self._restarting.on_round_formed(round_, assignment)
             return
-        self._failed_late = self._failed_late or seat.done
-        met = was in (Phase.PLACED, Phase.LEFT)
-        member = met or expected or (was is Phase.READY and self._join is not None)
-        left = len(self._in(Phase.READY)) + len(self._in(Phase.PLACED))
-        placed = seat.round if met else seat.due if expected else NO_ROUND
-        for failure in failures:
-            failed = WorkerFailed(round=self._newest, failure=failure, member=member, left=left, placed=placed)
-            self._unheard.append(failed)
-            self._send(failed)
-        if was is Phase.READY:
-            self._join = self._changed = None
-        if member:
-            self._break_off("a process of this node failed")
-        seat.unplaced = 0 if met else seat.unplaced + 1
-        delay = BACKOFF.after(seat.unplaced - 1)
-        if delay:
-            log.warning(
-                "local rank %d failed %d times before it was ready; next try in %g s", local_rank, seat.unplaced, delay
-            )
-            seat.wait(delay, self._refill)
-        else:
-            self._refill(seat)
+        self.newest, self._join, self._changed, self._waited_in_vain = round_, None, None, False
+        self._failed_after_last_step = False
+        self._unheard.clear()
+        ready, in_round = self._in(Ready), self._in_round()
+        if len(ready) == assignment.nproc and not in_round and self._attempt is not None:
+            self._current = round_
+            self._attempt.enter(round_, assignment, [worker.local_rank for worker, _ in ready])
+            self._launcher.entered_round()
+            for number, (worker, state) in enumerate(ready):
+                self._place(worker, state, assignment, number)
+        elif not ready or in_round:  # it cannot join at once, so its peers are not to wait for it
+            self._tell_change(0)
         self._settle()
 
-    # what processes say -----------------------------------------------------------------------------------------------
+    def on_round_over(self, over: RoundOver) -> None:
+        """All processes leave the round."""
+        if not self._stays:
+            self._restarting.on_round_over(over)
+            return
+        self.newest, self._join, self._changed = over.round, None, None
+        self._break_off(over.because)
+        for worker, _ in self._in(Starting):
+            if not worker.has_deadline:
+                worker.within(self._ready_within, self._never_ready)
+        self._settle()
+        if over.lost:
+            self._rescue()
+
+    def on_state_held(self, round_: Round) -> None:
+        """Another node has the state of a round: no process that stays in it is the last one that has."""
+        for worker, stuck in self._in(Stuck):
+            if stuck.round <= round_:
+                log.error(
+                    "local rank %d did not leave its round within %g s (--recovery-budget), and another node has the "
+                    "state of the training: killing it",
+                    worker.local_rank,
+                    self._leave_within,
+                )
+                self._kill(worker)
+
+    # what happens to processes ----------------------------------------------------------------------------------------
+
+    def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
+        """Start in the round that was formed meanwhile, or ahead of one; after failures, ask for a round first."""
+        attempt = self._launcher.attempt
+        if following is None and attempt is not None and attempt.failures:
+            self._restarting.on_stopped(None)
+        else:
+            self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
+
+    def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
+        """Replace a process that failed. When all have ended well, or nobody needs the rest, the node has finished."""
+        if local_rank is None or not self._stays:
+            self.stop()
+            self._restarting.on_end(local_rank, failures)
+        elif failures:
+            self._failed(self._workers[local_rank], failures)
+        else:
+            worker = self._workers[local_rank]
+            state = worker.state
+            worker.on(Event.ENDED, Ended(state.round if isinstance(state, Finishing | Detached) else NO_ROUND))
+            self._forget_lines(worker)
+            self._ended_well()
 
     def on_ready(self, line: Line, message: WorkerReady) -> None:
         """A process is in no round and can meet."""
-        names = self._attempt.names if self._attempt is not None and not self._attempt.stopped else {}
-        seat = next((s for s in self._seats if names.get(s.local_rank) == message.worker), None)
-        if seat is None or seat.phase is Phase.DOWN:
+        names = self._attempt.names if self._attempt is not None and self._stays else {}
+        worker = next((each for each in self._workers if names.get(each.local_rank) == message.worker), None)
+        if worker is None or isinstance(worker.state, Failed | Dismissed | Ended):
             line.close(f"no process '{message.worker}' runs here")
             return
-        if not self.elastic:
-            self.elastic = True
-            self._send(CanRegroup())
-        was, seat.phase, seat.line = seat.phase, Phase.READY, line
-        self._lines[line] = seat
-        seat.holds, seat.spared, seat.done = message.step > 0, False, False
-        seat.agreed = message.agreed
-        seat.calm()
-        if seat.holds:
-            self._spare_no_longer()
-        if was in (Phase.PLACED, Phase.LEFT) and self._current is not None:
+        was = worker.state
+        was_in_round = isinstance(was, InRound | Detached)
+        was_member = was_in_round or (isinstance(was, Ready) and was.was_member)
+        ready = Ready(line, was_member=was_member, has_state=message.step > 0, agreed=message.agreed)
+        worker.on(Event.READY, ready)
+        self._forget_lines(worker)
+        self._by_line[line] = worker
+        if ready.has_state:
+            self._state_found()
+        if was_in_round and self._current is not None:
             self._break_off("a process of this node lost touch with its peers")
-        elif self._current is not None and seat.due == self._current and self._attempt is not None:
-            self._place(seat, self._attempt.place, seat.local_rank)
+        elif isinstance(was, Starting) and was.expected_in == self._current and self._attempt is not None:
+            self._place(worker, ready, self._attempt.assignment, worker.local_rank)
         self._settle()
 
-    def on_complete(self, line: Line, message: LastStepTaken) -> None:
+    def on_last_step(self, line: Line, message: LastStepTaken) -> None:
         """A process says that all of its round have taken the last step: what it still does needs no peer."""
-        seat = self._lines.get(line)
-        if seat is None or seat.phase is not Phase.PLACED or seat.round != message.round:
+        worker = self._by_line.get(line)
+        if worker is None or not isinstance(worker.state, InRound) or worker.state.round != message.round:
             return
-        self._took_its_last_step(seat)
-        if message.round > self._complete:
-            self._complete = message.round
+        self._took_its_last_step(worker, worker.state)
+        if message.round > self._last_step_told:
+            self._last_step_told = message.round
             self._send(message)
 
     def on_close(self, line: Line) -> None:
-        """A process hung up. In a round: it took its last step. Else nobody could tell it of its place, and it goes."""
-        seat = self._lines.pop(line, None)
-        if seat is None or seat.line is not line:
+        """A process hung up. In a round: it took its last step. Else it cannot be told of its place, and is killed."""
+        worker = self._by_line.pop(line, None)
+        if worker is None:
             return
-        seat.line = None
-        if seat.phase is Phase.PLACED:
-            self._took_its_last_step(seat)
-        elif seat.phase is Phase.READY:
-            seat.calm()
-            self._kill(seat)
+        if isinstance(worker.state, InRound):
+            self._took_its_last_step(worker, worker.state)
+        elif isinstance(worker.state, Ready):
+            self._kill(worker)
 
-    # inside -----------------------------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Wait for nothing any more."""
+        for worker in self._workers:
+            worker.call_off()
+        self._attempt, self._workers, self._current, self._waited_in_vain = None, [], None, False
+        self._failed_after_last_step = False
+        self._join = self._changed = None
+        self._unheard.clear()
+        self._by_line.clear()
 
-    def _in(self, phase: Phase) -> list[ElasticWorker]:
-        return [seat for seat in self._seats if seat.phase is phase]
+    # starting and ending ----------------------------------------------------------------------------------------------
 
-    def _place(self, seat: ElasticWorker, place: RoundAssignment, number: int) -> None:
-        assert seat.line is not None
-        seat.phase, seat.veteran, seat.holds, seat.unplaced, seat.due = Phase.PLACED, True, False, 0, NO_ROUND
-        seat.round, seat.done = self._newest, False
-        seat.line.send(
+    def _begin(self, attempt: Attempt) -> None:
+        """Processes were started, for a round or ahead of any, or had been when this node learned that they stay."""
+        self.stop()
+        if attempt.is_stopped:
+            return  # they could not be started; that was told as their end
+        self._attempt = attempt
+        self._current = attempt.round or None
+        self._workers = [
+            Worker(rank, Starting(attempt.round) if attempt.runs(rank) else Ended()) for rank in attempt.names
+        ]
+        if self._current is None:
+            for worker in self._workers:
+                worker.within(self._ready_within, self._never_ready)
+
+    def _failed(self, worker: Worker, failures: list[WorkerFailure]) -> None:
+        was = worker.state
+        worker.on(Event.FAILED, Failed())
+        self._forget_lines(worker)
+        placed = NO_ROUND
+        if isinstance(was, InRound | Detached):
+            placed = was.round
+        elif isinstance(was, Starting) and was.expected_in == self._current:
+            placed = was.expected_in
+        had_place = isinstance(was, InRound | Detached)
+        self._failed_after_last_step |= isinstance(was, Finishing | Detached)
+        member = placed != NO_ROUND or (isinstance(was, Ready) and self._join is not None)
+        left = len(self._in(Ready)) + len(self._in_round())
+        for failure in failures:
+            failed = WorkerFailed(round=self.newest, failure=failure, member=member, left=left, placed=placed)
+            self._unheard.append(failed)
+            self._send(failed)
+        self._launcher.restarts.count(placed)
+        if isinstance(was, Ready):
+            self._join = self._changed = None
+        if member:
+            self._break_off("a process of this node failed")
+        worker.unplaced_failures = 0 if had_place else worker.unplaced_failures + 1
+        self._start_again(worker)
+        self._settle()
+
+    def _start_again(self, worker: Worker) -> None:
+        """Replace a process: at once, unless it keeps failing, or the master is about to end the job for it."""
+        delay = BACKOFF.after(worker.unplaced_failures - 1)
+        if self._launcher.restarts.is_spent:
+            log.warning("local rank %d failed, and no restart is left (--max-restarts)", worker.local_rank)
+            delay = max(delay, VERDICT * self._leave_within)
+        elif delay:
+            log.warning(
+                "local rank %d failed %d times before it was ready; next try in %g s",
+                worker.local_rank,
+                worker.unplaced_failures,
+                delay,
+            )
+        if delay:
+            worker.within(delay, self._replace)
+        else:
+            self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        worker.on(Event.START, Starting())
+        worker.within(self._ready_within, self._never_ready)
+        try:
+            self._launcher.replace(worker.local_rank)
+        except CannotStart as error:
+            log.error("%s", error)
+            worker.on(Event.FAILED, Failed())
+            worker.within(BACKOFF.limit, self._replace)
+
+    def _ended_well(self) -> None:
+        attempt = self._attempt
+        if attempt is None or self._in_round() or self._in(Detached):
+            return
+        if self._current is None:
+            last = max((ended.last_step_in for _, ended in self._in(Ended)), default=NO_ROUND)
+            members = any(ready.was_member for _, ready in self._in(Ready))
+            if last and last == self.newest and not self._failed_after_last_step and not members:
+                self._finish(attempt, last)  # the round was ended for a newcomer after its last step was taken
+            else:
+                self._settle()  # it was the last to leave its round; others may be ready for the next
+        elif not any(starting.expected_in == self._current for _, starting in self._in(Starting)):
+            self._finish(attempt, self._current)  # else one that has a place is on its way
+
+    def _finish(self, attempt: Attempt, round_: Round) -> None:
+        """A round is done: processes that were started ahead of the next one are not needed."""
+        attempt.failures.clear()
+        for worker, _ in [*self._in(Starting), *self._in(Ready)]:
+            worker.on(Event.DISMISSED, Dismissed())
+            attempt.dismiss(worker.local_rank)
+        for worker, _ in self._in(Failed):
+            worker.on(Event.DISMISSED, Ended())
+        if not attempt.is_running:
+            log.info("all training processes of this node ended well")
+            self._send(NodeFinished(round=round_))
+
+    def _kill(self, worker: Worker) -> None:
+        if self._attempt is not None:
+            self._attempt.kill_one(worker.local_rank)
+
+    # rounds -----------------------------------------------------------------------------------------------------------
+
+    def _in(self, kind: type[S]) -> list[tuple[Worker, S]]:
+        return [(worker, worker.state) for worker in self._workers if isinstance(worker.state, kind)]
+
+    def _in_round(self) -> list[Worker]:
+        return [worker for worker in self._workers if isinstance(worker.state, InRound)]
+
+    def _forget_lines(self, worker: Worker) -> None:
+        self._by_line = {line: other for line, other in self._by_line.items() if other is not worker}
+
+    def _place(self, worker: Worker, ready: Ready, assignment: RoundAssignment, number: int) -> None:
+        worker.on(Event.PLACED, Member(ready.line, self.newest))
+        worker.unplaced_failures = 0
+        ready.line.send(
             WorkerAssignment(
-                round=self._newest,
-                rank=place.first_rank + number,
-                world_size=place.world_size,
-                local_rank=seat.local_rank,
-                local_world_size=place.nproc or len(self._seats),
-                group_rank=place.group_rank,
-                group_world_size=place.group_world_size,
-                master_addr=place.master_addr,
-                master_port=place.master_port,
+                round=self.newest,
+                rank=assignment.first_rank + number,
+                world_size=assignment.world_size,
+                local_rank=worker.local_rank,
+                local_world_size=assignment.nproc or len(self._workers),
+                group_rank=assignment.group_rank,
+                group_world_size=assignment.group_world_size,
+                master_addr=assignment.master_addr,
+                master_port=assignment.master_port,
                 verdict=VERDICT * self._leave_within,
             )
         )
@@ -356,134 +422,96 @@ class ElasticWorkers:
     def _break_off(self, because: str) -> None:
         """Tell every process that is in a round to leave it."""
         self._current = None
-        for seat in self._in(Phase.PLACED):
-            if seat.line is not None and seat.timer is None:
-                seat.line.send(RoundOver(round=self._newest, because=because))
-                seat.wait(self._leave_within, self._never_left)
+        for worker, member in self._in(Member):
+            member.line.send(RoundOver(round=self.newest, because=because))
+            self._leave(worker, Event.ROUND_OVER, member)
+
+    def _leave(self, worker: Worker, event: Event, state: Member | Stuck) -> None:
+        worker.on(event, Leaving(state.line, state.round))
+        worker.within(self._leave_within, self._never_left)
 
     def _settle(self) -> None:
         """Join with the processes that are ready, or say that there are more than the round has places for."""
-        if not self.active:
+        if not self._stays:
             return
-        ready, starting = self._in(Phase.READY), self._in(Phase.STARTING)
-        complete = not starting or self._late
+        ready = [state for _, state in self._in(Ready)]
+        complete = not self._in(Starting) or self._waited_in_vain
         if self._current is not None:
             if ready and complete and self._changed is None and not self._took_the_last_step():
-                self._change(len(ready) + len(self._in(Phase.PLACED)))
+                self._tell_change(len(ready) + len(self._in_round()))
             return
-        veterans = any(seat.veteran for seat in ready)
-        if not ready or self._in(Phase.PLACED) or not (complete or veterans):
+        members = any(state.was_member for state in ready)
+        if not ready or self._in_round() or not (complete or members):
             return
-        if self._took_the_last_step() and not veterans and not self._failed_late:
+        if self._took_the_last_step() and not members and not self._failed_after_last_step:
             return
-        if self._join is None or self._join.nproc != len(ready) or self._join.after != self._newest:
-            holds = max(seat.agreed for seat in ready)
-            self._join = Join(after=self._newest, port=free_port(), nproc=len(ready), elastic=True, holds=holds)
+        if self._join is None or self._join.nproc != len(ready) or self._join.after != self.newest:
+            holds = max(state.agreed for state in ready)
+            self._join = Join(after=self.newest, port=free_port(), nproc=len(ready), elastic=True, holds=holds)
             self._send(self._join)
 
     def _took_the_last_step(self) -> bool:
-        """Whether those of this node that were in the newest round, and have not ended, took its last step.
+        """Whether the processes of this node that were in the newest round, and have not ended, took its last step.
 
         A newcomer waits then: to be let go when they end, or to meet them in another loop of the script. In a round of
-        its own it would have nobody's state, and train all over again.
+        its own it would have no state, and train all over again.
         """
-        members = self._members()
-        return bool(members) and all(seat.done for seat in members)
+        workers = self._of_newest_round()
+        return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)
 
-    def _members(self) -> list[ElasticWorker]:
+    def _of_newest_round(self) -> list[Worker]:
         """Those in the newest round, or busy with something else after its last step."""
-        return [s for s in self._seats if s.phase in (Phase.PLACED, Phase.LEFT) and s.round == self._newest]
+        return [
+            worker
+            for worker in self._workers
+            if isinstance(worker.state, InRound | Detached) and worker.state.round == self.newest
+        ]
 
-    def _took_its_last_step(self, seat: ElasticWorker) -> None:
-        """It may store a checkpoint now, evaluate, end or call again: nobody makes it leave its round."""
-        seat.done, seat.spared = True, False
-        seat.wait(self._leave_within, self._leave_alone)
+    def _took_its_last_step(self, worker: Worker, state: InRound) -> None:
+        """It may store a checkpoint now, evaluate, end or get ready again: it is not made to leave its round."""
+        worker.on(Event.LAST_STEP, Finishing(state.round))
+        worker.within(self._leave_within, self._detach)
 
-    def _change(self, nproc: int) -> None:
-        self._changed = WorkersChanged(round=self._newest, nproc=nproc)
+    def _tell_change(self, nproc: int) -> None:
+        self._changed = WorkersChanged(round=self.newest, nproc=nproc)
         self._send(self._changed)
 
-    def _ended_well(self) -> None:
-        attempt = self._attempt
-        if attempt is None or self._in(Phase.PLACED) or self._in(Phase.LEFT):
-            return
-        if self._current is None:
-            last = max((seat.round for seat in self._seats if seat.done), default=NO_ROUND)
-            veterans = any(seat.veteran for seat in self._in(Phase.READY))
-            if not attempt.running and not attempt.failures:
-                self._tell_finished(last) if last else self._desert()
-            elif last and last == self._newest and not self._failed_late and not veterans:
-                self._finish(attempt, last)  # the round was ended for a newcomer after its last step was taken
-            else:
-                self._settle()  # it was the last to leave its round; others may be ready for the next
-        elif not any(seat.phase is Phase.STARTING and seat.due == self._current for seat in self._seats):
-            self._finish(attempt, self._current)  # else one that has a place is on its way
+    # deadlines --------------------------------------------------------------------------------------------------------
 
-    def _finish(self, attempt: Attempt, round_: Round) -> None:
-        """A round is done: whoever was started ahead of the next one is not needed."""
-        attempt.failures.clear()
-        for seat in self._seats:
-            seat.calm()
-            if seat.phase is not Phase.DOWN:
-                seat.phase = Phase.DOWN
-                attempt.dismiss(seat.local_rank)
-        if not attempt.running:
-            self._tell_finished(round_)
-
-    def _tell_finished(self, round_: Round) -> None:
-        log.info("all training processes of this node ended well")
-        self._send(NodeFinished(round=round_))
-
-    def _refill(self, seat: ElasticWorker) -> None:
-        if self._attempt is None or self._attempt.stopped:
-            return
-        seat.phase, seat.veteran, seat.done, seat.due = Phase.STARTING, False, False, NO_ROUND
-        seat.wait(self._ready_within, self._never_ready)
-        try:
-            self._replace(seat.local_rank)
-        except CannotStart as error:
-            log.error("%s", error)
-            seat.phase = Phase.DOWN
-            seat.wait(BACKOFF.limit, self._refill)
-
-    def _never_ready(self, seat: ElasticWorker) -> None:
-        log.error("local rank %d did not get ready within %g s: killing it", seat.local_rank, self._ready_within)
-        self._late = True
-        self._kill(seat)
+    def _never_ready(self, worker: Worker) -> None:
+        log.error("local rank %d did not get ready within %g s: killing it", worker.local_rank, self._ready_within)
+        self._waited_in_vain = True
+        self._kill(worker)
         self._settle()
 
-    def _leave_alone(self, seat: ElasticWorker) -> None:
-        """It took its last step, and neither ended nor called again: others do not wait any longer."""
-        seat.phase = Phase.LEFT
-        self._settle()
+    def _detach(self, worker: Worker) -> None:
+        """It took its last step, and neither ended nor got ready again: its siblings wait no longer."""
+        if isinstance(worker.state, Finishing):
+            worker.on(Event.DETACHED, Detached(worker.state.round))
+            self._settle()
 
-    def _never_left(self, seat: ElasticWorker) -> None:
-        if not seat.spared and not any(each.holds for each in self._seats):
-            seat.spared = True
+    def _never_left(self, worker: Worker) -> None:
+        state = worker.state
+        if isinstance(state, Leaving) and not any(ready.has_state for _, ready in self._in(Ready)):
+            worker.on(Event.OVERDUE, Stuck(state.line, state.round))
             log.warning(
                 "local rank %d did not leave its round within %g s (--recovery-budget): waiting %g s more for the end "
                 "of its step, unless another node has the state of the training: no other process of this one has",
-                seat.local_rank,
+                worker.local_rank,
                 self._leave_within,
                 STAY * self._leave_within,
             )
-            seat.wait(STAY * self._leave_within, self._never_left)
-            self._send(WorkerStuck(round=seat.round))
+            worker.within(STAY * self._leave_within, self._never_left)
+            self._send(WorkerStuck(round=state.round))
             return
         log.error(
             "local rank %d did not leave its round within %g s (--recovery-budget): killing it",
-            seat.local_rank,
-            self._leave_within * (1 + STAY if seat.spared else 1),
+            worker.local_rank,
+            self._leave_within * (1 + STAY if isinstance(state, Stuck) else 1),
         )
-        self._kill(seat)
+        self._kill(worker)
 
-    def _kill(self, seat: ElasticWorker) -> None:
-        if self._attempt is not None:
-            self._attempt.kill_one(seat.local_rank)
-
-    def _spare_no_longer(self) -> None:
+    def _state_found(self) -> None:
         """A process that has the state has left its round: those that are still in theirs have the usual time."""
-        for seat in self._in(Phase.PLACED):
-            if seat.spared:
-                seat.spared = False
-                seat.wait(self._leave_within, self._never_left)
+        for worker, stuck in self._in(Stuck):
+            self._leave(worker, Event.STATE_FOUND, stuck)

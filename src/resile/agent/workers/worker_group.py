@@ -144,6 +144,10 @@ class WorkerGroup:
         worker = self._alive.get(local_rank)
         return worker.process.pid if worker is not None else 0
 
+    def runs(self, local_rank: int) -> bool:
+        """Whether this process runs, or is about to."""
+        return local_rank in self._alive or local_rank in self._awaited
+
     def _start(self, local_rank: int, spawn: Spawn) -> None:
         """Start a process from a standby, if there is one or one can be forked in time, or else from scratch."""
         standby = None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resile.agent.workers.output import Output
-from resile.agent.workers.workers import CannotStart, Ended, Spawn, WorkerGroup
+from resile.agent.workers.worker_group import CannotStart, Ended, Spawn, WorkerGroup
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ async def test_a_group_that_may_not_be_signalled_does_not_hide_the_end(
     def refuse(group: int, number: int) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("resile.agent.workers.workers.os.killpg", refuse)
+    monkeypatch.setattr("resile.agent.workers.worker_group.os.killpg", refuse)
     ends: list[Ended] = []
     group = WorkerGroup(output, ends.append)
     group.start([python("raise SystemExit(4)")])
@@ -169,7 +169,8 @@ async def test_processes_die_with_their_agent(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     text = (
         "import asyncio, os, sys\n"
-        "from resile.agent.workers.output import Output\nfrom resile.agent.workers.workers import Spawn, WorkerGroup\n"
+        "from resile.agent.workers.output import Output\n"
+        "from resile.agent.workers.worker_group import Spawn, WorkerGroup\n"
         "async def main():\n"
         "    group = WorkerGroup(Output(), print)\n"
         f"    text = \"import os, time; os.symlink(str(os.getpid()), '{note}'); time.sleep(60)\"\n"

@@ -1,0 +1,235 @@
+"""Starts and stops the processes of a node, one attempt after the other.
+
+An attempt ends before the next one begins: two sets of processes would fight for the same GPUs. So a change of rounds
+is a stop that takes up to the grace period, and only then a start, in the newest round that was formed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import NamedTuple
+
+from resile.agent.options import RunOptions
+from resile.agent.relay import Relay
+from resile.agent.round_log import rendezvous_result
+from resile.agent.standby.pool import StandbyPool
+from resile.agent.wait_log import WaitLog
+from resile.agent.workers.attempt import Attempt, LogDirectory
+from resile.agent.workers.output import Output
+from resile.agent.workers.ports import free_port
+from resile.agent.workers.restarts import RestartCount
+from resile.api.ids import NO_ROUND, Rank, Round, Seconds
+from resile.protocol.reports import RoundAssignment, WorkerFailure
+
+log = logging.getLogger("resile.agent")
+
+IDLE_FOR = Seconds(1.0)
+"""That a node waits for a round before it uses the time to warm up standbys."""
+
+
+class NodeContext(NamedTuple):
+    """What all processes of a node are started with, attempt after attempt."""
+
+    options: RunOptions
+    logs: LogDirectory
+    socket: Path
+    """Where processes reach the agent."""
+    owner: str
+    """The agent, in the names of its processes."""
+    output: Output
+    standbys: StandbyPool
+
+
+class WorkerLauncher:
+    """The processes of one node; at most one attempt is under way."""
+
+    def __init__(
+        self,
+        node: NodeContext,
+        *,
+        relay: Relay,
+        waits: WaitLog,
+        in_background: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+        on_end: Callable[[int | None, list[WorkerFailure]], None],
+        on_stopped: Callable[[tuple[Round, RoundAssignment] | None], None],
+    ) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            node: what processes are started with.
+            relay: told which processes there are.
+            waits: told when the node waits for a round, and when one has come.
+            in_background: runs a stop that takes its time; an error in it must not be lost.
+            on_end: called for every process that ends, with its local rank and the failures that this shows; with
+                None if no process could be started.
+            on_stopped: called when the processes of a round are gone, with the round to start in, if one was formed.
+        """
+        self._node = node
+        self._relay = relay
+        self._waits = waits
+        self._in_background = in_background
+        self._on_end = on_end
+        self._on_stopped = on_stopped
+        timeouts = node.options.timeouts
+        self.regroup_grace: float = timeouts.regroup_grace
+        """Seconds that processes have to end when their round is over; the master may set it."""
+        self.restarts = RestartCount(node.options.meeting.max_restarts, timeouts.budget_window)
+        self.attempt: Attempt | None = None
+        self._attempts = 0
+        self._next: tuple[Round, RoundAssignment] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._closed = False
+        self._has_stepped = False
+        """The processes of this attempt have taken a step."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some process runs."""
+        return self.attempt is not None and self.attempt.is_running
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a round is to be started in as soon as the processes of the last one are gone."""
+        return self._next is not None
+
+    def owns(self, worker: str) -> bool:
+        """Whether a process of this name was started by the present attempt, which is not being stopped."""
+        attempt = self.attempt
+        return attempt is not None and not attempt.is_stopped and worker in attempt.names.values()
+
+    # changing rounds --------------------------------------------------------------------------------------------------
+
+    def move_to(self, round_: Round, assignment: RoundAssignment) -> None:
+        """Stop what runs, then start in this round, unless a newer one is formed before that."""
+        self._next = (round_, assignment)
+        self.regroup()
+
+    def leave_round(self) -> None:
+        """Stop what runs; a round that was to be started in is over as well."""
+        self._next = None
+        self.regroup()
+
+    def regroup(self) -> None:
+        """Stop what runs and call `on_stopped`, unless that is under way or the node leaves."""
+        if self._stopping is None and not self._closed:
+            self._stopping = self._in_background(self._stop_and_go_on())
+
+    async def _stop_and_go_on(self) -> None:
+        if self.attempt is not None:
+            await self.attempt.stop(self.regroup_grace)
+        self._stopping = None
+        following, self._next = self._next, None
+        self._on_stopped(following)
+
+    async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Stop what runs for good; returns when nothing of it is left."""
+        self.close()
+        if self.attempt is not None:
+            await self.attempt.stop(grace, number)
+
+    def close(self) -> None:
+        """Start nothing any more."""
+        self._closed = True
+        if self._stopping is not None:
+            self._stopping.cancel()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        if self.attempt is not None:
+            self.attempt.kill()
+
+    # starting ---------------------------------------------------------------------------------------------------------
+
+    def start(self, round_: Round, assignment: RoundAssignment) -> Attempt:
+        """Start all processes in a round. Failing to do so is told as the end of a process."""
+        if self.attempt is not None and self.attempt.failures:
+            log.info("restarting (%s)", self.restarts)
+        elif self.attempt is not None:
+            log.info("restarting with the new round; this node uses up no restart for that")
+        attempt = self._new_attempt(round_, assignment)
+        self.entered_round()
+        self._set_off(attempt)
+        return attempt
+
+    def start_ahead(self) -> Attempt:
+        """Start processes that meet without restarts, so that they are up before other nodes stand still for them."""
+        log.info("starting processes ahead of the next round")
+        nproc = self._node.options.nproc
+        nowhere = RoundAssignment(
+            group_rank=Rank(0),
+            group_world_size=1,
+            first_rank=0,
+            world_size=nproc,
+            master_addr="127.0.0.1",
+            master_port=free_port(),
+            nproc=nproc,
+        )
+        attempt = self._new_attempt(NO_ROUND, nowhere)
+        for name in attempt.names.values():
+            self._relay.expect(name)
+        self._set_off(attempt)
+        return attempt
+
+    def replace(self, local_rank: int) -> None:
+        """Start one process in the place of one that failed.
+
+        Raises:
+            CannotStart: it cannot be started.
+        """
+        assert self.attempt is not None
+        log.info("starting another process for local rank %d, ahead of the next round", local_rank)
+        self._relay.expect(self.attempt.replace(local_rank, self._attempts))
+        self._attempts += 1
+
+    def idle(self) -> None:
+        """Processes are started when a round is formed: say so if that takes long, and use the time."""
+        self._waits.joined(again=self._attempts > 0)
+        self._node.standbys.later(IDLE_FOR)
+
+    def entered_round(self) -> None:
+        """The processes of this attempt are members of a new round."""
+        attempt = self.attempt
+        assert attempt is not None
+        self._waits.over()
+        role = self._node.options.role
+        log.info("[%s] Rendezvous complete for workers. Result:%s\n", role, rendezvous_result(attempt))
+        self._relay.begin(attempt.round, set(attempt.names.values()), leads=attempt.assignment.group_rank == 0)
+
+    def on_step(self) -> None:
+        """A process took a step: training is under way, and there is time to warm up standbys."""
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._node.standbys.warm()
+
+    def _new_attempt(self, round_: Round, assignment: RoundAssignment) -> Attempt:
+        node = self._node
+        self.attempt = Attempt(
+            round_,
+            assignment,
+            number=self._attempts,
+            options=node.options,
+            logs=node.logs,
+            socket=node.socket,
+            owner=node.owner,
+            output=node.output,
+            standbys=node.standbys,
+            on_end=self._ended,
+        )
+        self._attempts += 1
+        return self.attempt
+
+    def _set_off(self, attempt: Attempt) -> None:
+        self._has_stepped = False
+        # A script that tells no steps has imported what it needs by then, and trains.
+        self._node.standbys.later(self._node.options.timeouts.recovery_budget)
+        attempt.start()
+
+    def _ended(self, local_rank: int | None, name: str, failures: list[WorkerFailure]) -> None:
+        self._relay.gone(name)
+        for failure in failures:
+            log.error("%s", failure)
+        self._on_end(local_rank, failures)
