@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
 from resile.api.job import JobSpec
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, NodeView
-from resile.api.kinds.base import Resource
 from resile.chaos.faults import Fault, Injected
 from resile.protocol.reports import WorkerFailure
+
+if TYPE_CHECKING:
+    from resile.api.kinds.base import Resource
 
 Say = Callable[[str], None]
 """Takes one sentence for a person who waits."""

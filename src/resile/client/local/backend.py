@@ -1,14 +1,14 @@
-"""The jobs of this machine: what a master knows is asked of it, and read from its journal while it is away."""
+"""The jobs of this machine: what a master knows is asked of it, and read from its journal while it is away.
+
+What one method alone needs is imported by that method: a command runs one of them, and its start-up is waited for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from resile.api.job import JobSpec
-from resile.api.kinds.elasticjob import KIND, ElasticJob
-from resile.api.kinds.scaleplan import ScalePlan
-from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.names import master_name
 from resile.chaos.faults import Fault, Injected
 from resile.client.base import (
@@ -25,15 +25,15 @@ from resile.client.base import (
     Submitted,
 )
 from resile.client.errors import CommandError, NotUsableError
-from resile.client.local import delete, describe, faults, listing, logs, submit
-from resile.client.local.follow import LocalFollowing
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find, find_pod
 from resile.client.local.master_client import MasterClient, MasterUnreachable
-from resile.client.local.supervision import restart_master, served
 from resile.core.state import Phase
 from resile.protocol.changes import Scale, Suspend
 from resile.wire.job_directory import DirectoryError
+
+if TYPE_CHECKING:
+    from resile.client.local.follow import LocalFollowing
 
 
 class LocalJobs:
@@ -58,10 +58,14 @@ class LocalJobs:
             raise NotUsableError(
                 "scale plans are kept on a cluster only; `resile get events JOB` tells of changes here"
             )
+        from resile.client.local import listing
+
         namespace = None if query.everywhere else self.namespace
         return listing.watch([self._find(query.job)] if query.job else all_jobs(namespace), query)
 
     def describe(self, job: str) -> Description:
+        from resile.client.local import describe
+
         with JobReader(self._find(job)) as reader:
             return describe.describe(reader)
 
@@ -72,25 +76,19 @@ class LocalJobs:
             raise CommandError(str(error)) from error
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
+        from resile.client.local import logs
+
         job, pod = find_pod(name, self._named)
         return logs.read(job, master_name(job.name) if master else pod, tail, follow=follow)
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
-        words = ["--enforce-memory"] if options.enforce_memory else []
-        words += ["--metrics-port", str(options.metrics_port)] if options.metrics_port else []
-        for document in documents:
-            resource = document.resource
-            if isinstance(resource, ElasticJob):
-                spec = submit.in_namespace(to_job_spec(resource), self._named)
-                job = submit.start_job(spec, words, self._say)
-                place = str(job.directory.path)
-                yield Submitted(kind=KIND, name=job.name, namespace=job.namespace, how="created", directory=place)
-            else:
-                assert isinstance(resource, ScalePlan)
-                job, how = submit.apply_plan(resource, self._named)
-                yield Submitted(kind=KIND, name=job.name, namespace=job.namespace, how=how)
+        from resile.client.local import submit
+
+        return submit.submit(documents, options, self._named, self._say)
 
     def follow(self, job: Submitted) -> LocalFollowing:
+        from resile.client.local.follow import LocalFollowing
+
         return LocalFollowing(LocalJob(job.namespace, job.name))
 
     def scale(self, job: str, replicas: Mapping[str, int]) -> None:
@@ -106,6 +104,8 @@ class LocalJobs:
 
     def resume(self, job: str) -> bool:
         """A job that lost its master for good, as by a restart of the machine, gets one again."""
+        from resile.client.local.supervision import restart_master, served
+
         found = self._find(job)
         is_interrupted = not served(found.directory) and self._phase(found) not in (Phase.SUCCEEDED, Phase.FAILED)
         if is_interrupted:
@@ -116,10 +116,14 @@ class LocalJobs:
         return is_interrupted or before == Phase.SUSPENDED
 
     def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
+        from resile.client.local import delete
+
         found = [self._find(job) for job in jobs]
         return (delete.delete(job, self._say, now=now, keep_logs=keep_logs) for job in found)
 
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
+        from resile.client.local import faults
+
         return faults.inject(self._find(job), fault)
 
     def _find(self, job: str) -> LocalJob:
@@ -135,6 +139,8 @@ class LocalJobs:
         Raises:
             CommandError: the master says no, or there is none.
         """
+        from resile.client.local.supervision import served
+
         with MasterClient(job.directory) as client:
             try:
                 if served(job.directory):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec, Strategy
+from resile.api.kinds.elasticjob import KIND, ElasticJob
 from resile.api.kinds.scaleplan import ScalePlan
-from resile.client.base import Say
+from resile.api.kinds.to_job_spec import to_job_spec
+from resile.client.base import Document, Say, SubmitOptions, Submitted
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
@@ -23,6 +26,24 @@ from resile.wire.job_directory import DirectoryError
 
 ENDING_SECONDS = 10.0
 """For a job that is over to be gone, when another of its name is to take its place."""
+
+
+def submit(
+    documents: Sequence[Document], options: SubmitOptions, namespace: str | None, say: Say
+) -> Iterator[Submitted]:
+    """Start jobs and carry out plans, one document after the other; `namespace` is the one that the user named."""
+    words = ["--enforce-memory"] if options.enforce_memory else []
+    words += ["--metrics-port", str(options.metrics_port)] if options.metrics_port else []
+    for document in documents:
+        resource = document.resource
+        if isinstance(resource, ElasticJob):
+            job = start_job(_in_namespace(to_job_spec(resource), namespace), words, say)
+            how, place = "created", str(job.directory.path)
+        else:
+            assert isinstance(resource, ScalePlan)
+            job, how = apply_plan(resource, namespace)
+            place = ""
+        yield Submitted(kind=KIND, name=job.name, namespace=job.namespace, how=how, directory=place)
 
 
 def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
@@ -59,7 +80,7 @@ def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
     return job
 
 
-def in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
+def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
     """The job in the namespace that the user named.
 
     Raises:

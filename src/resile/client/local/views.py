@@ -9,7 +9,6 @@ import msgspec
 from resile.api.job import JobSpec, node_name
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, NodeView
-from resile.api.kinds import registry
 from resile.api.manifests.names import master_name
 from resile.client.base import EventView
 
@@ -45,6 +44,8 @@ def restarts_of_master(story: Sequence[JobEvent]) -> int:
 
 def event_view(event: JobEvent, spec: JobSpec) -> EventView:
     """An event with the pod it is about, or else the job."""
+    from resile.api.kinds import registry  # only events need it, and it brings every kind
+
     if event.node:
         role, _, number = event.node.rpartition("-")
         about = f"pod/{node_name(spec, role, int(number))}"
