@@ -275,7 +275,7 @@ def test_rdzv_conf_and_the_budget_become_time_outs(options: Callable[..., RunOpt
     assert options("--shutdown-timeout 3").timeouts.exit_grace == 3
     assert options("", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").timeouts.exit_grace == 4
     assert options("--rdzv-conf close_timeout=3").notices == (
-        "--rdzv-conf: close_timeout: accepted; a round closes the moment everybody knows of it",
+        "--rdzv-conf: close_timeout: accepted; a round closes the moment every node knows of it",
     )
 
 
@@ -372,7 +372,7 @@ BAD = {
     "--tls-cert train.py": "--tls-cert: this node may run the master, which needs all three; add --tls-key and",
     "--tls-cert train.py --tls-key train.py": "--tls-cert, --tls-key: this node may run the master, which needs all "
     "three; add --tls-ca",
-    "--tls-name master": "--tls-name: a name is checked in certificates that somebody signed; add --tls-ca",
+    "--tls-name master": "--tls-name: a name is checked in signed certificates; add --tls-ca",
     "--tls-ca train.py": "--tls-ca: this node may run the master, which needs all three; add --tls-cert and --tls-key",
     f"{ELSEWHERE} --tls-cert train.py --tls-key train.py": "--tls-cert, --tls-key: TLS needs the others; add --tls-ca",
     f"{ELSEWHERE} --tls-ca train.py --tls-key train.py": "--tls-key, --tls-ca: TLS needs the others; add --tls-cert",

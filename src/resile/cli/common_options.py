@@ -26,11 +26,11 @@ def namespace_option(command: F) -> F:
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """The namespace becomes the name of a folder, so anything but a name is refused."""
-    mistakes = ManifestErrors()
+    errors = ManifestErrors()
     if value is not None:
-        check_dns_label(value, "-n", mistakes)
-    if mistakes:
-        raise NotUsableError(str(mistakes.found()[0]))
+        check_dns_label(value, "-n", errors)
+    if errors:
+        raise NotUsableError(str(errors.found()[0]))
     return value
 
 

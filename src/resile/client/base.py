@@ -234,7 +234,7 @@ class Jobs(Protocol):
     def watch(self, query: Query) -> Iterator[Found]:
         """What there is now, and again whenever that may have changed, until every job is over.
 
-        The first look comes at once. Of events, later looks may hold only those that are new.
+        The first look comes at once. Later looks may hold only new events.
         """
 
     def describe(self, job: str) -> Description:

@@ -50,7 +50,7 @@ def namespaces(namespace: str = NAMESPACE) -> list[Object]:
 
 
 def service_account(namespace: str = NAMESPACE) -> Object:
-    """Who the operator is."""
+    """The account that the operator runs under."""
     return _object("v1", "ServiceAccount", NAME, namespace)
 
 
@@ -98,7 +98,7 @@ def priority_classes() -> list[Object]:
             "PreemptLowerPriority",
             "nodes that a job wants to keep: pods of less priority make room for them",
         ),
-        "low": (-1000, "Never", "nodes that a job can do without: they make room for everybody and push nobody out"),
+        "low": (-1000, "Never", "nodes that a job can do without: they make room for all others and push none out"),
     }
     return [
         {

@@ -1,4 +1,4 @@
-"""The folder `config/`: the objects of an installation, one concern a file, for those who adapt them with kustomize."""
+"""The folder `config/`: the objects of an installation, one concern a file, to be adapted with kustomize."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Not part of the installation, because their names are the cluster's: it may have
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what is given twice twice: an anchor is a riddle to whoever reads a manifest."""
+    """Writes repeated values out: readers of a manifest stumble over YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

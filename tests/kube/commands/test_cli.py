@@ -299,7 +299,7 @@ def test_a_pod_is_killed_and_the_interruption_told(terminal: Terminal) -> None:
     terminal.run("delete", "hurt")
     out, err = following.communicate(timeout=DEADLINE)
     assert "NodeRelaunched" in out
-    assert (following.returncode, err) == (1, "resile: somebody deleted the job\n")
+    assert (following.returncode, err) == (1, "resile: the job was deleted\n")
 
 
 def test_the_ladder_of_a_job_is_that_of_its_manifest(terminal: Terminal, steady: str) -> None:

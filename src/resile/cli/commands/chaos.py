@@ -14,7 +14,7 @@ from resile.client.target import Target
 
 def wait_option(command: F) -> F:
     """`--no-wait`."""
-    words = "after the strike, wait for the next step and say how long it took"
+    words = "after the fault, wait for the next step and say how long it took"
     return click.option("--wait/--no-wait", default=True, show_default=True, help=words)(command)
 
 

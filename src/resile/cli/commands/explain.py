@@ -26,7 +26,7 @@ PURPOSES = {
     "reconnect": "a closed connection that stays away for so long has lost its node",
     "master_recovery": "how long a restarted master waits for the agents its journal knows",
     "straggler_wait": "how long a round that could close waits for nodes that are starting",
-    "last_call": "the same for the first round on bare machines, where nobody knows who may come",
+    "last_call": "the same for the first round on bare machines, where it is not known which nodes may come",
     "regroup_grace": "from SIGTERM to SIGKILL for processes whose round is over",
     "exit_grace": "from SIGTERM to SIGKILL for a node that is asked to leave: time to save",
     "join": "how long too few nodes wait for the rest before the job fails",

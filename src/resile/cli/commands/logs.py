@@ -30,7 +30,7 @@ def logs(
     cluster the logs of finished pods stay until the job is deleted; those of deleted pods are gone.
 
     \b
-    resile logs torch-mnist -f                          all nodes, those that come later, too
+    resile logs torch-mnist -f                          all nodes, later ones included
     resile logs torch-mnist worker-1 --tail 20          one of them
     resile logs torch-mnist --master                    why the job did what it did
     """  # noqa: D301

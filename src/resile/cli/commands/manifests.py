@@ -50,7 +50,7 @@ def manifests(image: str, namespace: str, crd_only: bool, cel: bool, folder: Pat
 def _check(image: str, namespace: str) -> None:
     if not _IMAGE.fullmatch(image):
         raise NotUsableError(f"--image: must be the name of an image such as {installation.IMAGE}, not {image[:60]!r}")
-    mistakes = ManifestErrors()
-    check_dns_label(namespace, "--namespace", mistakes)
-    for mistake in mistakes.found():
-        raise NotUsableError(str(mistake))
+    errors = ManifestErrors()
+    check_dns_label(namespace, "--namespace", errors)
+    for error in errors.found():
+        raise NotUsableError(str(error))

@@ -57,7 +57,7 @@ def operator(
     """Give every ElasticJob of a cluster its master and keep it alive.
 
     Runs against the cluster that it is a pod of, else against that of KUBECONFIG, until SIGTERM. It ends with 1 when it
-    loses its Lease; whoever runs it starts it again.
+    loses its Lease, and is to be started again by what runs it.
     """
     from resile.deploy.installation import IMAGE
     from resile.operator.app import Options, run

@@ -39,7 +39,7 @@ def kind_of(word: str) -> Listable:
 
 
 class Listing:
-    """Prints items of one kind, and later those that changed."""
+    """Prints items of one kind, and later the changed ones."""
 
     def __init__(self, kind: Listable, output: str, *, spaces: bool) -> None:
         """Nothing is printed yet.
@@ -70,7 +70,7 @@ class Listing:
         return self._output != "table"
 
     def show(self, items: Sequence[Item], *, one: bool = False) -> None:
-        """Print all of them; with `one`, data is that of the only item, not a list."""
+        """Print all items; with `one`, data is that of the only item, not a list."""
         data = [item.view for item in items]
         self._changed(items)
         if self._output == "json":
@@ -85,7 +85,7 @@ class Listing:
             click.echo(table(self._header, shown))
 
     def show_changed(self, items: Sequence[Item]) -> None:
-        """Print those that differ from what was printed of them last; an age alone is no difference."""
+        """Print the items that differ from how they were printed last; an age alone is no difference."""
         for item in self._changed(items):
             if self._output == "json":
                 click.echo(msgspec.json.encode(item.view))

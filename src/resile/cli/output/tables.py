@@ -1,4 +1,4 @@
-"""Tables and ages as kubectl prints them, so that eyes, greps and scripts that know the one read the other."""
+"""Tables and ages as kubectl prints them, so that eyes, greps and scripts that know kubectl read them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def age(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A duration for people who count it: 12 ms, 0.84 s, 12.3 s, then as `age`."""
+    """A duration, more exact than `age` while it is short: 12 ms, 0.84 s, 12.3 s, then as `age`."""
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:

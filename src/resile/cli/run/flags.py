@@ -321,7 +321,7 @@ def _sentence(error: argparse.ArgumentError) -> str:
 
 
 def _unknown(word: str) -> str:
-    """The sentence for a flag that nobody knows."""
+    """The sentence for an unknown flag."""
     from difflib import get_close_matches  # only on the way out
 
     name = word.split("=", 1)[0]

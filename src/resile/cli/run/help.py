@@ -1,6 +1,6 @@
 """What `resile run --help` says, and what is said of flags that are accepted without effect.
 
-Kept apart from the table of flags because it is prose: a reader of the one seldom wants the other.
+Kept apart from the table of flags because it is prose, which a reader of the table seldom wants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPILOG = """
 examples:
   all GPUs of this machine:
       resile run --standalone --nproc-per-node gpu train.py --epochs 3
-  two to four machines, the same line on each; the one called node0 hosts the meeting:
+  two to four machines, the same line on each; the one called node0 hosts the rendezvous:
       resile run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint node0:29400 \\
           --rdzv-id my-job --max-restarts 3 train.py
   try recovery on a laptop: kill -9 one of the processes and watch
@@ -56,12 +56,12 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "meeting other machines",
         {
             "--standalone": "this machine is the whole job; the flags below are not needed",
-            "--rdzv-endpoint": "where all machines meet; the one that is HOST hosts the meeting",
+            "--rdzv-endpoint": "where all machines meet; the one that is HOST hosts the rendezvous",
             "--rdzv-id": "the same word on every machine of a job keeps jobs apart",
             "--rdzv-backend": "c10d: places are given as machines come, port 29400 unless said; static: places by "
             "--node-rank, at --master-addr (static; c10d if there is an --rdzv-endpoint and no --node-rank)",
             "--rdzv-conf": "time-outs in seconds: join_timeout (too few machines: give up), lastcall_timeout (enough: "
-            "wait for more), pend_timeout (no room for a pod: give up); is_host=1|0 says who hosts",
+            "wait for more), pend_timeout (no room for a pod: give up); is_host=1|0 says whether this machine hosts",
             "--master-addr": "static only: the machine with --node-rank 0 (127.0.0.1)",
             "--master-port": "static only: its port (29500)",
             "--node-rank": "static only: the place of this machine, from 0 (0)",
@@ -104,7 +104,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "--tls-cert": "this machine's certificate; TLS is mutual, so a machine that may run the master needs all "
             "three of --tls-cert, --tls-key and --tls-ca",
             "--tls-key": "the key of --tls-cert",
-            "--tls-ca": "who must have signed the others' certificates",
+            "--tls-ca": "the authority that must have signed the others' certificates",
             "--tls-name": "the name that the master's certificate must hold (any that --tls-ca has signed)",
         },
     ),

@@ -1,7 +1,7 @@
 """From what the user gave to `RunOptions`: everything counted, looked up and checked before anything is launched.
 
-The rules are torchrun's, so that a command line means here what it means there; where torchrun would fail late with a
-traceback, this fails at once with one sentence that names the flag (or the variable) and what is allowed.
+The rules are torchrun's, so that a command line keeps its meaning. Where torchrun would fail late with a traceback,
+this fails at once with one sentence that names the flag (or the variable) and what is allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, 
 from resile.cli.run.devices import DEVICE_KINDS, DEVICE_OF_ACCELERATOR, count_devices, usable_cpus
 from resile.cli.run.flags import ACCEPTED, FLAGS, FlagError, Given
 from resile.cli.run.rdzv_conf import RdzvConf, read_rdzv_conf
-from resile.cli.run.script import mistake_in_module, mistake_in_script
+from resile.cli.run.script import error_in_module, error_in_script
 from resile.protocol.reports import RendezvousConfig
 
 STATIC_PORT = 29500
@@ -47,28 +47,28 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
     nproc = _nproc(given, environ)
     min_nodes, max_nodes = _nnodes(given, environ)
     conf = read_rdzv_conf(given.named("rdzv_conf"), values["rdzv_conf"])
-    meeting = _meeting(given, min_nodes, max_nodes, conf)
-    target = _meeting_place(given, environ, meeting, conf)
-    alone = target.endpoint is None
+    config = _rendezvous_config(given, min_nodes, max_nodes, conf)
+    rendezvous = _rendezvous(given, environ, config, conf)
+    alone = rendezvous.endpoint is None
     job = environ.get("ELASTIC_JOB_NAME", "")
     run_id = str(uuid.uuid4()) if alone else values["rdzv_id"]
     if not alone and "rdzv_id" not in given.source and job:
         run_id = job
     job_name = values["job_name"] or job or (values["rdzv_id"] if "rdzv_id" in given.source else "")
     role = values["role"]
-    if "role" not in given.source and (prog == "dlrover-run" or target.managed):
+    if "role" not in given.source and (prog == "dlrover-run" or rendezvous.managed):
         role = DLROVER_ROLE
     return RunOptions(
         command=command,
         nproc=nproc,
-        meeting=meeting,
+        meeting=config,
         run_id=run_id,
         job_name=job_name or _name_of(values["training_script"]),
         role=role,
-        endpoint=target.endpoint,
-        managed=target.managed,
-        hosts=target.hosts,
-        node_rank=target.node_rank,
+        endpoint=rendezvous.endpoint,
+        managed=rendezvous.managed,
+        hosts=rendezvous.hosts,
+        node_rank=rendezvous.node_rank,
         local_addr=values["local_addr"],
         timeouts=_timeouts(given, environ, conf),
         signals=_signals(given),
@@ -83,7 +83,7 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         duplicate_stderr_filters=tuple(values["duplicate_stderr_filters"]),
         environment=_environment(given, environ, nproc),
         virtual_local_rank=values["virtual_local_rank"],
-        security=_security(given, environ, may_host=target.hosts is not False),
+        security=_security(given, environ, may_host=rendezvous.hosts is not False),
         state_dir=values["state_dir"],
         notices=_notices(given, conf),
     )
@@ -100,8 +100,8 @@ def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
     if values["no_python"] and values["module"]:
         raise FlagError(f"{given.named('module')}: a module needs Python; leave out {given.named('no_python')}")
     if values["module"] and not values["run_path"]:
-        if not elsewhere and (mistake := mistake_in_module(script)):
-            raise FlagError(mistake)
+        if not elsewhere and (error := error_in_module(script)):
+            raise FlagError(error)
         return (*python, "-m", script, *arguments)
     if values["no_python"] and not values["run_path"]:
         if shutil.which(script, path=environ.get("PATH")) is None:
@@ -109,13 +109,13 @@ def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
         return (script, *arguments)
     if not os.path.exists(script):
         raise FlagError(f"script {script!r} does not exist")
-    if not elsewhere and (mistake := mistake_in_script(script)):
-        raise FlagError(mistake)
+    if not elsewhere and (error := error_in_script(script)):
+        raise FlagError(error)
     return (*python, script, *arguments)
 
 
 def _name_of(script: str) -> str:
-    """A job's name if nobody gave one: the script's, in letters that a file or a label can carry."""
+    """A job's name where the user gave none: the script's, in letters that a file or a label can carry."""
     stem = os.path.basename(os.path.normpath(script)).removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9.-]+", "-", stem).strip("-.") or "job"
 
@@ -159,7 +159,7 @@ def _nproc(given: Given, environ: Mapping[str, str]) -> int:
     return int(word)
 
 
-# meeting other machines -----------------------------------------------------------------------------------------------
+# rendezvous -----------------------------------------------------------------------------------------------------------
 
 
 class _Rendezvous(NamedTuple):
@@ -169,7 +169,7 @@ class _Rendezvous(NamedTuple):
     node_rank: int | None = None
 
 
-def _meeting(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> RendezvousConfig:
+def _rendezvous_config(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> RendezvousConfig:
     unit, restarts = given.values["node_unit"], given.values["max_restarts"]
     if unit < 1:
         raise FlagError(f"{given.named('node_unit')}: {unit} is not a number of nodes; the least is 1")
@@ -191,7 +191,7 @@ def _meeting(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> Re
     )
 
 
-def _meeting_place(given: Given, environ: Mapping[str, str], meeting: RendezvousConfig, conf: RdzvConf) -> _Rendezvous:
+def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConfig, conf: RdzvConf) -> _Rendezvous:
     values = given.values
     backend, text = values["rdzv_backend"].strip(), values["rdzv_endpoint"].strip()
     if environ.get(MASTER_ADDR):
@@ -202,22 +202,22 @@ def _meeting_place(given: Given, environ: Mapping[str, str], meeting: Rendezvous
             "machines meet at resile's own master, which needs no other service"
         )
     if values["standalone"]:
-        if meeting.min_nodes > 1:
+        if config.min_nodes > 1:
             raise FlagError(
                 f"{given.named('standalone')}: means this machine alone, but {given.named('nnodes')} asks for "
-                f"{meeting.min_nodes} or more"
+                f"{config.min_nodes} or more"
             )
         return _Rendezvous()
     if backend == "static":
-        if not text and values["master_port"] is None and meeting.max_nodes == 1:
+        if not text and values["master_port"] is None and config.max_nodes == 1:
             return _Rendezvous()
         if text and "rdzv_backend" not in given.source and "node_rank" not in given.source:
-            return _open_place(given, text, None, meeting, conf)  # no word of fixed places: they are given out
+            return _dynamic_rendezvous(given, text, None, config, conf)  # no rank was asked for, so ranks are given out
         rank = values["node_rank"]
-        if not 0 <= rank < meeting.max_nodes:
+        if not 0 <= rank < config.max_nodes:
             raise FlagError(
-                f"{given.named('node_rank')}: {rank} is not a place among {meeting.max_nodes}; "
-                f"allowed are 0 to {meeting.max_nodes - 1}"
+                f"{given.named('node_rank')}: {rank} is not a place among {config.max_nodes}; "
+                f"allowed are 0 to {config.max_nodes - 1}"
             )
         endpoint = endpoint_of(given.named("rdzv_endpoint"), text) if text else _master_endpoint(given)
         if not endpoint.port:
@@ -225,18 +225,18 @@ def _meeting_place(given: Given, environ: Mapping[str, str], meeting: Rendezvous
                 f"{given.named('rdzv_endpoint')}: {text!r}: port 0 is any free port; fixed places need a fixed one"
             )
         return _Rendezvous(endpoint, hosts=rank == 0 if conf.is_host is None else conf.is_host, node_rank=rank)
-    return _open_place(given, text or "localhost", C10D_PORT, meeting, conf)
+    return _dynamic_rendezvous(given, text or "localhost", C10D_PORT, config, conf)
 
 
-def _open_place(
-    given: Given, text: str, default_port: int | None, meeting: RendezvousConfig, conf: RdzvConf
+def _dynamic_rendezvous(
+    given: Given, text: str, default_port: int | None, config: RendezvousConfig, conf: RdzvConf
 ) -> _Rendezvous:
-    """A meeting that gives out places as nodes come."""
+    """A rendezvous that gives out ranks as nodes come."""
     name = given.named("rdzv_endpoint")
     endpoint = endpoint_of(name, text, default_port)
     if endpoint.port:
         return _Rendezvous(endpoint, hosts=conf.is_host)
-    if meeting.max_nodes > 1:
+    if config.max_nodes > 1:
         raise FlagError(f"{name}: {text!r}: port 0 is any free port; several nodes need to know which")
     return _Rendezvous()
 
@@ -384,18 +384,16 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
 def _check_tls(given: Given, may_host: bool) -> None:
     """TLS is mutual: the master shows a certificate and asks for one, so half a set would meet silence."""
     if given.values["tls_name"] and not given.values["tls_ca"]:
-        raise FlagError(
-            f"{given.named('tls_name')}: a name is checked in certificates that somebody signed; add --tls-ca"
-        )
+        raise FlagError(f"{given.named('tls_name')}: a name is checked in signed certificates; add --tls-ca")
     flags = ("tls_cert", "tls_key", "tls_ca")
-    there = [given.named(dest) for dest in flags if given.values[dest]]
+    present = [given.named(dest) for dest in flags if given.values[dest]]
     missing = [given.named(dest) for dest in flags if not given.values[dest]]
-    if not there or not missing:
+    if not present or not missing:
         return
-    if not may_host and given.values["tls_ca"] and len(there) == 1:
+    if not may_host and given.values["tls_ca"] and len(present) == 1:
         return  # its master may be content with the token
     needs = "this node may run the master, which needs all three" if may_host else "TLS needs the others"
-    raise FlagError(f"{', '.join(there)}: {needs}; add {' and '.join(missing)}")
+    raise FlagError(f"{', '.join(present)}: {needs}; add {' and '.join(missing)}")
 
 
 def _notices(given: Given, conf: RdzvConf) -> tuple[str, ...]:

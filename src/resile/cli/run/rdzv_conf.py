@@ -11,7 +11,7 @@ _SAME = {"lastcall_timeout": "last_call_timeout", "timeout": "join_timeout"}
 
 _TIMES = ("join_timeout", "last_call_timeout", "pend_timeout")
 _NO_EFFECT = {
-    "close_timeout": "a round closes the moment everybody knows of it",
+    "close_timeout": "a round closes the moment every node knows of it",
     "heartbeat_timeout": "heartbeats follow --recovery-budget",
     "keep_alive_interval": "heartbeats follow --recovery-budget",
     "keep_alive_max_attempt": "heartbeats follow --recovery-budget",
@@ -36,7 +36,7 @@ def read_rdzv_conf(name: str, text: str) -> RdzvConf:
     """Reads the pairs; `name` is the flag or variable they came from.
 
     Raises:
-        FlagError: for what is not a pair, a key that nobody knows (with the nearest that somebody does) or a bad value.
+        FlagError: for what is no pair, an unknown key (with the nearest known one) or a bad value.
     """
     times: dict[str, float] = {}
     is_host: bool | None = None

@@ -1,8 +1,8 @@
-"""Whether what is to be run can be run at all, told before anything is started.
+"""Whether the script can be run at all, checked before anything is started.
 
-A mistake in the very first file would otherwise start the master, all processes and, with `--max-restarts`, all of them
-again, to end with the same words each time. Only what is sure is refused, and nothing of the user's is executed: what
-cannot be told is left to Python.
+An error in the very first file would otherwise start the master, all processes and, with `--max-restarts`, all of them
+again, to end with the same words each time. Only certain errors are refused, and no code of the user's is executed:
+everything else is left to Python.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import warnings
 LARGEST = 4 * 1024 * 1024
 """Bytes of a script that are worth reading twice: its processes do it again, from the kernel's cache."""
 _CHANGES_THE_SEARCH = (b"__path__", b"meta_path", b"sys.modules", b"import *")
-"""In a package's `__init__.py`: what it holds is known to nobody before it has run."""
+"""In a package's `__init__.py`: which modules the package holds cannot be known before it has run."""
 
 
-def mistake_in_script(path: str) -> str:
+def error_in_script(path: str) -> str:
     """Why Python cannot run this file or folder, in a sentence; empty if it may."""
     try:
         kind = os.stat(path)
@@ -29,13 +29,13 @@ def mistake_in_script(path: str) -> str:
         inside = os.path.join(path, "__main__.py")
         if not os.path.exists(inside):
             return f"script {path!r} is a directory without a __main__.py; name a file in it"
-        return mistake_in_script(inside)
+        return error_in_script(inside)
     if not stat.S_ISREG(kind.st_mode) or kind.st_size > LARGEST:
         return ""  # a pipe can be read once
-    return _mistake_in_source(path)
+    return _error_in_source(path)
 
 
-def mistake_in_module(name: str) -> str:
+def error_in_module(name: str) -> str:
     """Why `python -m NAME` cannot work in this folder, in a sentence; empty if it may."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -45,13 +45,13 @@ def mistake_in_module(name: str) -> str:
         here = ".".join(parts[: number + 1])
         try:
             spec = _found(here, places)
-        except Exception:  # finders may be anybody's: Python will meet the same, and tell
+        except Exception:  # an installed finder failed: Python will meet the same error, and tell it
             return ""
         if spec is None:
             return f"module {name!r} does not exist" + ("" if here == name else f": there is no {here!r}")
         if number == len(parts) - 1:
             source = spec.origin if spec.submodule_search_locations is None else None
-            return _mistake_in_source(source, f"module {name!r}") if source and source.endswith(".py") else ""
+            return _error_in_source(source, f"module {name!r}") if source and source.endswith(".py") else ""
         if spec.submodule_search_locations is None or _changes_the_search(spec.origin):
             return ""
         places = list(spec.submodule_search_locations)
@@ -78,7 +78,7 @@ def _changes_the_search(init: str | None) -> bool:
     return any(words in text for words in _CHANGES_THE_SEARCH)
 
 
-def _mistake_in_source(path: str, named: str = "") -> str:
+def _error_in_source(path: str, named: str = "") -> str:
     try:
         with open(path, "rb") as file:
             source = file.read(LARGEST + 1)

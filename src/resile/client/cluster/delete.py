@@ -53,8 +53,8 @@ async def _gone(cluster: Cluster, job: Manifest, grace: float, say: Say) -> None
     async with cluster.watch(jobs, pods) as watching:
         while True:
             left = [one["metadata"]["name"] for one in watching.all(kube.PODS) if _owned(one, uid)]
-            there = any(one["metadata"]["uid"] == uid for one in watching.all(kube.JOBS))
-            if not left and not there:
+            exists = any(one["metadata"]["uid"] == uid for one in watching.all(kube.JOBS))
+            if not left and not exists:
                 return
             seconds = until - time.monotonic()
             if seconds <= 0:

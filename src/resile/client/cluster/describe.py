@@ -107,7 +107,7 @@ def _facts(cluster: Cluster, job: Manifest) -> dict[str, str]:
         read = read_manifest(job)
         spec = to_job_spec(read) if isinstance(read, ElasticJob) else None
     except BadManifest as bad:
-        return {**facts, "Mistake": str(bad.errors[0]), "Cluster": cluster.name}
+        return {**facts, "Error": str(bad.errors[0]), "Cluster": cluster.name}
     if spec is not None:
         facts |= {
             "Strategy": spec.strategy.value,

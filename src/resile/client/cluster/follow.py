@@ -18,7 +18,7 @@ from resile.master.view import view as view_of_state
 from resile.platform.kubernetes import client as kube
 
 TAKE_UP_SECONDS = 10.0
-"""For the operator to take a job up; then it is probably not there."""
+"""For the operator to take a job up; after that it probably does not run."""
 REST_SECONDS = 1.0
 """After which a job is shown again although nothing changed."""
 LAST_WORDS_SECONDS = 5.0
@@ -73,7 +73,7 @@ async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, Non
             note = ""
             if not now.get("status") and time.monotonic() > warn_at:
                 warn_at = float("inf")
-                note = f"nobody has taken the job up yet: does the operator run? {INSTALL}"
+                note = f"no operator has taken the job up yet: does it run? {INSTALL}"
             yield Moment(view.job_view(now, watching.all(kube.PODS), time.time()), news, last=False, note=note)
             await watching.change(REST_SECONDS)
         state = await journal(cluster, now)
@@ -84,7 +84,7 @@ async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, Non
 def _the_job(watching: Watch, uid: str) -> Manifest:
     found = next((one for one in watching.all(kube.JOBS) if one["metadata"]["uid"] == uid), None)
     if found is None:
-        raise CommandError("somebody deleted the job")
+        raise CommandError("the job was deleted")
     return found
 
 
@@ -97,7 +97,7 @@ class _Story:
         self._told: set[str] = set()
 
     def news(self, watching: Watch) -> list[JobEvent]:
-        """Those that were not told before, oldest first."""
+        """Events that were not told before, oldest first."""
         events = view.in_order(watching.all(kube.EVENTS))
         fresh = [event for event in events if event["metadata"]["uid"] not in self._told]
         before = len(self._told)

@@ -1,4 +1,4 @@
-"""Reading the logs of jobs of a cluster: of one pod or of all nodes, and of those that appear later."""
+"""Reading the logs of jobs of a cluster: of one pod or of all nodes, pods that appear later included."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def job_view(job: Manifest, pods: Iterable[Manifest], now: float, journal: JobVi
 
     Args:
         job: the ElasticJob.
-        pods: those that it has.
+        pods: the job's.
         now: the moment.
         journal: what its master knows, for what the cluster's objects do not tell.
     """
@@ -136,8 +136,8 @@ def pod_word(pod: Manifest) -> str:
 
 def _init_word(pod: Manifest, status: Manifest) -> str:
     """The word for a pod whose init containers are not done; empty once they are."""
-    there = status.get("initContainerStatuses") or []
-    for at, container in enumerate(there):
+    containers = status.get("initContainerStatuses") or []
+    for at, container in enumerate(containers):
         state = container.get("state") or {}
         ended, waiting = state.get("terminated"), (state.get("waiting") or {}).get("reason")
         if ended is not None and not ended.get("exitCode"):
@@ -146,7 +146,7 @@ def _init_word(pod: Manifest, status: Manifest) -> str:
             return f"Init:{ended.get('reason') or 'ExitCode:' + str(ended.get('exitCode'))}"
         if waiting and waiting != "PodInitializing":
             return f"Init:{waiting}"
-        return f"Init:{at}/{len((pod.get('spec') or {}).get('initContainers') or there)}"
+        return f"Init:{at}/{len((pod.get('spec') or {}).get('initContainers') or containers)}"
     return ""
 
 

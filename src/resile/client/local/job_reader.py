@@ -1,12 +1,13 @@
-"""Looking at a job, whether its master lives or not: the master is asked first, the journal is read otherwise.
+"""Reading a job of this machine, whether its master lives or not: the master is asked, else its journal is read.
 
-Both give the same view, so a master that is killed in the middle of a question costs a moment, not an error. What the
-journal lacks is the newest second of step reports.
+Both give the same view, so a master that is killed in the middle of a question costs a moment, not an error. The
+journal lacks the newest second of step reports.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,14 +30,14 @@ JOURNAL_RETRY_SECONDS = 0.1
 
 
 class JobReader:
-    """One job under observation. Keeps its connection to the master between two looks."""
+    """One job. Keeps its connection to the master between two questions."""
 
     def __init__(self, job: LocalJob) -> None:
         self.job = job
         self.directory = job.directory
         self.client = MasterClient(self.directory)
         self.answered = False
-        """Whether the newest look was the master's own word rather than the journal's."""
+        """Whether the newest answer was the master's own and not the journal's."""
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +86,7 @@ class JobReader:
             raise CommandError(str(error)) from error
         if not self.directory.journal.exists():
             return new_state(spec, (self.directory.path / "job.json").stat().st_mtime)
-        with _Reader(self) as journal:
+        with _Reader(self.directory.journal) as journal:
             try:
                 history = journal.load()
             except JournalError as error:
@@ -106,7 +107,7 @@ class JobReader:
             pass
         if not self.directory.journal.exists():
             return []
-        with _Reader(self) as journal:
+        with _Reader(self.directory.journal) as journal:
             try:
                 return journal.story(after, PAGE)
             except JournalError as error:
@@ -116,8 +117,8 @@ class JobReader:
 class _Reader:
     """The journal, open for reading; tried a few times, because a master may be making it just now."""
 
-    def __init__(self, look: JobReader) -> None:
-        self._path = look.directory.journal
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._journal: SQLiteJournal | None = None
 
     def __enter__(self) -> SQLiteJournal:

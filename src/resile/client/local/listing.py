@@ -48,7 +48,7 @@ class _Lister:
         return all(self._over.get(reader.job, False) for reader in self._readers)
 
     def look(self) -> Found:
-        """Everything now; of events those that were not given before. One bad job among several costs a sentence."""
+        """Everything there is now; of events only new ones. One unreadable job among several costs a sentence."""
         found = Found([])
         for reader in self._readers:
             try:

@@ -27,12 +27,12 @@ from resile.wire.job_directory import DirectoryError, JobDirectory
 ANSWER_SECONDS = 2.0
 """For one question to a master that is there; a healthy one takes a millisecond."""
 RESTART_SECONDS = 10.0
-"""For a wish that must reach the master: it may be starting again just now."""
+"""For a change that must reach the master, which may be starting again just now."""
 RETRY_SECONDS = 0.1
 
 
 class MasterUnreachable(Exception):
-    """Nobody answered in time; the text is one sentence. Asking again may help."""
+    """No master answered in time; the text is one sentence. Asking again may help."""
 
 
 class MasterClient:
@@ -70,7 +70,7 @@ class MasterClient:
         """Ask once.
 
         Raises:
-            MasterUnreachable: nobody answered within `seconds`.
+            MasterUnreachable: no master answered within `seconds`.
             CommandError: the master does not take our token, or refuses with a sentence.
         """
         return self._runner.run(self._ask(command, seconds))
@@ -86,7 +86,7 @@ class MasterClient:
         """Ask until a master answers: one that was killed comes back within a second. The command may arrive twice.
 
         Raises:
-            MasterUnreachable: nobody answered within `seconds`.
+            MasterUnreachable: no master answered within `seconds`.
             CommandError: as for `ask`.
         """
         until = time.monotonic() + seconds

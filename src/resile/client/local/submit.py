@@ -1,4 +1,4 @@
-"""Starting jobs on this machine, and carrying out scale plans on those that run."""
+"""Starting jobs on this machine, and carrying out scale plans on running jobs."""
 
 from __future__ import annotations
 
