@@ -42,8 +42,10 @@ from resile.torch._checkpoint.check_writable import check_writable
 from resile.torch._checkpoint.direct_store import store_directly
 from resile.torch._checkpoint.estimate_state import estimate_growth
 from resile.torch._checkpoint.flatten import Leaf, State, flatten
-from resile.torch._checkpoint.packing import PackedState, Saver, SlotTooSmall, copying_threads, lay_out, still_fits
+from resile.torch._checkpoint.packing import PackedState, SlotTooSmall
+from resile.torch._checkpoint.parallel_copy import copying_threads
 from resile.torch._checkpoint.prefault import WRITE, populate
+from resile.torch._checkpoint.rank_layout import Saver, lay_out, still_fits
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
 from resile.torch._checkpoint.verify import Verification, begin

@@ -34,7 +34,8 @@ from resile.torch import Checkpointer, ElasticBatchSampler
 from resile.torch._checkpoint import restore
 from resile.torch._checkpoint.dcp_reader import read_metadata
 from resile.torch._checkpoint.flatten import StateMismatch, flatten
-from resile.torch._checkpoint.packing import PackedState, Saver, lay_out
+from resile.torch._checkpoint.packing import PackedState
+from resile.torch._checkpoint.rank_layout import Saver, lay_out
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._loop import loop_checkpoints
 from resile.torch._loop.collectives import Collectives

@@ -15,8 +15,9 @@ import torch
 
 from resile.torch import Checkpointer
 from resile.torch._checkpoint.flatten import LoadTarget, StateMismatch, flatten
-from resile.torch._checkpoint.packing import PackedState, Saver, lay_out, still_fits
+from resile.torch._checkpoint.packing import PackedState
 from resile.torch._checkpoint.pickling import CannotRestore
+from resile.torch._checkpoint.rank_layout import Saver, lay_out, still_fits
 from tests.torch.checkpoint.checkpoint_servers import PATIENCE
 
 PLACE = Saver(rank=0, world=1, leads=True, attempt="1")

@@ -13,9 +13,11 @@ import torch
 
 from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.errors import NotReadable
-from resile.torch._checkpoint import packing
+from resile.torch._checkpoint import parallel_copy
 from resile.torch._checkpoint.flatten import flatten
-from resile.torch._checkpoint.packing import Damaged, PackedState, Saver, copying_threads, lay_out
+from resile.torch._checkpoint.packing import Damaged, PackedState
+from resile.torch._checkpoint.parallel_copy import copying_threads
+from resile.torch._checkpoint.rank_layout import Saver, lay_out
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.verify import Verification
 from resile.torch._loop.collectives import Collectives
@@ -165,11 +167,11 @@ def test_only_what_others_run_keeps_a_copy_from_a_core(
     monkeypatch: pytest.MonkeyPatch, running: int, here: int, threads: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    monkeypatch.setattr(packing, "_running", lambda: running)
-    monkeypatch.setattr(packing, "_running_here", lambda: here)
+    monkeypatch.setattr(parallel_copy, "_running", lambda: running)
+    monkeypatch.setattr(parallel_copy, "_running_here", lambda: here)
     assert copying_threads(1 << 30) == threads
     assert copying_threads(1) == 1
 
 
 def test_this_thread_is_seen_to_run() -> None:
-    assert packing._running_here() >= 1
+    assert parallel_copy._running_here() >= 1

@@ -141,7 +141,7 @@ SWAPPING = (
     SETTING
     + """
 from torch.distributed.fsdp import fully_shard
-from resile.torch._checkpoint.packing import piece_of
+from resile.torch._checkpoint.rank_layout import piece_of
 
 child = os.fork()
 for round_, port in enumerate(map(int, sys.argv[1:]), 1):

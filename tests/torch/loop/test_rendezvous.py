@@ -173,6 +173,31 @@ def test_peers_do_not_wait_for_a_process_whose_script_fails_between_two_rounds(
     one.close(in_peace=False)
 
 
+@pytest.mark.parametrize("method", ["taken", "finish"])
+def test_peers_do_not_wait_for_a_process_whose_script_fails_while_a_step_is_saved_or_a_loop_ends(
+    agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("two values of the state have one name")
+
+    monkeypatch.setattr(LoopCheckpoints, method, fail)
+    monkeypatch.setattr(rendezvous, "LAST_WORDS", 0.01)
+    model = torch.nn.Linear(2, 1)
+    checkpointer = Checkpointer(tmp_path)
+    elastic = Elastic(model, torch.optim.SGD(model.parameters()), checkpointer=checkpointer)
+
+    def train() -> None:
+        for _ in elastic.steps(1):
+            with elastic.step():
+                model(torch.ones(1, 2)).sum().backward()
+
+    with pytest.raises(ValueError, match="two values of the state"):
+        train()
+    wait_until(lambda: elastic.lost, "the end of the group")  # though the script goes on
+    elastic.close()
+    checkpointer.close()
+
+
 def test_the_agent_hears_of_the_last_step_before_storage_is_waited_for(
     agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,8 @@ from resile.checkpoint.errors import NeverReadable, NotReadable
 from resile.checkpoint.layout import Layout, is_first, made_at
 from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
 from resile.torch._checkpoint.flatten import LoadTarget, State, StateMismatch
-from resile.torch._checkpoint.packing import Damaged, PackedState, copying_threads
+from resile.torch._checkpoint.packing import Damaged, PackedState
+from resile.torch._checkpoint.parallel_copy import copying_threads
 from resile.torch._checkpoint.restore_plan import (
     Gap,
     Kind,
@@ -437,7 +438,7 @@ def _tensor(data: bytes) -> Any:
 
 
 def _place(plan: RestorePlan) -> str:
-    if plan.source in (Source.PEERS, Source.COPIES):
-        ranks = sorted({transfer.source for transfer in plan.transfers})
-        return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return "memory" if plan.source is Source.MEMORY else "storage"
+    if plan.source is Source.STORAGE:
+        return "storage"
+    ranks = sorted({transfer.source for transfer in plan.transfers})
+    return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "memory"

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
-from resile.torch._checkpoint.packing import PackedState, run_jobs
+from resile.torch._checkpoint.packing import PackedState
+from resile.torch._checkpoint.parallel_copy import run_jobs
 from resile.torch._checkpoint.prefault import READ, populate
 
 

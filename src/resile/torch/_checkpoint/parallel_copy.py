@@ -1,0 +1,79 @@
+"""Copies of memory on several threads: training stands still for them, and one thread is slower than memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+PIECE = 16 << 20
+"""Bytes that one thread copies at a time."""
+THREADS = 4
+"""The most threads for one copy."""
+memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
+memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+memcpy.restype = None
+
+
+def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
+    """One copy as jobs that several threads can share."""
+    return [
+        functools.partial(memcpy, target + at, source + at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)
+    ]
+
+
+def copying_threads(nbytes: int) -> int:
+    """How many threads to copy with: memory is faster than one of them, but only cores that are idle help.
+
+    Idle now, that is: the load average of the last minute would count what this process itself did before. Its own
+    threads do not count: training waits for the copy, and those that torch added with spin for a while after it.
+    """
+    if nbytes <= PIECE:
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    try:
+        others = _running() - _running_here()
+    except (OSError, ValueError, IndexError):
+        return 1
+    return max(1, min(THREADS, cores, cores - others))
+
+
+def _running() -> int:
+    """Threads of this machine that run or want to."""
+    with open("/proc/loadavg") as file:
+        return int(file.read().split()[3].partition("/")[0])
+
+
+def _running_here() -> int:
+    """Those of this process, this one among them."""
+    running = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{thread}/stat") as file:
+            running += file.read().rpartition(")")[2].split()[0] == "R"
+    return running
+
+
+def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
+    """Do all jobs on a few threads, this one among them; raises what one of them raises.
+
+    Args:
+        threads: how many, with this one.
+        jobs: whoever is free takes the next. An iterator of a list may be shared by several calls.
+    """
+    rest = iter(jobs)
+
+    def do() -> None:
+        for job in rest:
+            job()
+
+    if threads <= 1:
+        do()
+        return
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(do) for _ in range(threads - 1)]
+        do()
+        for other in others:
+            other.result()

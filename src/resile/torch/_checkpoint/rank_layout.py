@@ -1,0 +1,184 @@
+"""Which leaves of a state one rank keeps, and at which byte of its buffer each of them lies.
+
+A rank keeps its part of every sharded tensor. What all ranks have alike is kept by one rank of each node, and stored by
+rank 0. The layout is made once and holds as long as names, shapes and types stay: then a save is one copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate, Shard
+
+from resile.checkpoint.layout import Item, Layout, ObjectItem, TensorItem
+from resile.torch._checkpoint.flatten import Leaf, refuse_duplicates
+from resile.torch._checkpoint.pickling import pickled
+from resile.torch._checkpoint.tensor_frame import frame
+
+ALIGN = 64
+SMALLEST_SLOT = 512
+"""Bytes that a value which is no tensor gets at least: it may grow from save to save."""
+
+
+class Piece(NamedTuple):
+    """Where a tensor's part on this rank lies in the whole."""
+
+    shape: tuple[int, ...]
+    full: tuple[int, ...]
+    origin: tuple[int, ...]
+    first: bool
+    """No other rank has the same part, or this is the one of them that stores it."""
+
+
+def piece_of(tensor: Any) -> Piece:
+    """This rank's part of a sharded tensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if not all(isinstance(placement, Shard | Replicate) for placement in placements):
+        raise TypeError(f"a tensor with the placements {placements} cannot be saved")
+    shape, origin = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    coordinate = mesh.get_coordinate() or [0] * len(placements)
+    first = all(at == 0 for at, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
+    return Piece(tuple(shape), tuple(tensor.shape), tuple(origin), first)
+
+
+class Extent(NamedTuple):
+    """A block of a tensor."""
+
+    origin: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def overlap(self, other: Extent) -> Extent | None:
+        """What two blocks of one tensor have in common; None: nothing."""
+        origin = tuple(map(max, self.origin, other.origin))
+        ends = [min(a + b, c + d) for a, b, c, d in zip(*self, *other, strict=True)]
+        shape = tuple(end - start for start, end in zip(origin, ends, strict=True))
+        return Extent(origin, shape) if all(size > 0 for size in shape) else None
+
+    def within(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where this block is in one around it that begins at `origin`."""
+        return tuple(
+            slice(at - base, at - base + size) for at, base, size in zip(self.origin, origin, self.shape, strict=True)
+        )
+
+
+def extent_of(tensor: Any) -> Extent:
+    """What this rank has of a tensor."""
+    if isinstance(tensor, DTensor):
+        piece = piece_of(tensor)
+        return Extent(piece.origin, piece.shape)
+    return Extent((0,) * tensor.dim(), tuple(tensor.shape))
+
+
+class Saver(NamedTuple):
+    """Who lays out."""
+
+    rank: int
+    world: int
+    leads: bool
+    """It keeps what all ranks of its node have alike."""
+    attempt: str
+
+
+def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
+    """Give every leaf that this rank keeps its place; what it writes to storage comes first.
+
+    Raises:
+        CannotRestore: a value could be written, but not read again.
+        ValueError: two leaves have one name.
+    """
+    leaves = list(leaves)
+    refuse_duplicates(leaves)
+    stored: list[Callable[[int], Item]] = []
+    others: list[Callable[[int], Item]] = []
+    replicated = True
+    for leaf in leaves:
+        if not isinstance(leaf.value, torch.Tensor):
+            (stored if saver.rank == 0 else others).append(functools.partial(_object_item, leaf))
+        elif isinstance(leaf.value, DTensor):
+            replicated = False
+            piece = piece_of(leaf.value)
+            stores = piece.first and math.prod(piece.shape) > 0
+            (stored if stores else others).append(functools.partial(_tensor_item, leaf, piece))
+        elif _keeps(saver, leaf):
+            shape = tuple(leaf.value.shape)
+            whole = Piece(shape, shape, (0,) * len(shape), True)
+            (stored if saver.rank == 0 else others).append(functools.partial(_tensor_item, leaf, whole))
+    items: list[Item] = []
+    end = boundary = 0
+    for group in (stored, others):
+        for make in group:
+            items.append(make(end))
+            end = _align(end + items[-1].length)
+        boundary = end if group is stored else boundary
+    return Layout(
+        rank=saver.rank,
+        world=saver.world,
+        attempt=saver.attempt,
+        replicated=replicated,
+        whole=replicated and (saver.leads or saver.rank == 0),
+        length=end,
+        stored=boundary,
+        items=tuple(items),
+        **settings,
+    )
+
+
+def _object_item(leaf: Leaf, offset: int) -> Item:
+    need = len(pickled(leaf.value, leaf.key))
+    length = SMALLEST_SLOT
+    while length < need + need // 2:
+        length *= 2
+    return ObjectItem(key=leaf.key, path=leaf.path, offset=offset, length=length)
+
+
+def _tensor_item(leaf: Leaf, piece: Piece, offset: int) -> Item:
+    dtype = leaf.value.dtype
+    around = frame(dtype, piece.shape)
+    nbytes = math.prod(piece.shape) * dtype.itemsize
+    return TensorItem(
+        key=leaf.key,
+        path=leaf.path,
+        offset=offset,
+        length=len(around.before) + nbytes + len(around.after),
+        data=offset + len(around.before),
+        nbytes=nbytes,
+        dtype=str(dtype).removeprefix("torch."),
+        shape=piece.shape,
+        full=piece.full,
+        origin=piece.origin,
+        array=leaf.array,
+    )
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGN) * ALIGN
+
+
+def _keeps(saver: Saver, leaf: Leaf) -> bool:
+    """Whether a rank has this leaf in its checkpoint: what all ranks have alike is kept once per node."""
+    plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
+    return not plain or saver.leads or saver.rank == 0
+
+
+def still_fits(layout: Layout, leaves: Iterable[Leaf], saver: Saver) -> bool:
+    """Whether these leaves still are what was laid out (a value may yet have outgrown its slot)."""
+    if (layout.rank, layout.world, layout.attempt) != (saver.rank, saver.world, saver.attempt):
+        return False
+    by_key = {item.key: item for item in layout.items}
+    kept = [leaf for leaf in leaves if _keeps(saver, leaf)]
+    return len(kept) == len(by_key) and all(_is_of(by_key.get(leaf.key), leaf) for leaf in kept)
+
+
+def _is_of(item: Item | None, leaf: Leaf) -> bool:
+    value = leaf.value
+    if isinstance(item, TensorItem) and isinstance(value, torch.Tensor):
+        alike = tuple(value.shape) == item.full and item.array == leaf.array
+        return alike and str(value.dtype) == f"torch.{item.dtype}"
+    return isinstance(item, ObjectItem) and not isinstance(value, torch.Tensor)
