@@ -18,6 +18,7 @@ from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import find
 from resile.client.local.supervision import end_by_force
 from resile.wire.job_directory import JobDirectory
+from tests.support.template import template
 
 RESILE = str(Path(sys.executable).with_name("resile"))
 PATIENCE = 30.0
@@ -66,9 +67,7 @@ class CliRunner:
 
     def run(self, *words: str, code: int | None = 0, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """Run a command; its exit code must be `code` (None: any), and it never ends with a traceback."""
-        done = subprocess.run(
-            [RESILE, *words], env=self.environment, cwd=self.workdir, capture_output=True, text=True, timeout=timeout
-        )
+        done = template().run(*words, env=self.environment, cwd=self.workdir, timeout=timeout)
         assert "Traceback" not in done.stderr + done.stdout, done.stderr
         assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
