@@ -186,10 +186,28 @@ def test_a_scale_plan_is_applied_to_the_job_it_names(bench):
     plan.write_text(head + "spec: {ownerJob: steady, replicaResourceSpecs: {worker: {replicas: 3}}}\n")
     assert bench.out("submit", "--local", str(plan)) == "elasticjob/steady scaled: worker=3\n"
     bench.wait(lambda: len(bench.statuses("steady", "Running")) == 3)
-    plan.write_text(head + "spec: {ownerJob: steady, removePods: [{name: steady-edljob-worker-0}]}\n")
-    assert "removePods will come in a later version" in bench.refused("submit", "--local", str(plan))
+    plan.write_text(head + "spec: {ownerJob: steady, psHosts: [somewhere]}\n")
+    assert bench.refused("submit", "--local", str(plan)).startswith("resile: scale plan plan: spec.psHosts: ")
     plan.write_text(head + "spec: {ownerJob: stead, replicaResourceSpecs: {worker: {replicas: 3}}}\n")
     assert "did you mean steady?" in bench.refused("submit", "--local", str(plan))
+
+
+def test_a_scale_plan_creates_removes_and_migrates_nodes_as_on_a_cluster(bench):
+    bench.submit("sleep 1000")
+    plan = bench.workdir / "plan.yaml"
+    head = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ScalePlan\nmetadata: {name: plan}\n"
+    pods = "createPods: [{type: worker, rankIndex: 2}], removePods: [{name: steady-edljob-worker-1}], "
+    moved = "migratePods: [{name: steady-edljob-worker-0, resource: {memory: 64Mi}}]"
+    plan.write_text(head + f"spec: {{ownerJob: steady, {pods}{moved}}}\n")
+    assert bench.out("submit", "--local", str(plan)) == (
+        "elasticjob/steady scaled: one more worker, without worker-1, worker-0 moves\n"
+    )
+    new = ["steady-edljob-worker-2", "steady-edljob-worker-3"]
+    bench.wait(lambda: bench.statuses("steady", "Running") == new)
+    bench.wait(lambda: "PlanSucceeded" in bench.out("describe", "steady"))
+    nodes = [node for node in bench.json("get", "nodes", "steady") if node["role"] == "worker"]
+    assert {node["id"]: node["rank"] for node in nodes} == {2: 0, 3: 2}
+    assert bench.refused("submit", "--local", str(plan)) == ("resile: scale plan plan: worker-1 was scaled down")
 
 
 def test_a_job_is_suspended_and_resumed(bench):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView
 from resile.protocol.agent_to_master import AgentMessage, Hello
-from resile.protocol.changes import Scale, Stop, Suspend
+from resile.protocol.changes import Change
 from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.message import Message
 
@@ -28,7 +28,7 @@ class Events(Message, frozen=True, kw_only=True):
     limit: int = MAX_EVENTS
 
 
-Command = Status | Events | Scale | Suspend | Stop
+Command = Status | Events | Change
 
 
 class Ask(Message, frozen=True, kw_only=True):

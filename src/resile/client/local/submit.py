@@ -14,14 +14,15 @@ from resile.api.ids import Seconds
 from resile.api.job import JobSpec, Strategy
 from resile.api.kinds.elasticjob import KIND, ElasticJob
 from resile.api.kinds.scaleplan import ScalePlan
+from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.plan import Plan
 from resile.client.base import Document, Say, SubmitOptions, Submitted
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
 from resile.client.local.supervision import end_by_force, end_nodes, served, start_master
-from resile.protocol.changes import Scale
 from resile.wire.job_directory import DirectoryError
 
 ENDING_SECONDS = 10.0
@@ -93,34 +94,35 @@ def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
     return msgspec.structs.replace(spec, namespace=namespace)
 
 
-def apply_plan(plan: ScalePlan, namespace: str | None) -> tuple[LocalJob, str]:
-    """Carry out a ScalePlan on the running job that it names; that job, and what was changed.
+def apply_plan(manifest: ScalePlan, namespace: str | None) -> tuple[LocalJob, str]:
+    """Have a running job carry out a ScalePlan; that job, and what it changes. The job's events tell how it ends.
 
     Raises:
         CommandError: there is no such job, or it refuses.
     """
-    spec = plan.spec
-    later = {"createPods": spec.create_pods, "removePods": spec.remove_pods, "migratePods": spec.migrate_pods}
-    named = [field for field, value in {**later, "psHosts": spec.ps_hosts}.items() if value]
-    sizes = {
-        role: wanted.replicas for role, wanted in spec.replica_resource_specs.items() if wanted.replicas is not None
-    }
-    if any(wanted.resource for wanted in spec.replica_resource_specs.values()):
-        named.append("replicaResourceSpecs.<role>.resource")
-    if named:
-        raise CommandError(
-            f"scale plan {plan.metadata.name}: {', '.join(named)} will come in a later version; "
-            "this one carries out replicaResourceSpecs.<role>.replicas, and nothing was changed"
-        )
-    space = namespace or (plan.metadata.namespace if plan.metadata.namespace != DEFAULT_NAMESPACE else None)
-    job = find(plan.job, space)
+    name, home = manifest.metadata.name, manifest.metadata.namespace
+    later = SCALE_PLAN.not_supported(manifest)
+    if later:
+        raise CommandError(f"scale plan {name}: {later}")
+    plan = SCALE_PLAN.to_plan(manifest, uid=str(uuid.uuid4()))  # submitted again, it is another plan
+    job = find(manifest.job, namespace or (home if home != DEFAULT_NAMESPACE else None))
     with MasterClient(job.directory) as client:
-        for role, replicas in sizes.items():
-            try:
-                client.insist(Scale(role=role, replicas=replicas))
-            except MasterUnreachable as error:
-                raise CommandError(f"{job} was not scaled: {error}") from error
-    return job, "scaled: " + " ".join(f"{role}={replicas}" for role, replicas in sizes.items())
+        try:
+            client.insist(plan)
+        except MasterUnreachable as error:
+            raise CommandError(f"{job} was not scaled: {error}") from error
+        except CommandError as refused:
+            raise CommandError(f"scale plan {name}: {refused}") from refused
+    return job, f"scaled: {_summary(plan)}"
+
+
+def _summary(plan: Plan) -> str:
+    words = [f"{role}={change.replicas}" for role, change in plan.roles.items() if change.replicas is not None]
+    words += [f"other resources for new nodes of {role}" for role, c in plan.roles.items() if c.replicas is None]
+    words += [f"one more {new.role}" for new in plan.create]
+    words += [f"without {node}" for node in plan.remove]
+    words += [f"{migration.node} moves" for migration in plan.migrate]
+    return ", ".join(words)
 
 
 def _make_room(job: LocalJob) -> None:
