@@ -22,12 +22,12 @@ KILLED_BAR_SECONDS = 0.3
 def run(quick: bool) -> list[Row]:
     deleted: list[float] = []
     killed: list[float] = []
-    with BenchNamespace("regroup") as space, Training(space, "regroup", ELASTIC) as training:
-        space.apply(training.manifest())
+    with BenchNamespace("regroup") as namespace, Training(namespace, "regroup", ELASTIC) as training:
+        namespace.apply(training.manifest())
         for number in range(1 if quick else 2 * WORKERS):
             rank = number % WORKERS  # each place in turn: that of rank 0 hosts the store of the others
-            deleted.append(_lose(training, rank, "pod deleted", lambda victim: space.delete_pod(victim.pod)))
-            killed.append(_lose(training, rank, "process killed", lambda victim: _kill(space, victim)))
+            deleted.append(_lose(training, rank, "pod deleted", lambda victim: namespace.delete_pod(victim.pod)))
+            killed.append(_lose(training, rank, "process killed", lambda victim: _kill(namespace, victim)))
     return [
         _row(
             "elastic: pod deleted, to the survivors' next step", deleted, DELETED_BAR_SECONDS, dlrover_figures.NEXT_STEP
@@ -59,10 +59,10 @@ def _lose(training: Training, rank: int, what: str, strike: Callable[[Step], flo
     return took
 
 
-def _kill(space: BenchNamespace, victim: Step) -> float:
+def _kill(namespace: BenchNamespace, victim: Step) -> float:
     """Kill the training process of a pod from inside; the moment just before it."""
     command = f'echo "$EPOCHREALTIME"; kill -9 {victim.pid}'
-    return float(space.kubectl("exec", victim.pod, "--", "bash", "-c", command))
+    return float(namespace.kubectl("exec", victim.pod, "--", "bash", "-c", command))
 
 
 def _whole(training: Training) -> list[Step]:

@@ -16,12 +16,12 @@ from lightkube import Client
 from lightkube.types import PatchType
 
 from benchmarks.harness import Row, cpu_seconds, memory_mb, say, wait_for
+from benchmarks.kube import api
 from benchmarks.kube.namespace import IDLE, IMAGE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import Pods, api_only
 from resile.api.manifests.names import master_name
-from resile.master.kubernetes.job_status import stamp
+from resile.kube.timestamps import stamp
 from resile.master.kubernetes.status_writer import STEPS_SECONDS
-from resile.platform.kubernetes import client as kube
 
 JOBS = 200
 CPU_BAR = 5.0
@@ -32,11 +32,11 @@ MASTERS_SECONDS = 180.0
 def run(quick: bool) -> list[Row]:
     jobs, windows, seconds = (20, 2, 3.0) if quick else (JOBS, 3, 15.0)
     names = [f"rest-{index}" for index in range(jobs)]
-    with api_only("rest", jobs) as (space, seen):
-        took = _start(space, seen, names)
-        with contextlib.closing(Reports(space, names)) as reports:
+    with api_only("rest", jobs) as (namespace, seen):
+        took = _start(namespace, seen, names)
+        with contextlib.closing(Reports(namespace, names)) as reports:
             say(f"rest: {jobs} jobs report every {STEPS_SECONDS:g} s; measuring {windows} times {seconds:g} s")
-            pid = space.operator.pid
+            pid = namespace.operator.pid
             shares, sizes, sent = [], [], reports.sent
             begun = time.monotonic()
             for _ in range(windows):
@@ -71,11 +71,11 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def _start(space: BenchNamespace, seen: Pods, names: list[str]) -> float:
+def _start(namespace: BenchNamespace, seen: Pods, names: list[str]) -> float:
     """Apply all jobs at once and make their masters run; the seconds to the last master's pod."""
-    master = {"template": {"spec": space.on_api_only_nodes()}}
+    master = {"template": {"spec": namespace.on_api_only_nodes()}}
     begun = time.time()
-    space.apply(*(elastic_job(name, IDLE, 2, **{"dlrover-master": master}) for name in names))
+    namespace.apply(*(elastic_job(name, IDLE, 2, **{"dlrover-master": master}) for name in names))
     masters = [master_name(name) for name in names]
     wait_for("the masters", lambda: all(name in seen.created for name in masters), MASTERS_SECONDS, 0.05)
     took = max(seen.created[name] for name in masters) - begun
@@ -85,17 +85,19 @@ def _start(space: BenchNamespace, seen: Pods, names: list[str]) -> float:
         state = {"name": "main", "ready": True, "state": {"running": {"startedAt": now}}, "restartCount": 0}
         container = {**state, "image": IMAGE, "imageID": IMAGE, "started": True}
         status = {"phase": "Running", "startTime": now, "containerStatuses": [container]}
-        space.client.patch(kube.PODS.Status, name, {"status": status}, patch_type=PatchType.MERGE, namespace=space.name)
+        namespace.client.patch(
+            api.PODS.Status, name, {"status": status}, patch_type=PatchType.MERGE, namespace=namespace.name
+        )
     return took
 
 
 class Reports:
     """Plays what masters write: every job's progress, once in `STEPS_SECONDS`, evenly spread."""
 
-    def __init__(self, space: BenchNamespace, names: list[str]) -> None:
-        self._space = space
+    def __init__(self, namespace: BenchNamespace, names: list[str]) -> None:
+        self._namespace = namespace
         self._names = names
-        self._client: Client = kube.sync_client(space.name)
+        self._client: Client = api.connect(namespace.name)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._report, daemon=True)
         self.sent = 0
@@ -113,13 +115,13 @@ class Reports:
         number, begun = 0, time.monotonic()
         every = STEPS_SECONDS / len(self._names)
         while not self._over.wait(max(0.0, begun + number * every - time.monotonic())):
-            with contextlib.suppress(*kube.CannotReach):
+            with contextlib.suppress(*api.CANNOT_REACH):
                 self._patch(self._names[number % len(self._names)], _progress(number))
             number += 1
 
     def _patch(self, name: str, status: dict[str, Any]) -> None:
         self._client.patch(
-            kube.JOBS.Status, name, {"status": status}, patch_type=PatchType.MERGE, namespace=self._space.name
+            api.JOBS.Status, name, {"status": status}, patch_type=PatchType.MERGE, namespace=self._namespace.name
         )
         self.sent += 1
 

@@ -11,10 +11,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness import Row, say, wait_for
-from benchmarks.kube import dlrover_figures
+from benchmarks.kube import api, dlrover_figures
 from benchmarks.kube.namespace import IDLE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import Pods, api_only
-from resile.platform.kubernetes import client as kube
 
 PODS = 500
 CREATED_BAR_SECONDS = 15.0
@@ -28,9 +27,9 @@ def run(quick: bool) -> list[Row]:
     created: list[float] = []
     recreated: list[float] = []
     for _ in range(1 if quick else 2):
-        with api_only("crowd", pods) as (space, seen):
-            created.append(_create(space, seen, pods))
-            recreated += [_recreate(space, seen, deleted) for _ in range(1 if quick else 3)]
+        with api_only("crowd", pods) as (namespace, seen):
+            created.append(_create(namespace, seen, pods))
+            recreated += [_recreate(namespace, seen, deleted) for _ in range(1 if quick else 3)]
     return [
         Row(
             measure=f"{pods} pods of one job created and counted",
@@ -52,14 +51,14 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def _create(space: BenchNamespace, seen: Pods, pods: int) -> float:
+def _create(namespace: BenchNamespace, seen: Pods, pods: int) -> float:
     begun = time.time()
-    space.apply(elastic_job(JOB, {**IDLE, **space.on_api_only_nodes()}, pods))
+    namespace.apply(elastic_job(JOB, {**IDLE, **namespace.on_api_only_nodes()}, pods))
     wait_for(f"{pods} pods", lambda: len(seen.workers(JOB)) >= pods, every=0.02)
     last = max(seen.created[name] for name in seen.workers(JOB))
 
     def counted() -> bool:
-        replicas = (space.status(JOB).get("status") or {}).get("replicaStatuses") or {}
+        replicas = (namespace.status(JOB).get("status") or {}).get("replicaStatuses") or {}
         return (replicas.get("worker") or {}).get("pending") == pods
 
     wait_for("the count of the pods", counted, every=0.05)
@@ -68,11 +67,11 @@ def _create(space: BenchNamespace, seen: Pods, pods: int) -> float:
     return took
 
 
-def _recreate(space: BenchNamespace, seen: Pods, number: int) -> float:
+def _recreate(namespace: BenchNamespace, seen: Pods, number: int) -> float:
     before = seen.workers(JOB)
     begun = time.time()
     with ThreadPoolExecutor(number) as pool:  # not kubectl, which sends ten requests and then five a second
-        pool.map(lambda name: space.client.delete(kube.PODS, name, namespace=space.name), before[:number])
+        pool.map(lambda name: namespace.client.delete(api.PODS, name, namespace=namespace.name), before[:number])
 
     def new() -> list[float] | None:
         found = [at for at in tuple(seen.created.values()) if at > begun]

@@ -19,15 +19,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
 from benchmarks.harness import BIN, GaveUp, Workplace, say, wait_for
-from resile.api.kinds.elasticjob import KIND, PLURAL
-from resile.api.manifests.metadata import API_VERSION, GROUP, VERSION
-from resile.master.kubernetes.job_status import stamp
-from resile.platform.kubernetes import client as kube
+from benchmarks.kube import api
+from resile.api.manifests.metadata import API_VERSION
+from resile.kube.timestamps import stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"
@@ -43,17 +41,14 @@ BEAT_SECONDS = 10.0
 """Between two signs of life of a Node object, a kubelet's own interval."""
 
 
-Jobs = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL)
-
-
 class BenchNamespace:
     """A namespace and an operator that serves it alone. Enter it to make both, leave it to remove all."""
 
     def __init__(self, purpose: str) -> None:
         self.name = f"bench-{purpose}-{uuid.uuid4().hex[:6]}"
         try:
-            self.client = kube.sync_client(self.name)
-        except kube.CannotReach as error:
+            self.client = api.connect(self.name)
+        except api.CANNOT_REACH as error:
             raise GaveUp(f"there is no cluster: {error}; run `make cluster` or set KUBECONFIG") from None
         self._cleanup = contextlib.ExitStack()
 
@@ -91,11 +86,11 @@ class BenchNamespace:
 
     def status(self, job: str) -> dict[str, Any]:
         """The status of a job as it is now."""
-        found: dict[str, Any] = self.client.get(kube.JOBS, job, namespace=self.name)
+        found: dict[str, Any] = self.client.get(api.JOBS, job, namespace=self.name)
         return found.get("status") or {}
 
     def api_only_nodes(self, number: int) -> None:
-        """Add Node objects without kubelets, where only pods that ask for them are put; removed with this space."""
+        """Add Node objects without kubelets, where only pods that ask for them are put; removed with this namespace."""
         names = [f"{self.name}-{index}" for index in range(number)]
         taint = {"key": API_ONLY, "value": self.name, "effect": "NoSchedule"}
         over = threading.Event()
@@ -125,7 +120,7 @@ class BenchNamespace:
     def _keep_ready(self, names: Sequence[str], over: threading.Event) -> None:
         while not over.wait(BEAT_SECONDS):
             for name in names:
-                with contextlib.suppress(*kube.CannotReach):
+                with contextlib.suppress(*api.CANNOT_REACH):
                     self._set_ready(name)
 
     def _set_ready(self, name: str) -> None:
@@ -151,16 +146,16 @@ class BenchNamespace:
                 made.offer(None)
 
     def remove_jobs(self) -> None:
-        """All jobs and pods of this space, by force: no kubelet removes what is on a Node object of ours."""
+        """All jobs and pods of this namespace, by force: no kubelet removes what is on these Node objects."""
 
         def gone() -> bool:
             # Jobs first, or masters would replace the pods; not by kubectl, which would take 40 s for 200 of them. The
             # server answers only when all are deleted, which for 200 takes longer than one call may: so ask again.
-            with contextlib.suppress(*kube.CannotReach):
-                self.client.deletecollection(Jobs, namespace=self.name)
+            with contextlib.suppress(*api.CANNOT_REACH):
+                self.client.deletecollection(api.JOBS, namespace=self.name)
                 self.client.deletecollection(Pod, namespace=self.name, grace_period=0)
                 return not any(
-                    True for kind in (kube.JOBS, kube.PODS) for _ in self.client.list(kind, namespace=self.name)
+                    True for kind in (api.JOBS, api.PODS) for _ in self.client.list(kind, namespace=self.name)
                 )
             return False
 
@@ -177,8 +172,8 @@ class BenchNamespace:
 class FreeRoom:
     """How much there is of a resource on the real nodes."""
 
-    def __init__(self, space: BenchNamespace, resource: str, nodes: Sequence[str]) -> None:
-        self._space = space
+    def __init__(self, namespace: BenchNamespace, resource: str, nodes: Sequence[str]) -> None:
+        self._namespace = namespace
         self._resource = resource
         self._nodes = nodes
 
@@ -187,7 +182,7 @@ class FreeRoom:
         much = {self._resource: None if each is None else str(each)}
         for node in self._nodes:
             status = {"status": {"capacity": much, "allocatable": much}}
-            self._space.client.patch(Node.Status, node, status, patch_type=PatchType.MERGE)
+            self._namespace.client.patch(Node.Status, node, status, patch_type=PatchType.MERGE)
 
 
 def elastic_job(name: str, worker: dict[str, Any], replicas: int, **roles: Any) -> dict[str, Any]:
@@ -236,7 +231,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _ready() -> None:
-    """The definitions are there, and no other operator serves our jobs."""
+    """The definitions are there, and nobody else serves our jobs."""
     deployed = kubectl("get", "deployments", "-A", "--field-selector=metadata.name=resile-operator", "-o", "name")
     if deployed.strip():
         raise GaveUp("an operator is deployed and would serve the same jobs; remove it first (make undeploy)")

@@ -33,14 +33,18 @@ def run(quick: bool) -> list[Row]:
     losses: list[Loss] = []
     no_room: list[Loss] = []
     times = 1 if quick else WORKERS
-    with BenchNamespace("lose") as space, space.room(ROOM, WORKERS) as room, Training(space, "lose") as training:
-        space.apply(training.manifest({"limits": {ROOM: "1"}}))
+    with (
+        BenchNamespace("lose") as namespace,
+        namespace.room(ROOM, WORKERS) as room,
+        Training(namespace, "lose") as training,
+    ):
+        namespace.apply(training.manifest({"limits": {ROOM: "1"}}))
         training.whole(since=0.0)
         for rank in [*range(times)] * 2:  # each place in turn: the one of rank 0 is where the others meet
-            losses.append(_lose(space, training, rank))
+            losses.append(_lose(namespace, training, rank))
         for rank in range(times):
             room.offer(0)
-            no_room.append(_lose(space, training, rank, world=FEWEST))
+            no_room.append(_lose(namespace, training, rank, world=FEWEST))
             again = time.time()
             room.offer(WORKERS)
             training.whole(since=again)
@@ -71,10 +75,10 @@ def _row(measure: str, seconds: list[float]) -> Row:
     )
 
 
-def _lose(space: BenchNamespace, training: Training, rank: int, world: int = WORKERS) -> Loss:
+def _lose(namespace: BenchNamespace, training: Training, rank: int, world: int = WORKERS) -> Loss:
     """Delete the worker at a place and wait until `world` workers train again."""
     victim = next(step for step in reversed(training.steps) if step.rank == rank)
-    deleted = space.delete_pod(victim.pod)
+    deleted = namespace.delete_pod(victim.pod)
     replaced = wait_for(
         f"the replacement of {victim.pod}",
         lambda: next((at for at in tuple(training.pods.created.values()) if at > deleted), None),

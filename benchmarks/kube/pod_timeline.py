@@ -12,24 +12,29 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from lightkube.generic_resource import GenericNamespacedResource
+
+from benchmarks.kube import api
 from benchmarks.kube.namespace import PODS_PER_NODE, BenchNamespace
-from resile.platform.kubernetes import client as kube
 
 AGAIN_SECONDS = 0.1
 """Between two attempts to open a stream that ended."""
 
 
 def watch(
-    space: BenchNamespace, kind: kube.Kind, over: threading.Event, take: Callable[[float, str, dict[str, Any]], None]
+    namespace: BenchNamespace,
+    kind: type[GenericNamespacedResource],
+    over: threading.Event,
+    take: Callable[[float, str, dict[str, Any]], None],
 ) -> None:
     """Have `take` called, on a thread, with every change of a kind and its moment, until `over` is set."""
 
     def follow() -> None:
         version = None
-        with contextlib.closing(kube.sync_client(space.name)) as client:
+        with contextlib.closing(api.connect(namespace.name)) as client:
             while not over.is_set():
-                with contextlib.suppress(*kube.CannotReach):
-                    for change, item in client.watch(kind, namespace=space.name, resource_version=version):
+                with contextlib.suppress(*api.CANNOT_REACH):
+                    for change, item in client.watch(kind, namespace=namespace.name, resource_version=version):
                         if over.is_set():
                             return
                         version = item["metadata"]["resourceVersion"]
@@ -40,11 +45,11 @@ def watch(
 
 
 class Pods:
-    """Every pod of a space since this was entered, by name."""
+    """Every pod of a namespace since this was entered, by name."""
 
-    def __init__(self, space: BenchNamespace, on_running: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, namespace: BenchNamespace, on_running: Callable[[str], None] = lambda name: None) -> None:
         """Nothing is seen before it is entered; `on_running` is called once for every pod that runs."""
-        self._space = space
+        self._namespace = namespace
         self._on_running = on_running
         self._over = threading.Event()
         self._running: set[str] = set()
@@ -54,7 +59,7 @@ class Pods:
         """Each as it was seen last; not those that are gone."""
 
     def __enter__(self) -> Self:
-        watch(self._space, kube.PODS, self._over, self._take)
+        watch(self._namespace, api.PODS, self._over, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,8 +95,8 @@ class Pods:
 
 @contextlib.contextmanager
 def api_only(purpose: str, pods: int) -> Iterator[tuple[BenchNamespace, Pods]]:
-    """A space with Node objects without kubelets for so many pods, and sight of them."""
-    with BenchNamespace(purpose) as space:
-        space.api_only_nodes(pods // PODS_PER_NODE + 1)
-        with Pods(space) as seen:
-            yield space, seen
+    """A namespace with Node objects without kubelets for so many pods, and sight of them."""
+    with BenchNamespace(purpose) as namespace:
+        namespace.api_only_nodes(pods // PODS_PER_NODE + 1)
+        with Pods(namespace) as seen:
+            yield namespace, seen

@@ -62,9 +62,9 @@ class Parts(msgspec.Struct, frozen=True):
 
 def run(quick: bool) -> list[Row]:
     runs = []
-    with BenchNamespace("start") as space:
+    with BenchNamespace("start") as namespace:
         for number in range(1 if quick else 3):
-            runs.append(_start(space, f"start-{number}"))
+            runs.append(_start(namespace, f"start-{number}"))
     totals, ours = [parts.total for parts in runs], [parts.ours for parts in runs]
     medians = {
         "kubectl, to the job in the API": [parts.kubectl for parts in runs],
@@ -101,11 +101,11 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def _start(space: BenchNamespace, name: str) -> Parts:
+def _start(namespace: BenchNamespace, name: str) -> Parts:
     say(f"start: applying {name}")
-    with Training(space, name) as training:
+    with Training(namespace, name) as training:
         applied = time.time()
-        space.apply(training.manifest())
+        namespace.apply(training.manifest())
         firsts = training.whole(since=applied)
         created = training.pods.created
         workers = [created[step.pod] for step in firsts]
@@ -113,7 +113,7 @@ def _start(space: BenchNamespace, name: str) -> Parts:
             applied,
             training.appeared,
             created[master_name(name)],
-            _process_start("resile.master", space.name, name) or created[master_name(name)],
+            _process_start("resile.master", namespace.name, name) or created[master_name(name)],
             max(workers),
             max(training.started[step.pod] for step in firsts),
             max(step.born for step in firsts),
@@ -122,9 +122,9 @@ def _start(space: BenchNamespace, name: str) -> Parts:
             max(step.imported for step in firsts),
             min(step.at for step in firsts),
         ]
-        space.kubectl("delete", "elasticjob", name, "--wait=false")
+        namespace.kubectl("delete", "elasticjob", name, "--wait=false")
         wait_for("the end of its processes", lambda: not training.pods.running())
-        space.remove_jobs()  # a kubelet keeps what has ended for half a minute
+        namespace.remove_jobs()  # a kubelet keeps what has ended for half a minute
     parts = parts_between(moments)
     say(f"start: first step after {parts.total:.2f} s, ours {parts.ours:.2f} s")
     return parts

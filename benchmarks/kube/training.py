@@ -17,9 +17,9 @@ from typing import Any, Self
 import msgspec
 
 from benchmarks.harness import wait_for
+from benchmarks.kube import api
 from benchmarks.kube.namespace import IMAGE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import AGAIN_SECONDS, Pods, watch
-from resile.platform.kubernetes import client as kube
 
 WORKERS = 3
 FEWEST = 2
@@ -110,12 +110,12 @@ class Step(msgspec.Struct, frozen=True):
 class Training:
     """A job in training: its pods, and every step that they report."""
 
-    def __init__(self, space: BenchNamespace, name: str, script: str = PLAIN) -> None:
+    def __init__(self, namespace: BenchNamespace, name: str, script: str = PLAIN) -> None:
         self.name = name
         self._script = script
-        self._space = space
+        self._namespace = namespace
         self._over = threading.Event()
-        self.pods = Pods(space, on_running=self._listen)
+        self.pods = Pods(namespace, on_running=self._listen)
         self.appeared = 0.0
         """When the job was first seen."""
         self.started: dict[str, float] = {}
@@ -126,7 +126,7 @@ class Training:
 
     def __enter__(self) -> Self:
         self.pods.__enter__()
-        watch(self._space, kube.JOBS, self._over, self._see)
+        watch(self._namespace, api.JOBS, self._over, self._see)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,10 +171,10 @@ class Training:
             threading.Thread(target=self._follow, args=(pod,), daemon=True).start()
 
     def _follow(self, pod: str) -> None:
-        with contextlib.closing(kube.sync_client(self._space.name)) as client:
+        with contextlib.closing(api.connect(self._namespace.name)) as client:
             while not self._over.is_set():
-                with contextlib.suppress(*kube.CannotReach):
-                    for line in client.log(pod, namespace=self._space.name, follow=True):
+                with contextlib.suppress(*api.CANNOT_REACH):
+                    for line in client.log(pod, namespace=self._namespace.name, follow=True):
                         self._take(pod, line)
                     return
                 time.sleep(AGAIN_SECONDS)

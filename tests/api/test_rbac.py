@@ -53,7 +53,7 @@ def test_a_master_sees_and_writes_its_own_job_only():
     mine = [
         rule for rule in rbac.master_rules(ELASTIC_JOB, "torch-mnist") if rule["resources"][0].startswith("elasticjobs")
     ]
-    assert [rule["resourceNames"] for rule in mine] == [["torch-mnist"]] * 2
+    assert [rule["resourceNames"] for rule in mine] == [["torch-mnist"]] * 3
     assert not {"create", "delete", "update", "patch"} & set(mine[0]["verbs"])
     (journal,) = [rule for rule in rbac.master_rules(ELASTIC_JOB, "torch-mnist") if "configmaps" in rule["resources"]]
     assert journal["resourceNames"] == ["elasticjob-torch-mnist-dlrover-master"]
@@ -73,6 +73,7 @@ USES = {
         ("", "configmaps"): "get patch",
         JOBS: "get list watch",
         (JOBS[0], "elasticjobs/status"): "patch",
+        (JOBS[0], "elasticjobs/finalizers"): "update",
         PLANS: "list watch",
         (PLANS[0], "scaleplans/status"): "patch",
     },

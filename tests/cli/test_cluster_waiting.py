@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
-from lightkube import AsyncClient
 
 from resile.client.cluster import logs
 from resile.client.cluster.connection import Cluster, Wanted, Watch
 from resile.client.cluster.logs import Bookmark, follow_pod
 from resile.client.errors import CommandError
-from resile.platform.kubernetes import client as kube
-from tests.support.scripted_api_server import answer, listed, scripted, thing, watched
+from resile.kube import kinds as kube
+from resile.kube.client import Client
+from resile.kube.errors import KubeError
+from tests.support.fake_kube import FakeKube
 
 POD = {
     "metadata": {"name": "one-edljob-worker-0", "namespace": "red", "uid": "u0"},
@@ -89,36 +88,37 @@ async def test_a_followed_log_goes_on_behind_its_last_line(monkeypatch: pytest.M
     assert [bool(how["since"]) for how in server.asked] == [False, True]
 
 
-@pytest.mark.parametrize("said", ["", json.dumps({"type": "ADDED", "object": thing("a", "2")})])
-async def test_a_server_that_closes_watches_at_once_is_asked_with_pauses(
-    said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[int] = []
-    monkeypatch.setattr(kube, "pause", lambda attempt: pauses.append(attempt) or 0.0)
-    async with scripted(listed("1"), *[answer(said)] * 5, watched(("ADDED", thing("b", "3")))) as server:
-        cluster = Cluster(AsyncClient(config=server.config, namespace="red"), server.config)
-        async with aclosing(cluster.changes(Wanted(kube.PODS, "red"))) as changes, asyncio.timeout(10):
-            while (await anext(changes))[1].get("metadata", {}).get("name") != "b":
-                pass
-        await cluster.close()
-    assert pauses == [1, 2, 3, 4, 5]
+class Surprised(FakeKube):
+    """A cluster whose watch fails after the list, in a way that no code expects."""
 
-
-class Surprised:
-    """A cluster whose watch fails after the list, in a way that nobody expects."""
-
-    async def changes(self, wanted: Wanted) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        yield "LISTED", {"items": []}
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         await asyncio.sleep(0)
         raise RuntimeError("out of the blue")
+        yield
 
 
-async def test_whoever_waits_for_news_hears_of_every_failure() -> None:
-    async def wait_for_news() -> None:
-        async with Watch(cast(Cluster, Surprised()), (Wanted(kube.PODS, "red"),)) as watching:
+class Refused(FakeKube):
+    """A cluster that forbids watches."""
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        raise KubeError("pods is forbidden", code=403)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("cluster", "failure", "words"),
+    [(Surprised(), RuntimeError, "out of the blue"), (Refused(), CommandError, "forbids it: pods is forbidden")],
+)
+async def test_a_command_that_waits_for_changes_hears_of_every_failure(
+    cluster: FakeKube, failure: type[Exception], words: str
+) -> None:
+    cluster.context, cluster.server = "test", "http://here"  # type: ignore[attr-defined]
+
+    async def wait_for_changes() -> None:
+        async with Cluster(cast(Client, cluster), "red").watch(Wanted(kube.PODS, "red")) as watching:
             while True:
                 await watching.change(5.0)
 
     async with asyncio.timeout(10):
-        with pytest.raises(RuntimeError, match="out of the blue"):
-            await wait_for_news()
+        with pytest.raises(failure, match=words):
+            await wait_for_changes()

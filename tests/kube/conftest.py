@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.namespace import IMAGE, JOBS, KUBECONFIG, ROOT, KubeNamespace, in_the_way, kubectl, new_space, run
+from tests.kube.namespace import IMAGE, JOBS, KUBECONFIG, ROOT, KubeNamespace, in_the_way, kubectl, new_namespace, run
 from tests.kube.seeds.seed_lines import PATIENCE
 
 
@@ -44,23 +44,23 @@ def kubernetes() -> None:
 
 
 @pytest.fixture
-def space(kubernetes: None, tmp_path: Path) -> Iterator[KubeNamespace]:
+def namespace(kubernetes: None, tmp_path: Path) -> Iterator[KubeNamespace]:
     """A namespace for one test, which starts operators in it as it needs them."""
-    with new_space("test", tmp_path, KubeNamespace) as made:
+    with new_namespace("test", tmp_path, KubeNamespace) as made:
         yield made
 
 
 @pytest.fixture
-def operated(space: KubeNamespace) -> KubeNamespace:
+def operated(namespace: KubeNamespace) -> KubeNamespace:
     """A namespace for one test, with an operator."""
-    space.operator("--no-leader-elect")
-    return space
+    namespace.operator("--no-leader-elect")
+    return namespace
 
 
 @pytest.fixture(scope="module")
 def cluster(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeNamespace]:
     """A namespace for all tests of a file, with an operator."""
-    with new_space("tests", tmp_path_factory.mktemp("operator"), KubeNamespace) as made:
+    with new_namespace("tests", tmp_path_factory.mktemp("operator"), KubeNamespace) as made:
         made.operator("--no-leader-elect")
         yield made
 

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import httpx2
 import pytest
 from lightkube import ApiError, Client, KubeConfig
+from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace, NodeStatus, ServiceAccountToken
 from lightkube.types import PatchType
 
-from resile.platform.kubernetes import client as kube
 from tests.support.paths import ROOT
 
 STATE = Path(os.environ.get("RESILE_CLUSTER_STATE") or "/var/lib/resile-cluster")
@@ -35,7 +35,12 @@ COMMAND_DEADLINE = 90.0
 GROUP = "elastic.iml.github.io/v1alpha1"
 JOBS = "elasticjobs.elastic.iml.github.io"
 T = TypeVar("T")
-WAITED_FOR = {"pod": kube.PODS, "elasticjob": kube.JOBS, "scaleplan": kube.PLANS}
+PODS = create_namespaced_resource("", "v1", "Pod", "pods")
+WAITED_FOR = {
+    "pod": PODS,
+    "elasticjob": create_namespaced_resource(*GROUP.split("/"), "ElasticJob", "elasticjobs"),
+    "scaleplan": create_namespaced_resource(*GROUP.split("/"), "ScalePlan", "scaleplans"),
+}
 """What tests wait for, many times a second: a kubectl for each look would take the cores that the cluster needs."""
 
 
@@ -199,11 +204,11 @@ class KubeNamespace:
         text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
         return dict(json.loads(text)) if text.strip() else {}
 
-    def _seen(self, kind: kube.Kind, name: str) -> dict[str, Any]:
+    def _seen(self, kind: type[GenericNamespacedResource], name: str) -> dict[str, Any]:
         try:
             return dict(_asked(lambda: self._api.get(kind, name)))
         except ApiError as error:
-            if kube.absent(error):
+            if error.status.code == 404 and error.status.details and error.status.details.name:
                 return {}
             raise
 
@@ -220,7 +225,7 @@ class KubeNamespace:
     def pods(self, name: str, role: str = "worker") -> dict[str, dict[str, Any]]:
         """The job's nodes that are not on their way out, by name."""
         labels = {"elasticjob-name": name, "replica-type": role}
-        items = _asked(lambda: [dict(pod) for pod in self._api.list(kube.PODS, labels=labels)])
+        items = _asked(lambda: [dict(pod) for pod in self._api.list(PODS, labels=labels)])
         return {i["metadata"]["name"]: i for i in items if "deletionTimestamp" not in i["metadata"]}
 
     def logs(self, pod: str) -> str:
@@ -298,11 +303,11 @@ def _asked(ask: Callable[[], T]) -> T:
         return ask()
 
 
-SpaceT = TypeVar("SpaceT", bound=KubeNamespace)
+NamespaceT = TypeVar("NamespaceT", bound=KubeNamespace)
 
 
 @contextmanager
-def new_space(prefix: str, logs: Path, kind: type[SpaceT]) -> Iterator[SpaceT]:
+def new_namespace(prefix: str, logs: Path, kind: type[NamespaceT]) -> Iterator[NamespaceT]:
     """A namespace that is gone afterwards, together with the operators started in it."""
     made = kind(f"{prefix}-{uuid.uuid4().hex[:8]}", logs)
     with _client() as client:

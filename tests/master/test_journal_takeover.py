@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from lightkube import Client
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
@@ -14,28 +13,29 @@ from resile.api.manifests.names import master_name
 from resile.core.engine import Engine
 from resile.core.events import NodeSeen, Started
 from resile.core.state import new_state
+from resile.kube.client import BlockingClient
+from resile.kube.kinds import CONFIG_MAPS
 from resile.master.journal.configmap import LOADS, ConfigMapJournal
 from resile.master.journal.sqlite import JournalError, JournalTaken
-from resile.platform.kubernetes import client as kube
 from resile.protocol.reports import NodeStatus
-from tests.master.fake_api import FakeApi
+from tests.support.fake_kube import FakeBlockingKube
 
 SPEC = JobSpec(name="j", front_door="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
 SEEN = NodeSeen(node=NodeKey("worker", NodeId(0)), status=NodeStatus.RUNNING)
 
 
-def journal(api: FakeApi) -> ConfigMapJournal:
-    return ConfigMapJournal(SPEC, cast(Client, api))
+def journal(api: FakeBlockingKube) -> ConfigMapJournal:
+    return ConfigMapJournal(SPEC, cast(BlockingClient, api))
 
 
 @pytest.fixture
-def api() -> FakeApi:
-    made = FakeApi()
-    made.put(kube.CONFIG_MAPS, master_name("j"), metadata={"ownerReferences": [{"uid": "uid-j"}]})
+def api() -> FakeBlockingKube:
+    made = FakeBlockingKube()
+    made.replaced(CONFIG_MAPS, master_name("j"), metadata={"ownerReferences": [{"uid": "uid-j"}]})
     return made
 
 
-def begun(api: FakeApi) -> ConfigMapJournal:
+def begun(api: FakeBlockingKube) -> ConfigMapJournal:
     first = journal(api)
     assert first.load() is None
     first.snapshot(new_state(SPEC, 0.0), 0.0)
@@ -43,7 +43,7 @@ def begun(api: FakeApi) -> ConfigMapJournal:
     return first
 
 
-def between_reading_and_taking(api: FakeApi, write: Callable[[], Any], times: int = 1) -> None:
+def between_reading_and_taking(api: FakeBlockingKube, write: Callable[[], Any], times: int = 1) -> None:
     left = times
 
     def before(verb: str) -> None:
@@ -57,7 +57,7 @@ def between_reading_and_taking(api: FakeApi, write: Callable[[], Any], times: in
     api.before = before
 
 
-def test_what_the_old_master_writes_while_the_new_one_takes_over_is_read_by_the_new_one(api: FakeApi) -> None:
+def test_what_the_old_master_writes_while_the_new_one_takes_over_is_read_by_the_new_one(api: FakeBlockingKube) -> None:
     old = begun(api)
     between_reading_and_taking(api, lambda: old.append([(2.0, SEEN)], []))
     new = journal(api)
@@ -72,7 +72,7 @@ def test_what_the_old_master_writes_while_the_new_one_takes_over_is_read_by_the_
     assert later.events == [(1.0, Started()), (2.0, SEEN), (4.0, SEEN)]
 
 
-def test_a_fold_of_the_old_master_while_the_new_one_takes_over_damages_nothing(api: FakeApi) -> None:
+def test_a_fold_of_the_old_master_while_the_new_one_takes_over_damages_nothing(api: FakeBlockingKube) -> None:
     old = begun(api)
     state = Engine.replay(new_state(SPEC, 0.0), [(1.0, Started()), (2.0, SEEN)]).state
     between_reading_and_taking(api, lambda: old.snapshot(state, 2.0))
@@ -86,7 +86,7 @@ def test_a_fold_of_the_old_master_while_the_new_one_takes_over_damages_nothing(a
     assert (later.state, later.events) == (state, [(4.0, SEEN)])
 
 
-def test_a_journal_that_never_rests_is_not_taken_over_and_loses_nothing(api: FakeApi) -> None:
+def test_a_journal_that_never_rests_is_not_taken_over_and_loses_nothing(api: FakeBlockingKube) -> None:
     old = begun(api)
     between_reading_and_taking(api, lambda: old.append([(2.0, SEEN)], []), times=LOADS)
     with pytest.raises(JournalError, match="is changed by somebody all the time"):
@@ -99,4 +99,4 @@ def test_a_journal_that_never_rests_is_not_taken_over_and_loses_nothing(api: Fak
 
 def test_a_journal_that_nobody_has_made_is_asked_for_in_one_sentence() -> None:
     with pytest.raises(JournalError, match=f"the journal {master_name('j')} is not there: the operator makes it"):
-        journal(FakeApi()).load()
+        journal(FakeBlockingKube()).load()

@@ -7,31 +7,32 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from lightkube import AsyncClient
 
 from resile.api.job import JobSpec, RoleSpec
 from resile.core.decisions import Reply
 from resile.core.engine import Engine
 from resile.core.events import ChangeWanted, Started
 from resile.core.state import MAX_PLAN_ENDS, new_state
+from resile.kube.client import Client
+from resile.kube.errors import NOT_FOUND
+from resile.kube.kinds import ELASTIC_JOBS, SCALE_PLANS, Kind, Object
 from resile.master.app import Serving
 from resile.master.kubernetes.scaleplans import ScalePlanWatch
 from resile.master.kubernetes.status_writer import StatusWriter
-from resile.platform.kubernetes import client as kube
 from resile.protocol.changes import Change, Stop
 from tests.core.given import running
 from tests.kube.namespace import plan
-from tests.master.fake_api import FakeAsyncApi, Object, refusal
+from tests.support.fake_kube import FakeKube, refusal
 
 
 class Master:
     """As much of a master as its companions look at; wishes are answered by `answers`, in order."""
 
-    def __init__(self, api: FakeAsyncApi, uid: str) -> None:
+    def __init__(self, api: FakeKube, uid: str) -> None:
         self.spec = JobSpec(
             name="j", front_door="elasticjob", namespace="red", uid=uid, roles={"worker": RoleSpec(replicas=2)}
         )
-        self.client = cast(AsyncClient, api)
+        self.client = cast(Client, api)
         self.engine = Engine(new_state(self.spec, 0.0))
         self.engine.handle(Started(), 1.0)
         self.asked: list[Any] = []
@@ -58,38 +59,38 @@ class _Commands:
 
 
 @pytest.fixture
-def api() -> FakeAsyncApi:
-    return FakeAsyncApi()
+def api() -> FakeKube:
+    return FakeKube()
 
 
-def status(api: FakeAsyncApi, kind: kube.Kind = kube.JOBS, name: str = "j") -> Object:
-    return dict(api.objects[kind.__name__, name].get("status") or {})
+def status(api: FakeKube, kind: Kind = ELASTIC_JOBS, name: str = "j") -> Object:
+    return dict(api.objects[kind.name, "red", name].get("status") or {})
 
 
 # the status of the job ------------------------------------------------------------------------------------------
 
 
-def reporter(api: FakeAsyncApi) -> tuple[Master, StatusWriter]:
-    found = api.put(kube.JOBS, "j")
+def reporter(api: FakeKube) -> tuple[Master, StatusWriter]:
+    found = api.replaced(ELASTIC_JOBS, "j")
     master = Master(api, found["metadata"]["uid"])
     return master, StatusWriter(master.spec, master.client, master.serving, found, lambda _: "")
 
 
-async def test_the_status_of_the_job_is_written_whoever_changed_it_meanwhile(api: FakeAsyncApi) -> None:
+async def test_the_status_of_the_job_is_written_whoever_changed_it_meanwhile(api: FakeKube) -> None:
     master, reporter_ = reporter(api)
     await reporter_._write_status(steps=True)
     assert status(api)["phase"] == "Pending"
-    api.objects["ElasticJob", "j"]["metadata"]["resourceVersion"] = "77"
+    api.objects["ElasticJob", "red", "j"]["metadata"]["resourceVersion"] = "77"
     master.stopped()
     await reporter_._write_status(steps=True)
     assert (status(api)["phase"], status(api)["message"]) == ("Failed", "the job was deleted")
 
 
-async def test_the_master_of_a_deleted_job_leaves_the_next_one_of_its_name_alone_for_good(api: FakeAsyncApi) -> None:
+async def test_the_master_of_a_deleted_job_leaves_the_next_one_of_its_name_alone_for_good(api: FakeKube) -> None:
     master, reporter_ = reporter(api)
     await reporter_._write_status(steps=True)
     master.stopped()
-    api.put(kube.JOBS, "j")
+    api.replaced(ELASTIC_JOBS, "j")
     await reporter_._write_status(steps=True)
     assert status(api) == {}
     tried = api.patches
@@ -97,20 +98,20 @@ async def test_the_master_of_a_deleted_job_leaves_the_next_one_of_its_name_alone
     assert api.patches == tried
 
 
-async def test_the_absence_of_the_job_is_final(api: FakeAsyncApi) -> None:
+async def test_the_absence_of_the_job_is_final(api: FakeKube) -> None:
     master, reporter_ = reporter(api)
-    api.drop(kube.JOBS, "j")
+    api.drop(ELASTIC_JOBS, "red", "j")
     await reporter_._write_status(steps=True)
-    api.put(kube.JOBS, "j", metadata={"uid": master.spec.uid})
+    api.replaced(ELASTIC_JOBS, "j", metadata={"uid": master.spec.uid})
     await reporter_._write_status(steps=True)
     assert status(api) == {}
 
 
-async def test_a_server_that_says_no_without_knowing_is_asked_again(api: FakeAsyncApi) -> None:
+async def test_a_server_that_says_no_without_knowing_is_asked_again(api: FakeKube) -> None:
     _, reporter_ = reporter(api)
 
     def refuse(_: str) -> None:
-        raise refusal(kube.NOT_FOUND, "")
+        raise refusal(NOT_FOUND)
 
     api.before = refuse
     await reporter_._write_status(steps=True)
@@ -122,16 +123,16 @@ async def test_a_server_that_says_no_without_knowing_is_asked_again(api: FakeAsy
 # plans ----------------------------------------------------------------------------------------------------------
 
 
-def planned(api: FakeAsyncApi, name: str = "p") -> Object:
+def planned(api: FakeKube, name: str = "p") -> Object:
     made = plan(name, "j", replicaResourceSpecs={"worker": {"replicas": 3}})
-    return api.put(kube.PLANS, name, **made)
+    return api.replaced(SCALE_PLANS, name, **made)
 
 
-async def test_a_plan_is_told_how_far_it_is(api: FakeAsyncApi) -> None:
-    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+async def test_a_plan_is_told_how_far_it_is(api: FakeKube) -> None:
+    master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
     master.answers = ["the job is suspended; resume it first"]
     await ScalePlanWatch(master.spec, master.client, master.serving)._execute(planned(api))
-    assert status(api, kube.PLANS, "p") == {
+    assert status(api, SCALE_PLANS, "p") == {
         "phase": "Failed",
         "reason": "Refused",
         "message": "the job is suspended; resume it first",
@@ -140,24 +141,24 @@ async def test_a_plan_is_told_how_far_it_is(api: FakeAsyncApi) -> None:
     }
 
 
-async def test_a_plan_that_comes_after_the_job_was_deleted_is_left_to_the_next_of_its_name(api: FakeAsyncApi) -> None:
-    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+async def test_a_plan_that_comes_after_the_job_was_deleted_is_left_to_the_next_of_its_name(api: FakeKube) -> None:
+    master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
     watch = ScalePlanWatch(master.spec, master.client, master.serving)
-    api.drop(kube.JOBS, "j")
+    api.drop(ELASTIC_JOBS, "red", "j")
     await watch._execute(planned(api, "early"))
-    api.put(kube.JOBS, "j")
+    api.replaced(ELASTIC_JOBS, "j")
     await watch._execute(planned(api, "late"))
     assert master.asked == []
-    assert (status(api, kube.PLANS, "early"), status(api, kube.PLANS, "late")) == ({}, {})
+    assert (status(api, SCALE_PLANS, "early"), status(api, SCALE_PLANS, "late")) == ({}, {})
 
 
-async def test_another_plan_of_the_same_name_is_not_told_the_end_of_the_first(api: FakeAsyncApi) -> None:
-    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+async def test_another_plan_of_the_same_name_is_not_told_the_end_of_the_first(api: FakeKube) -> None:
+    master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
     master.answers = ["no"]
     first = planned(api)
     planned(api)
     await ScalePlanWatch(master.spec, master.client, master.serving)._execute(first)
-    assert status(api, kube.PLANS, "p") == {}
+    assert status(api, SCALE_PLANS, "p") == {}
 
 
 class Core:
@@ -175,7 +176,7 @@ class Core:
         return str(reply.error)
 
 
-async def rest(api: FakeAsyncApi) -> None:
+async def rest(api: FakeKube) -> None:
     """Until nothing is written any more."""
     before = -1
     while before != api.patches:
@@ -188,17 +189,17 @@ async def rest(api: FakeAsyncApi) -> None:
     ("wish", "end"),
     [({"replicaResourceSpecs": {"worker": {"replicas": 2}}}, "Succeeded"), ({"createPods": [{}]}, "Failed")],
 )
-async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeAsyncApi, wish: Object, end: str) -> None:
+async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeKube, wish: Object, end: str) -> None:
     """Some are done at once; others wait for nodes, and end all together when the job does."""
-    master = Master(api, api.put(kube.JOBS, "j")["metadata"]["uid"])
+    master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
     core = Core(master)
     watch = ScalePlanWatch(master.spec, master.client, master.serving)
     names = [f"p{number}" for number in range(MAX_PLAN_ENDS + 50)]
-    watch._listed([api.put(kube.PLANS, name, **plan(name, "j", **wish)) for name in names])
+    watch._on_list([api.replaced(SCALE_PLANS, name, **plan(name, "j", **wish)) for name in names])
     work = asyncio.create_task(watch._work())
     await rest(api)
     core.job.wants(Stop(because="enough"))
     core.shell.after_turn()
     await rest(api)
     work.cancel()
-    assert {status(api, kube.PLANS, name).get("phase") for name in names} == {end}
+    assert {status(api, SCALE_PLANS, name).get("phase") for name in names} == {end}

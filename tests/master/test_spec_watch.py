@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from lightkube import AsyncClient
 
 from resile.api.job import JobSpec, RoleSpec
 from resile.core.state import new_state
+from resile.kube.client import Client
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.spec_watch import LAST_SEEN, SpecWatch, WantedSpec
@@ -47,7 +47,7 @@ class Masters:
     async def see(self, changed: dict[str, Any]) -> None:
         shell = SimpleNamespace(engine=SimpleNamespace(state=self.state))
         serving = cast(Serving, SimpleNamespace(shell=shell, commands=SimpleNamespace(change=self._change)))
-        client, journal = cast(AsyncClient, None), cast(ConfigMapJournal, self.memory)
+        client, journal = cast(Client, None), cast(ConfigMapJournal, self.memory)
         watch = SpecWatch(SPEC, client, serving, journal, lambda *_: None)
         await watch._act(changed, msgspec.json.decode(self.memory.recall(LAST_SEEN), type=WantedSpec))
 

@@ -17,7 +17,7 @@ from resile.operator.jobs.decisions import (
     Reason,
     RemoveMaster,
     RemovePods,
-    Row,
+    Restarts,
     SetStatus,
     StartMaster,
     StopNodes,
@@ -54,10 +54,10 @@ def test_a_new_job_is_accepted_and_gets_its_master() -> None:
 
 
 def test_a_starting_master_makes_the_job_pending_once() -> None:
-    status = only(SetStatus, decided(job("Created"), pod("Pending"), prepared=True).actions)
+    status = only(SetStatus, decided(job("Created"), pod("Pending"), provisioned=True).actions)
     assert (status.phase, status.reason) == (Phase.PENDING, "MasterStarting")
     after = job("Pending", status.reason, status.message)
-    assert decided(after, pod("Pending"), prepared=True) == Decision(again=settings.LOOK_AFTER)
+    assert decided(after, pod("Pending"), provisioned=True) == Decision(again=settings.RECHECK)
 
 
 def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master() -> None:
@@ -66,7 +66,7 @@ def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master()
 
 def test_a_job_whose_master_runs_is_left_to_it() -> None:
     for phase in ("Pending", "Running", "Restarting", "Scaling", "Suspended"):
-        assert decided(job(phase, f"Job{phase}"), pod(), prepared=True) == Decision(again=settings.LOOK_AFTER)
+        assert decided(job(phase, f"Job{phase}"), pod(), provisioned=True) == Decision(again=settings.RECHECK)
 
 
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
@@ -106,21 +106,21 @@ NO_IMAGE = {
 )
 def test_what_keeps_a_master_from_starting_is_said_once_in_one_sentence(status: Any, sentence: str) -> None:
     stuck = pod("Pending", status=status)
-    decision = decided(job("Pending", "MasterStarting", "…"), stuck, prepared=True)
+    decision = decided(job("Pending", "MasterStarting", "…"), stuck, provisioned=True)
     assert only(SetStatus, decision.actions) == SetStatus(Phase.PENDING, Reason.MASTER_CANNOT_START, sentence)
     assert only(EmitEvent, decision.actions).warning
-    assert decided(job("Pending", "MasterCannotStart", sentence), stuck, prepared=True).actions == ()
+    assert decided(job("Pending", "MasterCannotStart", sentence), stuck, provisioned=True).actions == ()
 
 
 def test_a_job_that_trains_keeps_its_phase_while_its_new_master_cannot_start() -> None:
-    decision = decided(job("Running", "JobRunning"), pod("Pending", status=NO_ROOM), prepared=True)
+    decision = decided(job("Running", "JobRunning"), pod("Pending", status=NO_ROOM), provisioned=True)
     assert only(SetStatus, decision.actions).phase is None
 
 
 def test_what_was_said_of_a_missing_master_is_taken_back_when_it_runs() -> None:
-    decision = decided(job("Running", "MasterCannotStart", "no room"), pod(), prepared=True)
+    decision = decided(job("Running", "MasterCannotStart", "no room"), pod(), provisioned=True)
     assert decision.actions == (SetStatus(None, "JobRunning", ""),)
-    decision = decided(job("Pending", "MasterStarting", "…"), pod(), prepared=True)
+    decision = decided(job("Pending", "MasterStarting", "…"), pod(), provisioned=True)
     assert only(SetStatus, decision.actions).reason == "JobPending"
 
 
@@ -128,7 +128,7 @@ def test_what_was_said_of_a_missing_master_is_taken_back_when_it_runs() -> None:
 
 
 def test_a_deleted_master_is_started_again_at_once() -> None:
-    decision = decided(job("Running", "JobRunning"), None, row=Row(1, NOW - 5, 0), prepared=True)
+    decision = decided(job("Running", "JobRunning"), None, restarts=Restarts(1, NOW - 5, 0), provisioned=True)
     assert decision == Decision((Provision(), StartMaster(1, "its pod was deleted")))
 
 
@@ -161,37 +161,37 @@ def test_a_master_beside_a_container_that_runs_on_has_ended_with_its_own_contain
 
 def test_masters_that_keep_dying_are_started_with_growing_bounded_pauses() -> None:
     pauses = []
-    row = Row()
+    restarts = Restarts()
     for index in range(30):
-        decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), row=row)
+        decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), restarts=restarts)
         pauses.append(decision.again)
-        row = row.started(NOW, index)
+        restarts = restarts.started(NOW, index)
     assert pauses[: settings.FREE_STARTS] == [None] * settings.FREE_STARTS
     later = [pause for pause in pauses[settings.FREE_STARTS :] if pause is not None]
     assert later == sorted(later)
-    assert later[0] == settings.START_FIRST
-    assert later[-1] == settings.START_LONGEST
+    assert later[0] == settings.START_BACKOFF.first
+    assert later[-1] == settings.START_BACKOFF.limit
 
 
 def test_while_a_dying_master_pauses_the_status_says_so() -> None:
-    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), row=Row(7, NOW, 6))
+    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), restarts=Restarts(7, NOW, 6))
     assert "7 times in a row" in only(SetStatus, decision.actions).message
     assert not any(isinstance(action, StartMaster) for action in decision.actions)
 
 
 def test_the_last_master_that_died_can_be_looked_at_until_the_next_start_is_due() -> None:
     crashed = pod("Failed", exit_code=1)
-    row = Row(7, NOW, 6)
-    waiting = decided(job("Running", "JobRunning"), crashed, row=row)
+    restarts = Restarts(7, NOW, 6)
+    waiting = decided(job("Running", "JobRunning"), crashed, restarts=restarts)
     assert not any(isinstance(action, RemoveMaster) for action in waiting.actions)
     assert waiting.again is not None
-    due = decided(job("Running", "JobRunning"), crashed, row=row, now=NOW + waiting.again)
+    due = decided(job("Running", "JobRunning"), crashed, restarts=restarts, now=NOW + waiting.again)
     assert due.actions[0] == RemoveMaster("pod-0")
 
 
 def test_a_master_that_lived_long_begins_a_new_row() -> None:
-    row = Row(20, NOW - settings.HEALTHY - 1, 40)
-    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=137), row=row)
+    restarts = Restarts(20, NOW - settings.HEALTHY - 1, 40)
+    decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=137), restarts=restarts)
     assert only(StartMaster, decision.actions).index == 41
 
 
@@ -268,7 +268,7 @@ def test_the_pods_of_an_ended_job_stay_until_their_time_is_over() -> None:
     )
     assert decided(ended, pod("Succeeded", exit_code=0)) == Decision(again=40.0)
     assert decided(ended, now=NOW + 40).actions == (RemovePods(),)
-    assert decided(ended, now=NOW + 40, swept=True) == Decision()
+    assert decided(ended, now=NOW + 40, pods_removed=True) == Decision()
 
 
 # manifests that cannot be run -------------------------------------------------------------------------------------
@@ -291,21 +291,21 @@ def test_a_manifest_that_was_put_right_is_run() -> None:
 
 
 def test_a_bad_edit_does_not_end_a_job_that_trains() -> None:
-    assert decided(bad_job(phase="Running"), pod(), prepared=True).actions == (), "its master says what is wrong"
+    assert decided(bad_job(phase="Running"), pod(), provisioned=True).actions == (), "its master says what is wrong"
     assert only(StartMaster, decided(bad_job(phase="Running")).actions).lost
     assert only(StartMaster, decided(bad_job(phase="Running"), pod("Failed", exit_code=75)).actions).lost
 
 
 def test_a_job_whose_first_master_found_a_bad_edit_runs_once_that_is_put_right() -> None:
     ended = pod("Failed", exit_code=75, words="resile master: the job cannot be run: spec.x: must be y")
-    decision = decided(bad_job(phase="Pending"), ended, row=Row(7, NOW, 6))
+    decision = decided(bad_job(phase="Pending"), ended, restarts=Restarts(7, NOW, 6))
     assert "the job cannot be run: spec.x: must be y" in only(SetStatus, decision.actions).message
     assert only(SetStatus, decision.actions).phase is None
-    assert only(StartMaster, decided(job("Pending"), ended, row=Row(7, NOW - 60, 6)).actions)
+    assert only(StartMaster, decided(job("Pending"), ended, restarts=Restarts(7, NOW - 60, 6)).actions)
 
 
 def test_a_deleted_journal_is_made_again_for_the_master_that_asks_for_it() -> None:
-    assert decided(job("Running", "JournalGone", "…"), pod(), prepared=True).actions == (Provision(),)
+    assert decided(job("Running", "JournalGone", "…"), pod(), provisioned=True).actions == (Provision(),)
 
 
 def test_nodes_whose_master_will_never_serve_again_are_stopped() -> None:
@@ -343,7 +343,7 @@ def test_every_decision_is_stable_when_nothing_changes() -> None:
                 item = {**spec, "status": {"phase": phase} if phase else {}}
                 writes = 0
                 for _ in range(5):
-                    actions = decided(item, master, prepared=True).actions
+                    actions = decided(item, master, provisioned=True).actions
                     changes = [action for action in actions if isinstance(action, SetStatus)]
                     writes += len(changes)
                     for change in changes:

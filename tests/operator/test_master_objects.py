@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from resile.kube.owner_references import is_owned_by
+from resile.kube.timestamps import moment, stamp
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.master_pod import master_pod
-from resile.operator.pod_status import MAX_SENTENCE, short
-from resile.operator.status import entered, job_patch, moment, stamp
+from resile.operator.jobs.master_status import LONGEST_SENTENCE, short
+from resile.operator.status import job_patch
 from tests.operator.objects import NOW, UID, job, read
 
 NAME = "elasticjob-mnist-dlrover-master"
@@ -125,13 +127,13 @@ def test_everything_is_owned_by_the_job_and_in_its_namespace() -> None:
     secrets = [pair, master_objects.credentials(item, pair)]
     everything = [thing for _, thing in master_objects.applied(item)]
     for thing in [*everything, *secrets, master_objects.journal(item), master_objects.binding(item), made()]:
-        assert master_objects.owned_by(thing, UID)
+        assert is_owned_by(thing, UID)
         assert thing["metadata"]["namespace"] == "red"
         assert thing["metadata"]["name"] in (NAME, "elasticjob-mnist-token", "elasticjob-mnist-tls")
 
 
 def test_the_role_names_its_own_job_and_no_other() -> None:
-    role = next(thing for kind, thing in master_objects.applied(read(job())) if kind.__name__ == "Role")
+    role = next(thing for kind, thing in master_objects.applied(read(job())) if kind.name == "Role")
     named = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
     assert named == {"mnist", NAME}
     assert not any("*" in rule["verbs"] or "*" in rule["resources"] for rule in role["rules"])
@@ -155,17 +157,6 @@ def test_nodes_get_the_certificate_and_only_the_master_gets_its_key() -> None:
     assert b"PRIVATE KEY" not in base64.b64decode(pair["data"]["tls.crt"])
 
 
-def test_a_condition_is_true_while_the_job_is_in_that_phase() -> None:
-    from resile.api.kinds.elasticjob import Phase
-
-    first = entered([], Phase.CREATED, "made", NOW)
-    second = entered(first, Phase.PENDING, "waits", NOW + 5)
-    assert [(one["type"], one["status"]) for one in second] == [("Created", "False"), ("Pending", "True")]
-    assert second[0]["lastTransitionTime"] == stamp(NOW + 5)
-    again = entered(second, Phase.PENDING, "waits", NOW + 9)
-    assert again == second
-
-
 def test_an_ended_job_gets_its_time_of_completion_once() -> None:
     from resile.api.kinds.elasticjob import Phase
 
@@ -185,4 +176,4 @@ def test_times_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize("text", ["one\n two", "x" * 5000])
 def test_sentences_are_short_and_on_one_line(text: str) -> None:
     assert "\n" not in short(text)
-    assert len(short(text)) <= MAX_SENTENCE
+    assert len(short(text)) <= LONGEST_SENTENCE

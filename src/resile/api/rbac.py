@@ -33,6 +33,7 @@ def master_rules(kind: JobKind, job: str) -> Rules:
         _rule("", ["configmaps"], ["get", "patch"], [kind.master_name(job)]),
         _rule(group, [jobs], list(_READ), [job]),  # lists and watches that select metadata.name
         _rule(group, [f"{jobs}/status"], ["patch"], [job]),
+        _rule(group, [f"{jobs}/finalizers"], ["update"], [job]),  # see `kube/owner_references.py`
     ]
     for plan in registry.plan_kinds():
         if plan.job_kind is kind:

@@ -1,5 +1,6 @@
-"""The operator: gives every ElasticJob its master, keeps that master alive, and speaks for jobs that have none.
+"""The operator: gives every ElasticJob its master, keeps that master alive, and writes the status of jobs without one.
 
-Everything is level-triggered: what to do follows from what exists now (`decisions`, `plans`: pure), never from which
-event was seen, so a restarted operator catches up by looking. What happens inside a job is its master's business.
+Everything is level-triggered: what to do follows from what exists now (`jobs/decisions`, `scaleplans/decisions`: pure),
+never from which event was seen, so a restarted operator catches up by reconciling. What happens inside a job is its
+master's business.
 """

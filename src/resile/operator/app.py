@@ -13,17 +13,19 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from resile.kube.client import Client
+from resile.kube.errors import KubeError
+from resile.kube.kinds import ALL_NAMESPACES, PODS
 from resile.operator import settings
-from resile.operator.cluster import ALL_NAMESPACES, POD, Cluster, ClusterError
 from resile.operator.controller import Controller
-from resile.operator.election import Election, LeadershipLost
 from resile.operator.health import Answer, Routes, serve
+from resile.operator.leader_election import LeaderElection, LeadershipLost
 from resile.operator.metrics import Metrics
 
 log = logging.getLogger("resile.operator")
 
 STEPPED_DOWN = 1
-"""Exit code of an operator that lost its Lease: whoever runs it starts it again, and it waits for its turn."""
+"""Exit code of an operator that lost its Lease: its Deployment starts it again, and it waits for its turn."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     """Of masters; empty for the image that this operator's own pod has."""
     fallback_image: str
-    """Of masters where the operator is no pod and nothing else is said."""
+    """Of masters where the operator is no pod and no image was given."""
     elect: bool
     lease_namespace: str
     host: str
@@ -42,9 +44,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
 
 
-async def run(cluster: Cluster, options: Options) -> int:
+async def run(client: Client, options: Options) -> int:
     """Run until SIGTERM or SIGINT (0), or until the Lease is lost (1)."""
-    operator = Operator(cluster, options)
+    operator = Operator(client, options)
     async with operator.ports():
         work = asyncio.ensure_future(operator.work())
         loop = asyncio.get_running_loop()
@@ -59,8 +61,8 @@ async def run(cluster: Cluster, options: Options) -> int:
 class Operator:
     """All parts together."""
 
-    def __init__(self, cluster: Cluster, options: Options) -> None:
-        self._cluster = cluster
+    def __init__(self, client: Client, options: Options) -> None:
+        self._client = client
         self._options = options
         self._metrics = Metrics()
         self._controller: Controller | None = None
@@ -78,12 +80,12 @@ class Operator:
             yield
 
     async def work(self) -> int:
-        """Win the election and act as long as it is won."""
+        """Win the election and act as long as this operator leads."""
         if not self._options.elect:
             await self._lead()
             return 0
         name = os.environ.get("POD_NAME") or socket.gethostname()
-        election = Election(self._cluster, self._options.lease_namespace, f"{name}_{uuid.uuid4().hex[:8]}")
+        election = LeaderElection(self._client, self._options.lease_namespace, f"{name}_{uuid.uuid4().hex[:8]}")
         await election.win()
         code = 0
         try:
@@ -100,20 +102,20 @@ class Operator:
 
     async def _lead(self) -> None:
         image = await self._image()
-        all_of_them = self._options.namespace == ALL_NAMESPACES
-        where = "all namespaces" if all_of_them else f"the namespace {self._options.namespace}"
+        everywhere = self._options.namespace == ALL_NAMESPACES
+        where = "all namespaces" if everywhere else f"the namespace {self._options.namespace}"
         log.info("watching %s; masters run in the image %s", where, image)
         self._metrics.leader.set(1)
-        self._controller = Controller(self._cluster, self._options.namespace, image, self._metrics)
+        self._controller = Controller(self._client, self._options.namespace, image, self._metrics)
         await self._controller.run()
 
     async def _image(self) -> str:
-        """The image of masters: what was said, else this operator's own."""
+        """The image of masters: the one given, else this operator's own."""
         name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
         while not self._options.image and name and namespace:
             try:
-                pod = await self._cluster.get(POD, namespace, name)
-            except ClusterError as error:
+                pod = await self._client.get(PODS, namespace, name)
+            except KubeError as error:
                 log.warning("the operator's own pod: %s", error)
                 await asyncio.sleep(settings.RETRY_PERIOD)
                 continue
@@ -122,10 +124,10 @@ class Operator:
         return self._options.image or self._options.fallback_image
 
     def _ready(self) -> Answer:
-        """Ready are those who wait for their turn, and the leader once it has seen everything."""
-        behind = self._controller.behind() if self._controller is not None else []
-        if behind:
-            return Answer(503, f"not seen yet: {', '.join(behind)}\n".encode())
+        """An operator that waits for its turn is ready, and the leader once it has listed everything."""
+        missing = self._controller.not_synced() if self._controller is not None else []
+        if missing:
+            return Answer(503, f"not seen yet: {', '.join(missing)}\n".encode())
         return Answer(200, b"ok\n")
 
     def _numbers(self) -> Answer:

@@ -35,7 +35,7 @@ async def serve(host: str, port: int, routes: Routes) -> asyncio.Server:
 
     async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(settings.HTTP_PATIENCE):
+            async with asyncio.timeout(settings.HTTP_DEADLINE):
                 request = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_written(_answer(request, routes)))
                 await writer.drain()

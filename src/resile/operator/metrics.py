@@ -12,14 +12,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.looks = Counter(
-            "resile_operator_reconciles", "Looks at one object", ["kind", "outcome"], registry=self._registry
+        self.reconciles = Counter(
+            "resile_operator_reconciles", "Reconciliations of one object", ["kind", "outcome"], registry=self._registry
         )
         self.seconds = Histogram(
-            "resile_operator_reconcile_seconds", "Time of a look", ["kind"], buckets=_BUCKETS, registry=self._registry
+            "resile_operator_reconcile_seconds",
+            "Time of a reconciliation",
+            ["kind"],
+            buckets=_BUCKETS,
+            registry=self._registry,
         )
         self.waiting = Gauge(
-            "resile_operator_queue_length", "Objects waiting for a look", ["kind"], registry=self._registry
+            "resile_operator_queue_length", "Objects waiting to be reconciled", ["kind"], registry=self._registry
         )
         self.objects = Gauge("resile_operator_objects", "Objects seen", ["kind"], registry=self._registry)
         self.masters = Counter("resile_operator_master_starts", "Masters started", ["which"], registry=self._registry)

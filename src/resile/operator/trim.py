@@ -7,7 +7,7 @@ from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.names import MASTER_ROLE
 from resile.api.manifests.pod_template import MAIN
 from resile.api.manifests.reader import read_manifest
-from resile.operator.cluster import Object
+from resile.kube.kinds import Object
 
 _KEPT_METADATA = (
     "name",

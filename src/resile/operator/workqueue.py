@@ -1,7 +1,7 @@
-"""A queue of names: each waits at most once, is worked on by one worker at a time, and comes back later if it failed.
+"""A queue of keys: each waits at most once, is reconciled by one worker at a time, and comes back later if that failed.
 
-A name that changes while it is worked on is looked at once more afterwards, so no change is missed and a hundred
-changes cost two looks. Time comes from the event loop.
+A key that changes while it is reconciled is reconciled once more afterwards, so no change is missed and a hundred
+changes cost two reconciliations. Time comes from the event loop.
 """
 
 from __future__ import annotations
@@ -9,56 +9,47 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from resile.api.ids import Seconds
+from resile.kube.errors import KubeError
+from resile.kube.informer import Key
 from resile.operator import settings
 
 log = logging.getLogger("resile.operator")
 
 
-class Key(NamedTuple):
-    """One object of a kind: two jobs of one name in two namespaces are two."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 class TryAgain(Exception):
-    """What is needed is not there yet, which is nobody's mistake; look again, with growing pauses."""
+    """What is needed is not there yet, which is no error; reconcile again, with growing pauses."""
 
 
-Look = Callable[[Key], Awaitable[Seconds | None]]
-"""Looks at one object and does what is needed; tells when to look again, if time alone may change things."""
+Reconcile = Callable[[Key], Awaitable[Seconds | None]]
+"""Does what one object needs; returns when to do so again, if time alone may change things."""
 
-Told = Callable[[Key, str, float], None]
-"""Called after every look with how it went (`done`, `again`, `failed`) and the seconds that it took."""
+OnReconciled = Callable[[Key, str, float], None]
+"""Called after every reconciliation with its outcome (`done`, `again`, `failed`) and the seconds that it took."""
 
 
 class WorkQueue:
-    """Names to look at, and the workers that do it."""
+    """Keys to reconcile, and the workers that do it."""
 
-    def __init__(self, look: Look, told: Told | None = None) -> None:
-        self._look = look
-        self._told = told
+    def __init__(self, reconcile: Reconcile, on_reconciled: OnReconciled = lambda *_: None) -> None:
+        self._reconcile = reconcile
+        self._on_reconciled = on_reconciled
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
         self._busy: set[Key] = set()
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
-        self._alarms: dict[Key, asyncio.TimerHandle] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Have `key` looked at, soon."""
-        alarm = self._alarms.pop(key, None)
-        if alarm is not None:
-            alarm.cancel()
+        """Have `key` reconciled, soon."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
         if key in self._busy:
             self._again.add(key)
         elif key not in self._waiting:
@@ -66,21 +57,14 @@ class WorkQueue:
             self._ready.put_nowait(key)
 
     def add_after(self, key: Key, delay: Seconds) -> None:
-        """Have `key` looked at after `delay`, or before if something changes or an earlier alarm is set."""
+        """Have `key` reconciled after `delay`, or before if something changes or an earlier timer is set."""
         loop = asyncio.get_running_loop()
-        alarm = self._alarms.get(key)
-        if alarm is not None and alarm.when() <= loop.time() + delay:
+        timer = self._timers.get(key)
+        if timer is not None and timer.when() <= loop.time() + delay:
             return
-        if alarm is not None:
-            alarm.cancel()
-        self._alarms[key] = loop.call_later(max(0.0, delay), self._ring, key)
-
-    def forget(self, key: Key) -> None:
-        """The object is gone: no alarm and no count of failures is kept for it."""
-        self._failures.pop(key, None)
-        alarm = self._alarms.pop(key, None)
-        if alarm is not None:
-            alarm.cancel()
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_later(max(0.0, delay), self._on_timer, key)
 
     async def run(self, workers: int = settings.WORKERS) -> None:
         """Work until cancelled."""
@@ -88,8 +72,8 @@ class WorkQueue:
             for _ in range(workers):
                 group.create_task(self._work())
 
-    def _ring(self, key: Key) -> None:
-        self._alarms.pop(key, None)
+    def _on_timer(self, key: Key) -> None:
+        self._timers.pop(key, None)
         self.add(key)
 
     async def _work(self) -> None:
@@ -110,7 +94,7 @@ class WorkQueue:
         begun = loop.time()
         try:
             async with asyncio.timeout(settings.RECONCILE):
-                delay = await self._look(key)
+                delay = await self._reconcile(key)
         except TryAgain as reason:
             outcome = "again"
             log.info("%s: %s", key, reason)
@@ -118,7 +102,7 @@ class WorkQueue:
         # The boundary between one object and all others: whatever is wrong with one must not keep the others waiting.
         except Exception as error:
             outcome = "failed"
-            expected = isinstance(error, (OSError, TimeoutError)) or hasattr(error, "code")
+            expected = isinstance(error, (KubeError, OSError, TimeoutError))
             log.warning("%s: %s", key, str(error) or type(error).__name__, exc_info=None if expected else error)
             self._retry(key)
         else:
@@ -126,15 +110,8 @@ class WorkQueue:
             self._failures.pop(key, None)
             if delay is not None:
                 self.add_after(key, delay)
-        if self._told is not None:
-            self._told(key, outcome, loop.time() - begun)
+        self._on_reconciled(key, outcome, loop.time() - begun)
 
     def _retry(self, key: Key) -> None:
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        self.add_after(key, backoff(failures))
-
-
-def backoff(failures: int, first: Seconds = settings.RETRY_FIRST, longest: Seconds = settings.RETRY_LONGEST) -> Seconds:
-    """The pause after so many failures before this one."""
-    return Seconds(min(longest, first * 2.0 ** min(failures, 30)))
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        self.add_after(key, Seconds(settings.RETRY.after(failures)))

@@ -40,8 +40,8 @@ STAY = "for i in 1 2 3; do echo line $i; done; trap 'exit 0' TERM; while :; do s
 class Terminal:
     """Commands on the cluster, in one namespace of it; this machine has no jobs."""
 
-    def __init__(self, space: KubeNamespace, place: Path) -> None:
-        self.space = space
+    def __init__(self, namespace: KubeNamespace, place: Path) -> None:
+        self.namespace = namespace
         self.place = place
         self._started: list[subprocess.Popen[str]] = []
 
@@ -52,7 +52,7 @@ class Terminal:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         started = subprocess.Popen(
-            [RESILE, *words, "-n", self.space.name],
+            [RESILE, *words, "-n", self.namespace.name],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -170,7 +170,7 @@ def until_running(terminal: Terminal, name: str, number: int) -> None:
     """Wait for so many workers; the API server is asked first: a command for each look takes the cores they need."""
 
     def run() -> bool:
-        return [pod["status"].get("phase") for pod in terminal.space.pods(name).values()].count("Running") == number
+        return [pod["status"].get("phase") for pod in terminal.namespace.pods(name).values()].count("Running") == number
 
     until(f"{number} workers that run", run)
     until(f"{number} workers in the listing", lambda: running(terminal, name) == number)
@@ -217,14 +217,14 @@ def test_listings_have_the_layout_that_they_have_on_one_machine(terminal: Termin
     for line, name in zip(lines[1:], (master(steady), "steady-edljob-worker-0", "steady-edljob-worker-1"), strict=True):
         assert re.fullmatch(rf"{name} +1/1     Running   0          {AGE}", line)
     everywhere = terminal.out("get", "jobs", "-A", "-o", "wide")
-    assert re.search(rf"^{terminal.space.name} +steady +\w+ +{AGE} +2/2 ", everywhere, re.M)
+    assert re.search(rf"^{terminal.namespace.name} +steady +\w+ +{AGE} +2/2 ", everywhere, re.M)
     wide = terminal.out("get", "nodes", steady, "-o", "wide")
     assert re.search(r"^steady-edljob-worker-1 .* 1 +10\.\S+ +\S+node\S* ", wide, re.M)
 
 
 def test_every_listing_can_be_had_as_data_and_as_names(terminal: Terminal, steady: str) -> None:
     data = terminal.json("get", "jobs", steady)
-    assert (data["name"], data["namespace"]) == (steady, terminal.space.name)
+    assert (data["name"], data["namespace"]) == (steady, terminal.namespace.name)
     assert [node["name"] for node in data["nodes"]] == ["steady-edljob-worker-0", "steady-edljob-worker-1"]
     assert f"name: {steady}\n" in terminal.out("get", "jobs", steady, "-o", "yaml")
     names = terminal.out("get", "nodes", steady, "-o", "name").splitlines()
@@ -259,7 +259,7 @@ def test_logs_are_of_one_pod_of_all_or_of_the_master(terminal: Terminal, steady:
 
 
 def test_an_unknown_job_is_named_with_the_nearest_known_one(terminal: Terminal, steady: str) -> None:
-    where = f"in namespace {terminal.space.name} of the cluster"
+    where = f"in namespace {terminal.namespace.name} of the cluster"
     for words in (["get", "jobs"], ["describe"], ["logs"], ["suspend"], ["delete"]):
         assert terminal.refused(*words, "staedy") == f"resile: there is no job 'staedy' {where}; did you mean steady?"
     assert "has no role 'ps'; known are worker" in terminal.refused("scale", steady, "ps=1")
@@ -287,7 +287,7 @@ def test_a_job_is_scaled_suspended_and_resumed(terminal: Terminal, steady: str) 
 
 def test_a_pod_is_killed_and_the_interruption_told(terminal: Terminal) -> None:
     following = terminal.start("submit", terminal.manifest(job("hurt", training(100_000))))
-    until("training", lambda: terminal.space.progress("hurt").get("members") == 2)
+    until("training", lambda: terminal.namespace.progress("hurt").get("members") == 2)
     struck, created, ran = terminal.out("chaos", "kill-node", "hurt", "worker-1").splitlines()
     assert struck.endswith(" killed hurt-edljob-worker-1")
     assert re.fullmatch(r"hurt-edljob-worker-2 was created after .* m?s", created)
@@ -307,10 +307,10 @@ def test_the_ladder_of_a_job_is_that_of_its_manifest(terminal: Terminal, steady:
 
 
 def test_a_manifest_changes_a_job_that_runs_and_says_whether_it_did(terminal: Terminal, steady: str) -> None:
-    space = terminal.space.name
+    namespace = terminal.namespace.name
     assert terminal.out("submit", "--detach", terminal.manifest(job(steady, STAY))).startswith("elasticjob/steady ")
     again = json.loads(terminal.out("submit", "--detach", terminal.manifest(job(steady, STAY)), "-o", "json"))
-    assert again == {"kind": "ElasticJob", "name": steady, "namespace": space, "how": "unchanged"}
+    assert again == {"kind": "ElasticJob", "name": steady, "namespace": namespace, "how": "unchanged"}
     elsewhere = job(steady, STAY)
     elsewhere["metadata"]["namespace"] = "elsewhere"
     assert "the manifest says namespace elsewhere" in terminal.refused("submit", terminal.manifest(elsewhere), code=2)
@@ -331,7 +331,7 @@ def test_watching_and_following_end_with_the_job(terminal: Terminal) -> None:
     watches["submit"] = terminal.start("submit", terminal.manifest(job("gated", command)))
     said = {kind: watch.stdout.readline() + watch.stdout.readline() for kind, watch in watches.items() if watch.stdout}
     for number in (0, 1):
-        terminal.space.kubectl("exec", f"gated-edljob-worker-{number}", "--", "/bin/touch", gate)
+        terminal.namespace.kubectl("exec", f"gated-edljob-worker-{number}", "--", "/bin/touch", gate)
     for kind, watch in watches.items():
         out, err = watch.communicate(timeout=DEADLINE)
         said[kind] += out
@@ -359,7 +359,7 @@ def test_following_goes_on_after_broken_connections_and_repeats_nothing(terminal
         before = wire.connections
         wire.cut()
         until("other connections", lambda: wire.connections >= before + 2)
-        terminal.space.kubectl("exec", "wired-edljob-worker-0", "--", "/bin/touch", "/tmp/gate")
+        terminal.namespace.kubectl("exec", "wired-edljob-worker-0", "--", "/bin/touch", "/tmp/gate")
         out, err = following.communicate(timeout=DEADLINE)
         assert (following.returncode, out) == (0, "end\n"), err
     finally:
@@ -385,7 +385,7 @@ def test_a_deleted_job_is_gone_with_its_pods_when_the_command_returns(terminal: 
     assert "--keep is for jobs of this machine" in terminal.refused("delete", "doomed", "--keep", code=2)
     out, err = terminal.run("delete", "doomed")
     assert (out, err) == ("elasticjob/doomed deleted\n", "stopping doomed ...\n")
-    assert terminal.space.kubectl("get", "pods", "-l", "elasticjob-name=doomed", "-o", "name") == ""
+    assert terminal.namespace.kubectl("get", "pods", "-l", "elasticjob-name=doomed", "-o", "name") == ""
     assert terminal.out("delete", "spared", "--no-wait") == "elasticjob/spared is being deleted\n"
     assert (
         "No jobs found in nowhere namespace."
@@ -404,26 +404,26 @@ def test_a_deleted_job_is_gone_with_its_pods_when_the_command_returns(terminal: 
 
 
 def test_a_stranger_is_told_what_is_forbidden(terminal: Terminal, steady: str) -> None:
-    terminal.space.kubectl("create", "serviceaccount", "stranger")
+    terminal.namespace.kubectl("create", "serviceaccount", "stranger")
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
-    config["users"][0]["user"] = {"token": token_of("stranger", terminal.space.name)}
+    config["users"][0]["user"] = {"token": token_of("stranger", terminal.namespace.name)}
     path = terminal.place / "stranger"
     path.write_text(json.dumps(config))
     for words in (["get", "jobs"], ["delete", steady], ["submit", terminal.manifest(job("new", STAY))]):
         said = terminal.refused(*words, "--kubeconfig", str(path))
         assert said.startswith("resile: the cluster forbids it: elasticjobs.elastic.iml.github.io ")
-        assert f"system:serviceaccount:{terminal.space.name}:stranger" in said
+        assert f"system:serviceaccount:{terminal.namespace.name}:stranger" in said
 
 
 def test_a_pod_uses_its_own_service_account(terminal: Terminal, steady: str) -> None:
-    space = terminal.space
-    space.kubectl("create", "serviceaccount", "viewer")
-    space.kubectl(
+    namespace = terminal.namespace
+    namespace.kubectl("create", "serviceaccount", "viewer")
+    namespace.kubectl(
         "create", "role", "viewer", "--verb=get,list,watch", "--resource=elasticjobs.elastic.iml.github.io,pods"
     )
-    space.kubectl("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={space.name}:viewer")
+    namespace.kubectl("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={namespace.name}:viewer")
     container = {"name": "main", "image": IMAGE, "command": ["resile", "get", "nodes", steady]}
-    space.apply(
+    namespace.apply(
         {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -431,5 +431,7 @@ def test_a_pod_uses_its_own_service_account(terminal: Terminal, steady: str) -> 
             "spec": {"serviceAccountName": "viewer", "restartPolicy": "Never", "containers": [container]},
         }
     )
-    until("its end", lambda: space.get("pod", "inside")["status"].get("phase") in ("Succeeded", "Failed"))
-    assert re.search(r"^steady-edljob-worker-\d +1/1 +Running", space.logs("inside"), re.M), space.logs("inside")
+    until("its end", lambda: namespace.get("pod", "inside")["status"].get("phase") in ("Succeeded", "Failed"))
+    assert re.search(r"^steady-edljob-worker-\d +1/1 +Running", namespace.logs("inside"), re.M), namespace.logs(
+        "inside"
+    )

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import httpx2
 import pytest
-from lightkube import Client
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
@@ -18,10 +16,12 @@ from resile.api.job_event import JobEvent
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, ChangeWanted, NodeSeen, Started
 from resile.core.state import new_state
+from resile.kube.client import BlockingClient
+from resile.kube.config import from_environment
+from resile.kube.errors import unreachable
 from resile.master.journal import configmap
 from resile.master.journal.configmap import ConfigMapJournal, seal, unseal
 from resile.master.journal.sqlite import JournalDamaged, JournalError, JournalGone, JournalTaken
-from resile.platform.kubernetes import client as kube
 from resile.protocol.changes import Scale
 from resile.protocol.reports import NodeStatus
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, kubectl
@@ -56,8 +56,12 @@ class Place:
     def make(self) -> None:
         kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(self._manifest))
 
-    def journal(self, client: Client | None = None, spec: JobSpec | None = None, served: str = "") -> ConfigMapJournal:
-        journal = ConfigMapJournal(spec or self.spec, client or kube.sync_client(self.namespace), served=served)
+    def journal(
+        self, client: BlockingClient | None = None, spec: JobSpec | None = None, served: str = ""
+    ) -> ConfigMapJournal:
+        journal = ConfigMapJournal(
+            spec or self.spec, client or BlockingClient(from_environment(), "test"), served=served
+        )
         self.open.callback(journal.close)
         return journal
 
@@ -71,9 +75,9 @@ class Place:
 
 
 @pytest.fixture
-def place(space: KubeNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(namespace: KubeNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("KUBECONFIG", KUBECONFIG)
-    place = Place(space.name)
+    place = Place(namespace.name)
     with place.open:
         yield place
 
@@ -86,7 +90,7 @@ def seen(status: NodeStatus) -> AnyEvent:
     return NodeSeen(node=W0, status=status)
 
 
-def begun(place: Place, client: Client | None = None) -> ConfigMapJournal:
+def begun(place: Place, client: BlockingClient | None = None) -> ConfigMapJournal:
     journal = place.journal(client)
     assert journal.load() is None
     journal.snapshot(new_state(place.spec, 0.0), 0.0)
@@ -151,7 +155,7 @@ def test_an_empty_journal_of_a_job_that_was_served_before_is_refused_and_left_as
     begun(place)
 
 
-class LosesAnswers(Client):
+class LosesAnswers(BlockingClient):
     """A client whose network fails after the server has written."""
 
     lose: Callable[[], bool] = staticmethod(lambda: False)
@@ -159,12 +163,12 @@ class LosesAnswers(Client):
     def patch(self, *words: Any, **options: Any) -> Any:  # type: ignore[override]
         done = super().patch(*words, **options)
         if self.lose():
-            raise httpx2.ReadTimeout("the answer was lost")
+            raise unreachable(TimeoutError("the answer was lost"))
         return done
 
 
 def test_a_write_whose_answer_was_lost_is_not_written_twice(place: Place) -> None:
-    client = LosesAnswers(namespace=place.namespace)
+    client = LosesAnswers(from_environment(), "test")
     journal = begun(place, client)
     client.lose = lambda: True
     with pytest.raises(JournalError, match="cannot be written"):
@@ -180,7 +184,7 @@ def test_a_write_whose_answer_was_lost_is_not_written_twice(place: Place) -> Non
 
 
 def test_a_snapshot_after_a_lost_answer_holds_everything_once(place: Place) -> None:
-    client = LosesAnswers(namespace=place.namespace)
+    client = LosesAnswers(from_environment(), "test")
     journal = begun(place, client)
     engine = Engine(new_state(place.spec, 0.0))
     engine.handle(Started(), 1.0)

@@ -25,48 +25,48 @@ def lasting(name: str, replicas: int = 2) -> dict[str, Any]:
     return job(name, training(1_000_000), replicas, resources={"requests": {"cpu": "100m", "memory": "64Mi"}})
 
 
-def steps(space: KubeNamespace, pod: str) -> int:
+def steps(namespace: KubeNamespace, pod: str) -> int:
     """The newest step that a worker has told of, from the worker itself."""
-    found = re.findall(r"step = (\d+)", space.kubectl("logs", pod, "--tail=20", check=False))
+    found = re.findall(r"step = (\d+)", namespace.kubectl("logs", pod, "--tail=20", check=False))
     return int(found[-1]) if found else -1
 
 
-def until_more_steps(space: KubeNamespace, name: str) -> None:
+def until_more_steps(namespace: KubeNamespace, name: str) -> None:
     """Wait until every worker of a job has made a step more than it has now."""
-    before = {pod: steps(space, pod) for pod in space.pods(name)}
+    before = {pod: steps(namespace, pod) for pod in namespace.pods(name)}
     assert before
     for pod, step in before.items():
-        space.until(f"a step of {pod} after {step}", lambda pod=pod, step=step: steps(space, pod) > step)
+        namespace.until(f"a step of {pod} after {step}", lambda pod=pod, step=step: steps(namespace, pod) > step)
 
 
-def uids(space: KubeNamespace, name: str) -> dict[str, str]:
-    return {pod: found["metadata"]["uid"] for pod, found in space.pods(name).items()}
+def uids(namespace: KubeNamespace, name: str) -> dict[str, str]:
+    return {pod: found["metadata"]["uid"] for pod, found in namespace.pods(name).items()}
 
 
-def at_rest(space: KubeNamespace, name: str) -> dict[str, Any]:
+def at_rest(namespace: KubeNamespace, name: str) -> dict[str, Any]:
     """The job's progress once no round has begun or ended for longer than a status takes to be written."""
     last: list[tuple[float, Any]] = [(time.monotonic(), None)]
 
     def settled() -> dict[str, Any] | None:
-        now = space.progress(name)
+        now = namespace.progress(name)
         if (now.get("round"), now.get("members")) != last[0][1]:
             last[0] = (time.monotonic(), (now.get("round"), now.get("members")))
         return now if now.get("round") and time.monotonic() - last[0][0] > 2.5 else None
 
-    return dict(space.until("rest", settled))
+    return dict(namespace.until("rest", settled))
 
 
-def edit(space: KubeNamespace, name: str, **annotations: str | None) -> None:
+def edit(namespace: KubeNamespace, name: str, **annotations: str | None) -> None:
     patch = json.dumps({"metadata": {"annotations": annotations}})
-    space.kubectl("patch", "elasticjob", name, "--type=merge", "-p", patch)
+    namespace.kubectl("patch", "elasticjob", name, "--type=merge", "-p", patch)
 
 
-def says(space: KubeNamespace, name: str, words: str) -> bool:
-    return words in str(space.status(name).get("message", ""))
+def says(namespace: KubeNamespace, name: str, words: str) -> bool:
+    return words in str(namespace.status(name).get("message", ""))
 
 
-def force(space: KubeNamespace, pod: str) -> None:
-    space.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
+def force(namespace: KubeNamespace, pod: str) -> None:
+    namespace.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
 
 
 def kill(operator: subprocess.Popen[bytes]) -> None:
@@ -74,59 +74,59 @@ def kill(operator: subprocess.Popen[bytes]) -> None:
     operator.wait(10)
 
 
-def until_returned(space: KubeNamespace, name: str, old: str) -> None:
+def until_returned(namespace: KubeNamespace, name: str, old: str) -> None:
     """Wait until another master than `old` has taken over from the journal."""
-    space.replaced(name, old)
-    space.running(name)
-    space.until("its word", lambda: "MasterReturned" in space.logs(master(name)))
+    namespace.replaced(name, old)
+    namespace.running(name)
+    namespace.until("its word", lambda: "MasterReturned" in namespace.logs(master(name)))
 
 
 # the operator and the masters ---------------------------------------------------------------------------------------
 
 
-def test_jobs_train_on_without_operator_and_master_and_the_next_operator_catches_up(space: KubeNamespace) -> None:
-    first = space.operator("--no-leader-elect")
-    space.apply(lasting("long"))
-    space.until_members("long", 2)
-    before, pods, old = at_rest(space, "long"), uids(space, "long"), space.running("long")
+def test_jobs_train_on_without_operator_and_master_and_the_next_operator_catches_up(namespace: KubeNamespace) -> None:
+    first = namespace.operator("--no-leader-elect")
+    namespace.apply(lasting("long"))
+    namespace.until_members("long", 2)
+    before, pods, old = at_rest(namespace, "long"), uids(namespace, "long"), namespace.running("long")
     kill(first)
-    force(space, master("long"))
-    space.until("no master", lambda: not space.uid("pod", master("long")))
-    space.apply(job("new", training(10)))
-    until_more_steps(space, "long")
+    force(namespace, master("long"))
+    namespace.until("no master", lambda: not namespace.uid("pod", master("long")))
+    namespace.apply(job("new", training(10)))
+    until_more_steps(namespace, "long")
     begun = time.monotonic()
-    space.operator("--no-leader-elect")
-    until_returned(space, "long", old)
+    namespace.operator("--no-leader-elect")
+    until_returned(namespace, "long", old)
     measured("new_operator_to_master_returned_seconds", time.monotonic() - begun)
-    space.until_status("new", phase="Succeeded")
-    until_more_steps(space, "long")
-    assert uids(space, "long") == pods
-    assert space.progress("long")["round"] == before["round"]
+    namespace.until_status("new", phase="Succeeded")
+    until_more_steps(namespace, "long")
+    assert uids(namespace, "long") == pods
+    assert namespace.progress("long")["round"] == before["round"]
 
 
 def test_a_job_deleted_without_an_operator_leaves_nothing_and_its_name_can_be_used_at_once(
-    space: KubeNamespace,
+    namespace: KubeNamespace,
 ) -> None:
     parts = ("get", PARTS, "-l", "elasticjob.dlrover/name=one", "-o")
-    operator = space.operator("--no-leader-elect")
-    space.apply(lasting("one"))
-    space.until_members("one", 2)
-    token = space.get("secret", "elasticjob-one-token")["data"]["token"]
+    operator = namespace.operator("--no-leader-elect")
+    namespace.apply(lasting("one"))
+    namespace.until_members("one", 2)
+    token = namespace.get("secret", "elasticjob-one-token")["data"]["token"]
     kill(operator)
-    space.kubectl("delete", "elasticjob", "one")
-    space.apply(lasting("one"))
-    operator = space.operator("--no-leader-elect")
-    space.until_members("one", 2, SLOW)
-    assert set(space.pods("one")) == {"one-edljob-worker-0", "one-edljob-worker-1"}, "ids begin anew"
-    assert space.get("secret", "elasticjob-one-token")["data"]["token"] != token
-    mine = space.uid("elasticjob", "one")
-    for item in json.loads(space.kubectl(*parts, "json"))["items"]:
+    namespace.kubectl("delete", "elasticjob", "one")
+    namespace.apply(lasting("one"))
+    operator = namespace.operator("--no-leader-elect")
+    namespace.until_members("one", 2, SLOW)
+    assert set(namespace.pods("one")) == {"one-edljob-worker-0", "one-edljob-worker-1"}, "ids begin anew"
+    assert namespace.get("secret", "elasticjob-one-token")["data"]["token"] != token
+    mine = namespace.uid("elasticjob", "one")
+    for item in json.loads(namespace.kubectl(*parts, "json"))["items"]:
         owners = {owner["uid"] for owner in item["metadata"]["ownerReferences"]}
         assert owners == {mine} or "deletionTimestamp" in item["metadata"], item["metadata"]["name"]
 
     kill(operator)
-    space.kubectl("delete", "elasticjob", "one")
-    space.until("nothing to be left", lambda: not space.kubectl(*parts, "name").strip(), SLOW)
+    namespace.kubectl("delete", "elasticjob", "one")
+    namespace.until("nothing to be left", lambda: not namespace.kubectl(*parts, "name").strip(), SLOW)
 
 
 # bad edits and lost journals ----------------------------------------------------------------------------------------
@@ -150,31 +150,31 @@ def test_a_bad_edit_ends_nothing_is_told_and_forgotten_when_it_is_put_right(oper
     assert operated.progress("long")["round"] == before["round"]
 
 
-def test_a_deleted_journal_is_written_again_by_its_master_and_refused_by_the_next(space: KubeNamespace) -> None:
-    operator = space.operator("--no-leader-elect")
-    space.apply(lasting("long"))
-    space.until_members("long", 2)
-    at_rest(space, "long")
-    old = space.running("long")
-    space.kubectl("delete", "configmap", master("long"))
-    force(space, max(space.pods("long")))  # something to write down
+def test_a_deleted_journal_is_written_again_by_its_master_and_refused_by_the_next(namespace: KubeNamespace) -> None:
+    operator = namespace.operator("--no-leader-elect")
+    namespace.apply(lasting("long"))
+    namespace.until_members("long", 2)
+    at_rest(namespace, "long")
+    old = namespace.running("long")
+    namespace.kubectl("delete", "configmap", master("long"))
+    force(namespace, max(namespace.pods("long")))  # something to write down
 
     def written() -> bool:
-        return "snapshot" in (space.get("configmap", master("long")).get("binaryData") or {})
+        return "snapshot" in (namespace.get("configmap", master("long")).get("binaryData") or {})
 
-    space.until("the journal", written)
-    space.until("a third worker", lambda: "long-edljob-worker-2" in space.pods("long"))
-    space.until_members("long", 2)
-    space.until("good words", lambda: space.status("long").get("reason") == "JobRunning")
-    assert space.uid("pod", master("long")) == old, "its master never noticed more than a pause"
+    namespace.until("the journal", written)
+    namespace.until("a third worker", lambda: "long-edljob-worker-2" in namespace.pods("long"))
+    namespace.until_members("long", 2)
+    namespace.until("good words", lambda: namespace.status("long").get("reason") == "JobRunning")
+    assert namespace.uid("pod", master("long")) == old, "its master never noticed more than a pause"
 
     kill(operator)
-    space.kubectl("delete", "pod", master("long"))
-    space.kubectl("delete", "configmap", master("long"))
-    space.operator("--no-leader-elect")
-    status = space.until_status("long", SLOW, phase="Failed")
+    namespace.kubectl("delete", "pod", master("long"))
+    namespace.kubectl("delete", "configmap", master("long"))
+    namespace.operator("--no-leader-elect")
+    status = namespace.until_status("long", SLOW, phase="Failed")
     assert f"the journal {master('long')} is empty, but the job's status tells of its nodes" in status["message"]
-    space.until("no nodes", lambda: not space.pods("long"))
+    namespace.until("no nodes", lambda: not namespace.pods("long"))
 
 
 # the cluster itself -------------------------------------------------------------------------------------------------
@@ -217,24 +217,24 @@ def scattered(name: str, replicas: int) -> dict[str, Any]:
     return made
 
 
-def machines(space: KubeNamespace, name: str) -> dict[str, str]:
-    return {pod: str(found["spec"].get("nodeName")) for pod, found in space.pods(name).items()}
+def machines(namespace: KubeNamespace, name: str) -> dict[str, str]:
+    return {pod: str(found["spec"].get("nodeName")) for pod, found in namespace.pods(name).items()}
 
 
-def all_pods(space: KubeNamespace, name: str) -> list[str]:
+def all_pods(namespace: KubeNamespace, name: str) -> list[str]:
     """The workers that have not ended, those on their way out included."""
     words = ("get", "pods", "-l", f"elasticjob-name={name},replica-type=worker", "-o", "json")
-    items = json.loads(space.kubectl(*words))["items"]
+    items = json.loads(namespace.kubectl(*words))["items"]
     return [item["metadata"]["name"] for item in items if item["status"]["phase"] not in ("Failed", "Succeeded")]
 
 
-def until_alone(space: KubeNamespace, name: str, number: int) -> None:
+def until_alone(namespace: KubeNamespace, name: str, number: int) -> None:
     """Wait until a job has so many workers, and nothing of others is left; then see that it stays so."""
-    space.until("the old ones to go", lambda: len(all_pods(space, name)) == number, fault_tools.NOTICED)
-    space.until_members(name, number)
-    settled = at_rest(space, name)
-    assert (settled["members"], len(all_pods(space, name))) == (number, number), "nothing is doubled"
-    until_more_steps(space, name)
+    namespace.until("the old ones to go", lambda: len(all_pods(namespace, name)) == number, fault_tools.NOTICED)
+    namespace.until_members(name, number)
+    settled = at_rest(namespace, name)
+    assert (settled["members"], len(all_pods(namespace, name))) == (number, number), "nothing is doubled"
+    until_more_steps(namespace, name)
 
 
 @pytest.mark.alone

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from contextlib import closing
 from typing import Any
 
 import pytest
-from lightkube import ApiError
-from lightkube.types import PatchType
 
-from resile.platform.kubernetes import client as kube
+from resile.kube.client import Client
+from resile.kube.errors import INVALID, KubeError
+from resile.kube.kinds import ELASTIC_JOBS, SCALE_PLANS, Kind
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, job, plan, training
 
 LEAVES = 180.0
@@ -120,30 +120,33 @@ def test_a_suspended_job_lets_go_of_its_pods_and_takes_others_later(cluster: Kub
     cluster.until_members(long, 2)
 
 
-@pytest.mark.parametrize("kind", [kube.JOBS, kube.PLANS], ids=["job", "plan"])
+@pytest.mark.parametrize("kind", [ELASTIC_JOBS, SCALE_PLANS], ids=["job", "plan"])
 def test_a_status_meant_for_an_earlier_object_of_the_same_name_is_refused(
-    space: KubeNamespace, kind: kube.Kind, monkeypatch: pytest.MonkeyPatch
+    namespace: KubeNamespace, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job("same", "true") if kind is kube.JOBS else plan("same", "none", removePods=[{"type": "worker", "id": 0}])
+    made = job("same", "true") if kind is ELASTIC_JOBS else plan("same", "no", removePods=[{"type": "worker", "id": 0}])
 
-    def write(uid: str) -> None:
-        client.patch(kind.Status, "same", kube.new_status(uid, {"phase": "Failed"}), patch_type=PatchType.JSON)
+    async def write(uid: str) -> None:
+        client = Client.from_environment("test")
+        try:
+            await client.replace_status(kind, namespace.name, "same", uid, {"phase": "Failed"})
+        finally:
+            await client.close()
 
     monkeypatch.setenv("KUBECONFIG", KUBECONFIG)
-    with closing(kube.sync_client(space.name)) as client:
-        space.apply(made)
-        earlier = space.uid(made["kind"], "same")
-        write(earlier)
-        assert space.status("same", made["kind"]) == {"phase": "Failed"}
-        space.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(made))
-        with pytest.raises(ApiError) as refused:
-            write(earlier)
-        assert kube.code_of(refused.value) == kube.INVALID
-        assert space.status("same", made["kind"]) == {}
-        space.kubectl("delete", made["kind"], "same")
-        with pytest.raises(ApiError) as refused:
-            write(earlier)
-        assert kube.absent(refused.value)
+    namespace.apply(made)
+    earlier = namespace.uid(made["kind"], "same")
+    asyncio.run(write(earlier))
+    assert namespace.status("same", made["kind"]) == {"phase": "Failed"}
+    namespace.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(made))
+    with pytest.raises(KubeError) as refused:
+        asyncio.run(write(earlier))
+    assert refused.value.code == INVALID
+    assert namespace.status("same", made["kind"]) == {}
+    namespace.kubectl("delete", made["kind"], "same")
+    with pytest.raises(KubeError) as refused:
+        asyncio.run(write(earlier))
+    assert refused.value.is_absent
 
 
 def test_a_job_made_again_at_once_is_left_alone_by_the_master_of_the_one_before(cluster: KubeNamespace) -> None:

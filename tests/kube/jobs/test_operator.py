@@ -99,21 +99,21 @@ def test_a_master_removed_by_force_comes_back(operated: KubeNamespace) -> None:
     measured("forced_to_new_pod_seconds", time.monotonic() - begun)
 
 
-def test_a_killed_operator_catches_up_and_the_token_stays(space: KubeNamespace) -> None:
-    first = space.operator("--no-leader-elect")
-    space.apply(manifest("one"))
-    old = space.running("one")
-    token = space.get("secret", "elasticjob-one-token")
+def test_a_killed_operator_catches_up_and_the_token_stays(namespace: KubeNamespace) -> None:
+    first = namespace.operator("--no-leader-elect")
+    namespace.apply(manifest("one"))
+    old = namespace.running("one")
+    token = namespace.get("secret", "elasticjob-one-token")
     first.kill()
     first.wait(10)
-    space.kubectl("delete", "pod", master("one"), "--wait=true")
-    space.kubectl("delete", "service", master("one"))
-    space.apply(manifest("two"))
-    space.operator("--no-leader-elect")
-    space.replaced("one", old)
-    space.running("two")
-    until("the Service", lambda: space.uid("service", master("one")))
-    assert space.get("secret", "elasticjob-one-token") == token
+    namespace.kubectl("delete", "pod", master("one"), "--wait=true")
+    namespace.kubectl("delete", "service", master("one"))
+    namespace.apply(manifest("two"))
+    namespace.operator("--no-leader-elect")
+    namespace.replaced("one", old)
+    namespace.running("two")
+    until("the Service", lambda: namespace.uid("service", master("one")))
+    assert namespace.get("secret", "elasticjob-one-token") == token
 
 
 def test_a_service_that_somebody_deleted_comes_back(operated: KubeNamespace) -> None:
@@ -124,37 +124,37 @@ def test_a_service_that_somebody_deleted_comes_back(operated: KubeNamespace) -> 
     until("the Service", lambda: operated.uid("service", master("one")) not in ("", old))
 
 
-def test_one_operator_acts_and_another_follows_it(space: KubeNamespace) -> None:
-    first = space.operator()
-    space.apply(manifest("one"))
-    space.running("one")
-    second = space.operator()
-    until("the second to wait", lambda: "waits" in space.log(1))
-    assert "watching" not in space.log(1)
+def test_one_operator_acts_and_another_follows_it(namespace: KubeNamespace) -> None:
+    first = namespace.operator()
+    namespace.apply(manifest("one"))
+    namespace.running("one")
+    second = namespace.operator()
+    until("the second to wait", lambda: "waits" in namespace.log(1))
+    assert "watching" not in namespace.log(1)
     begun = time.monotonic()
     first.kill()
-    until("the second to lead", lambda: "watching" in space.log(1), FAIL_OVER)
+    until("the second to lead", lambda: "watching" in namespace.log(1), FAIL_OVER)
     measured("fail_over_after_a_kill_seconds", time.monotonic() - begun)
-    third = space.operator()
-    until("the third to wait", lambda: "waits" in space.log(2))
+    third = namespace.operator()
+    until("the third to wait", lambda: "waits" in namespace.log(2))
     begun = time.monotonic()
     second.send_signal(signal.SIGTERM)
     assert second.wait(10) == 0
-    until("the third to lead", lambda: "watching" in space.log(2), HANDED_OVER)
+    until("the third to lead", lambda: "watching" in namespace.log(2), HANDED_OVER)
     measured("fail_over_after_sigterm_seconds", time.monotonic() - begun)
-    old = space.uid("pod", master("one"))
-    space.kubectl("delete", "pod", master("one"), "--force", "--grace-period=0", "--wait=false")
-    space.replaced("one", old)
+    old = namespace.uid("pod", master("one"))
+    namespace.kubectl("delete", "pod", master("one"), "--force", "--grace-period=0", "--wait=false")
+    namespace.replaced("one", old)
     assert third.poll() is None
 
 
-def test_an_operator_whose_lease_is_taken_steps_down(space: KubeNamespace) -> None:
-    first = space.operator()
-    until("a leader", lambda: "watching" in space.log(0))
+def test_an_operator_whose_lease_is_taken_steps_down(namespace: KubeNamespace) -> None:
+    first = namespace.operator()
+    until("a leader", lambda: "watching" in namespace.log(0))
     patch = json.dumps({"spec": {"holderIdentity": "somebody"}})
-    space.kubectl("patch", "lease", "resile-operator", "--type=merge", "-p", patch)
+    namespace.kubectl("patch", "lease", "resile-operator", "--type=merge", "-p", patch)
     assert first.wait(10) == 1
-    assert "stepping down" in space.log(0)
+    assert "stepping down" in namespace.log(0)
 
 
 def test_deleting_a_job_removes_everything(operated: KubeNamespace) -> None:
@@ -254,13 +254,13 @@ def test_plans_for_nobody_are_refused(operated: KubeNamespace) -> None:
     assert reason("early") == ""
 
 
-def test_health_and_metrics_answer(space: KubeNamespace) -> None:
+def test_health_and_metrics_answer(namespace: KubeNamespace) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    space.operator("--no-leader-elect", port=port)
-    space.apply(manifest("one"))
-    space.running("one")
+    namespace.operator("--no-leader-elect", port=port)
+    namespace.apply(manifest("one"))
+    namespace.running("one")
 
     def ask(path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:

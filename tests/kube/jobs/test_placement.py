@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.kube.namespace import KubeNamespace, job, training
 
 
-def machine(space: KubeNamespace, pod: str) -> str:
-    return str(space.get("pod", pod).get("spec", {}).get("nodeName", ""))
+def machine(namespace: KubeNamespace, pod: str) -> str:
+    return str(namespace.get("pod", pod).get("spec", {}).get("nodeName", ""))
 
 
 def test_the_replacement_of_a_node_that_fell_silent_goes_to_another_machine(cluster: KubeNamespace) -> None:

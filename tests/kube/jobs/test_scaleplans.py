@@ -31,7 +31,7 @@ def long(cluster: KubeNamespace) -> str:
 
 @pytest.fixture
 def two(cluster: KubeNamespace, long: str) -> Iterator[KubeNamespace]:
-    """The space of that job: whatever a test does to it, two workers train again afterwards."""
+    """The namespace of that job: whatever a test does to it, two workers train again afterwards."""
     yield cluster
     cluster.kubectl("patch", "elasticjob", long, "--type=merge", "-p", '{"spec": {"suspend": false}}')
     cluster.apply(plan("reset", long, replicaResourceSpecs={"worker": {"replicas": 2}}))
@@ -40,29 +40,29 @@ def two(cluster: KubeNamespace, long: str) -> Iterator[KubeNamespace]:
     cluster.until_members(long, 2)
 
 
-def told(space: KubeNamespace, name: str, *phases: str) -> dict[str, Any]:
+def told(namespace: KubeNamespace, name: str, *phases: str) -> dict[str, Any]:
     """The status of a plan once it is in one of these phases."""
 
     def look() -> dict[str, Any]:
-        status = space.status(name, "scaleplan")
+        status = namespace.status(name, "scaleplan")
         return status if status.get("phase") in phases else {}
 
-    found: dict[str, Any] = space.until(f"ScalePlan {name} to be {' or '.join(phases)}", look, PATIENCE)
+    found: dict[str, Any] = namespace.until(f"ScalePlan {name} to be {' or '.join(phases)}", look, PATIENCE)
     return found
 
 
-def ranks(space: KubeNamespace) -> dict[str, str]:
+def ranks(namespace: KubeNamespace) -> dict[str, str]:
     """The pods that stay, and their ranks."""
-    return {name: pod["metadata"]["labels"][RANK] for name, pod in space.pods("long").items()}
+    return {name: pod["metadata"]["labels"][RANK] for name, pod in namespace.pods("long").items()}
 
 
 def requests(pod: dict[str, Any]) -> dict[str, str]:
     return dict(pod["spec"]["containers"][0].get("resources", {}).get("requests") or {})
 
 
-def condition(space: KubeNamespace, kind: str) -> dict[str, str]:
+def condition(namespace: KubeNamespace, kind: str) -> dict[str, str]:
     """What the job's history says of a phase; nothing if it was never in it."""
-    entries = (space.status("long").get("status") or {}).get("conditions") or []
+    entries = (namespace.status("long").get("status") or {}).get("conditions") or []
     return next((dict(entry) for entry in entries if entry["type"] == kind), {})
 
 

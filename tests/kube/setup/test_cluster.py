@@ -24,7 +24,7 @@ from tests.kube.namespace import (
     STATE,
     KubeNamespace,
     kubectl,
-    new_space,
+    new_namespace,
     run,
     until,
 )
@@ -130,7 +130,7 @@ class Lab(KubeNamespace):
 def lab(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if Path(KUBECONFIG) != STATE / "kubeconfig":
         pytest.skip("the cluster is not the one that `make cluster` brings up")
-    with new_space("lab", tmp_path_factory.mktemp("lab"), Lab) as made:
+    with new_namespace("lab", tmp_path_factory.mktemp("lab"), Lab) as made:
         until("the ServiceAccount", lambda: "secrets" in made.get("sa", "default"))
         yield made
 

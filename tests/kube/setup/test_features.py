@@ -28,9 +28,9 @@ def with_role(manifest: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return manifest
 
 
-def classes(space: KubeNamespace, name: str) -> dict[str, str]:
+def classes(namespace: KubeNamespace, name: str) -> dict[str, str]:
     """The PriorityClass of every pod that stays, by its rank."""
-    return {pod["metadata"]["labels"][RANK]: pod["spec"]["priorityClassName"] for pod in space.pods(name).values()}
+    return {pod["metadata"]["labels"][RANK]: pod["spec"]["priorityClassName"] for pod in namespace.pods(name).values()}
 
 
 def test_priority_goes_by_place_and_a_class_that_is_missing_is_told(no_classes: None, cluster: KubeNamespace) -> None:

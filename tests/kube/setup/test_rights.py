@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.kube.namespace import KubeNamespace, job, kubectl, master, new_space, token_of, training
+from tests.kube.namespace import KubeNamespace, job, kubectl, master, new_namespace, token_of, training
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,10 +41,10 @@ for method, path in json.loads(requests):
 Asked = list[tuple[str, str]]
 
 
-def answers(space: KubeNamespace, pod: str, who: str, asked: Asked) -> dict[str, int]:
+def answers(namespace: KubeNamespace, pod: str, who: str, asked: Asked) -> dict[str, int]:
     """What the API server answers to requests from inside a pod, with a token or the file that holds one."""
     words = ("exec", pod, "-c", "main", "--", "python", "-c", ASK, who, json.dumps(asked))
-    codes = [int(word) for word in space.kubectl(*words).split()]
+    codes = [int(word) for word in namespace.kubectl(*words).split()]
     return {f"{method} {path}": code for (method, path), code in zip(asked, codes, strict=True)}
 
 
@@ -52,18 +52,20 @@ def answers(space: KubeNamespace, pod: str, who: str, asked: Asked) -> dict[str,
 def spaces(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KubeNamespace, KubeNamespace]]:
     """Two namespaces with a job of the same name, which train."""
     with ExitStack() as stack:
-        made = [stack.enter_context(new_space("rights", tmp_path_factory.mktemp(name), KubeNamespace)) for name in "ab"]
-        for space in made:
+        made = [
+            stack.enter_context(new_namespace("rights", tmp_path_factory.mktemp(name), KubeNamespace)) for name in "ab"
+        ]
+        for namespace in made:
             asks = {"requests": {"cpu": "50m", "memory": "64Mi"}}
-            space.apply(job("same", training(1_000_000), resources=asks))
-        for space in made:
-            space.until_members("same", 2)
+            namespace.apply(job("same", training(1_000_000), resources=asks))
+        for namespace in made:
+            namespace.until_members("same", 2)
         yield made[0], made[1]
 
 
-def everything(space: KubeNamespace, other: KubeNamespace) -> Asked:
+def everything(namespace: KubeNamespace, other: KubeNamespace) -> Asked:
     """What nobody but a master, or not even a master, should get."""
-    core, jobs = CORE.format(space.name), JOBS.format(space.name)
+    core, jobs = CORE.format(namespace.name), JOBS.format(namespace.name)
     return [
         ("GET", f"{core}/secrets"),
         ("GET", f"{core}/secrets/elasticjob-same-token"),
@@ -77,7 +79,7 @@ def everything(space: KubeNamespace, other: KubeNamespace) -> Asked:
         ("DELETE", f"{jobs}/same"),
         ("GET", jobs),
         ("PATCH", f"{jobs}/another/status"),
-        ("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space.name}/roles"),
+        ("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace.name}/roles"),
         ("GET", f"{CORE.format(other.name)}/pods"),
         ("POST", f"{CORE.format(other.name)}/pods"),
         ("GET", f"{CORE.format(other.name)}/configmaps/{master('same')}"),
@@ -87,9 +89,9 @@ def everything(space: KubeNamespace, other: KubeNamespace) -> Asked:
     ]
 
 
-def masters_own(space: KubeNamespace) -> Asked:
+def masters_own(namespace: KubeNamespace) -> Asked:
     """What a master needs."""
-    core, jobs = CORE.format(space.name), JOBS.format(space.name)
+    core, jobs = CORE.format(namespace.name), JOBS.format(namespace.name)
     return [
         ("GET", f"{core}/pods"),
         ("GET", f"{core}/configmaps/{master('same')}"),
@@ -121,8 +123,8 @@ def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(
 ) -> None:
     said = kubectl("-n", "resile-system", "logs", "deployment/resile-operator", "--tail=-1")
     assert REFUSAL not in said, said
-    for space in spaces:
-        assert REFUSAL not in space.logs(master("same"))
+    for namespace in spaces:
+        assert REFUSAL not in namespace.logs(master("same"))
 
     def may(*words: str) -> bool:
         return kubectl("auth", "can-i", *words, "-A", f"--as={OPERATOR}", check=False).strip().endswith("yes")
@@ -148,7 +150,7 @@ def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(
 
 def test_jobs_of_one_name_in_two_namespaces_do_not_meet(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
     first, second = spaces
-    tokens = {space.get("secret", "elasticjob-same-token")["data"]["token"] for space in spaces}
+    tokens = {namespace.get("secret", "elasticjob-same-token")["data"]["token"] for namespace in spaces}
     assert len(tokens) == 2
     before, running = second.pods("same").keys(), second.running("same")
     step = second.progress("same").get("step") or 0

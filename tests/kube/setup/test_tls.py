@@ -66,11 +66,11 @@ def jobs(cluster: KubeNamespace) -> KubeNamespace:
     return cluster
 
 
-def outcomes(space: KubeNamespace, caller: str, called: str) -> dict[str, str]:
+def outcomes(namespace: KubeNamespace, caller: str, called: str) -> dict[str, str]:
     """What the master of one job says to a node of another (or the same) that calls it in several ways."""
     node = f"{caller}-edljob-worker-0"
-    host = f"{master(called)}.{space.name}.svc"
-    said = space.kubectl("exec", node, "--", "python", "-c", CALLS, host)
+    host = f"{master(called)}.{namespace.name}.svc"
+    said = namespace.kubectl("exec", node, "--", "python", "-c", CALLS, host)
     return dict(json.loads(said))
 
 
@@ -104,8 +104,8 @@ def test_a_training_pod_sees_the_certificate_but_not_the_key(jobs: KubeNamespace
     assert "elasticjob-one-tls" in mounted
 
 
-def volumes(space: KubeNamespace, pod: str) -> list[dict[str, Any]]:
-    return list(space.get("pod", pod)["spec"]["volumes"])
+def volumes(namespace: KubeNamespace, pod: str) -> list[dict[str, Any]]:
+    return list(namespace.get("pod", pod)["spec"]["volumes"])
 
 
 @pytest.mark.parametrize("secret", ["elasticjob-two-token", "elasticjob-two-tls"])

@@ -60,8 +60,11 @@ def operator(
     loses its Lease, and is to be started again by what runs it.
     """
     from resile.deploy.installation import IMAGE
+    from resile.kube.client import Client
+    from resile.kube.config import NoCluster
+    from resile.kube.kinds import ALL_NAMESPACES
     from resile.operator.app import Options, run
-    from resile.operator.cluster import ALL_NAMESPACES, Cluster, NoCluster
+    from resile.operator.settings import FIELD_MANAGER
 
     logging.basicConfig(
         format="[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s", level=logging.INFO, stream=sys.stderr
@@ -69,8 +72,8 @@ def operator(
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every request
 
     async def main() -> int:
-        cluster = Cluster.connect()
-        own = os.environ.get("POD_NAMESPACE") or (cluster.namespace if namespace == ALL else namespace)
+        client = Client.from_environment(FIELD_MANAGER)
+        own = os.environ.get("POD_NAMESPACE") or (client.namespace if namespace == ALL else namespace)
         options = Options(
             namespace=ALL_NAMESPACES if namespace == ALL else namespace,
             image=master_image,
@@ -82,9 +85,9 @@ def operator(
             metrics_port=metrics_port or None,
         )
         try:
-            return await run(cluster, options)
+            return await run(client, options)
         finally:
-            await cluster.close()
+            await client.close()
 
     try:
         return asyncio.run(main())

@@ -33,7 +33,7 @@ from resile.client.cluster.follow import ClusterFollowing
 from resile.client.cluster.streams import take
 from resile.client.errors import NotUsableError
 from resile.client.target import Target
-from resile.platform.kubernetes import client as kube
+from resile.kube import kinds as kube
 
 T = TypeVar("T")
 

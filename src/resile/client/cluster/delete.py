@@ -11,7 +11,7 @@ from resile.client.base import Deleted, Say
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest, Wanted
 from resile.client.errors import CommandError
-from resile.platform.kubernetes import client as kube
+from resile.kube import kinds as kube
 
 DELETE_SECONDS = 60.0
 """For a deleted job and its pods to be gone, beyond the pods' own grace."""

@@ -16,9 +16,9 @@ from resile.client.cluster.connection import Cluster, Manifest, Wanted
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
 from resile.core.state import JobState
+from resile.kube import kinds as kube
 from resile.master.journal.configmap import peek
 from resile.master.view import view as view_of_state
-from resile.platform.kubernetes import client as kube
 
 LAST_LINES = 10
 """Of the log of a node that failed."""

@@ -14,7 +14,7 @@ from resile.client.cluster.connection import Cluster, Manifest, Wanted
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.names import did_you_mean, pod_name
-from resile.platform.kubernetes import client as kube
+from resile.kube import kinds as kube
 
 REPLACED_SECONDS = 60.0
 """For a replacement to run: a pod starts within seconds where there is room."""

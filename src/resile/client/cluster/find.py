@@ -6,7 +6,7 @@ from resile.client.cluster.connection import Cluster, Manifest, Wanted
 from resile.client.errors import CommandError
 from resile.client.local.jobs import all_jobs
 from resile.client.names import did_you_mean, is_pod_of, pod_name
-from resile.platform.kubernetes import client as kube
+from resile.kube import kinds as kube
 
 
 async def find(cluster: Cluster, name: str) -> Manifest:

@@ -14,8 +14,8 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch
 from resile.client.cluster.describe import journal
 from resile.client.errors import CommandError
+from resile.kube import kinds as kube
 from resile.master.view import view as view_of_state
-from resile.platform.kubernetes import client as kube
 
 TAKE_UP_SECONDS = 10.0
 """For the operator to take a job up; after that it probably does not run."""

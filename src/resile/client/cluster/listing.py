@@ -9,7 +9,7 @@ from resile.client.base import Found, Item, Listable, PlanView, Query
 from resile.client.cluster import view
 from resile.client.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch
 from resile.client.cluster.find import find
-from resile.platform.kubernetes import client as kube
+from resile.kube import kinds as kube
 
 REST_SECONDS = 30.0
 """After which a watch looks again although nothing changed."""

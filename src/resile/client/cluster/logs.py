@@ -13,8 +13,8 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import PATIENCE, Cluster, Manifest, Wanted, Watch
 from resile.client.cluster.streams import take
 from resile.client.errors import CommandError
+from resile.kube import kinds as kube
 from resile.operator.jobs.master_pod import MAIN_ANNOTATION
-from resile.platform.kubernetes import client as kube
 
 REST_SECONDS = 5.0
 """After which it is checked that every log is still read, although nothing changed."""

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lightkube.core.resource import ApiInfo, ResourceDef
-from lightkube.generic_resource import GenericNamespacedStatus
-
 from resile.api.job import WORKER
-from resile.api.kinds import elasticjob
-from resile.api.manifests.metadata import GROUP, VERSION
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
-from resile.platform.kubernetes import client as kube
-
-_JOB = ResourceDef(GROUP, VERSION, elasticjob.KIND)
-
-
-class Scale(GenericNamespacedStatus):
-    """The scale subresource of ElasticJobs, which `kubectl scale` writes, too."""
-
-    _api_info = ApiInfo(resource=_JOB, parent=_JOB, plural=elasticjob.PLURAL, verbs=["get", "patch"], action="scale")
+from resile.kube import kinds as kube
 
 
 async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> None:
@@ -38,7 +25,7 @@ async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> Non
         known = ", ".join(role for role in roles if role not in ("master", "dlrover-master"))
         raise CommandError(f"job {name} has no role {unknown[0]!r}; known are {known}; nothing was changed")
     if WORKER in replicas:
-        await cluster.patch(Scale, name, {"spec": {"replicas": replicas[WORKER]}})
+        await cluster.patch(kube.JOBS, name, {"spec": {"replicas": replicas[WORKER]}}, "scale")
     others = {role: {"replicas": number} for role, number in replicas.items() if role != WORKER}
     if others:
         await cluster.patch(kube.JOBS, name, {"spec": {"replicaSpecs": others}})

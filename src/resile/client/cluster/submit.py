@@ -7,7 +7,7 @@ from resile.client.base import Document
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest
 from resile.client.errors import CommandError, NotUsableError
-from resile.platform.kubernetes import client as kube
+from resile.kube import kinds as kube
 
 
 async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Manifest, str]:

@@ -23,11 +23,9 @@ import secrets
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
-from lightkube import Client
-from lightkube.types import PatchType
 
 from resile.api.ids import Bytes
 from resile.api.job import JobSpec
@@ -36,9 +34,11 @@ from resile.api.manifests.names import master_name
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
+from resile.kube.client import BlockingClient
+from resile.kube.errors import CONFLICT, KubeError
+from resile.kube.kinds import CONFIG_MAPS, Object
+from resile.kube.owner_references import is_owned_by
 from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalGone, JournalTaken
-from resile.platform.kubernetes import client as kube
-from resile.platform.kubernetes.pods import owned
 
 FORMAT = "2"
 FOLD_BYTES = Bytes(128 * 1024)
@@ -108,7 +108,7 @@ def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
     return history, [*story, *(line for entry in log for line in entry.story)], snapshot.following, following
 
 
-def peek(config_map: dict[str, Any]) -> JobState | None:
+def peek(config_map: Object) -> JobState | None:
     """The job's state as its journal tells it, for somebody who only looks; None if nothing can be learned from it."""
     if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
         return None
@@ -125,12 +125,12 @@ class ConfigMapJournal:
 
     folds_itself = True
 
-    def __init__(self, spec: JobSpec, client: Client, *, served: str = "") -> None:
+    def __init__(self, spec: JobSpec, client: BlockingClient, *, served: str = "") -> None:
         """Nothing is read before `load`.
 
         Args:
             spec: the job; its uid decides whether a ConfigMap found is this job's.
-            client: speaks to the API server in the job's namespace; closed with the journal.
+            client: speaks to the API server; closed with the journal.
             served: by what the job is known to have had a master before, as the rest of a sentence; empty if it is not.
         """
         self._spec = spec
@@ -163,7 +163,7 @@ class ConfigMapJournal:
 
     def _load(self) -> History | None:
         found = self._get()
-        if found is not None and not owned(self._spec, found):
+        if found is not None and not is_owned_by(found, self._spec.uid):
             raise JournalError(f"the journal {self._name} is still that of an earlier job of this name")
         if found is None:
             raise JournalError(
@@ -288,10 +288,8 @@ class ConfigMapJournal:
             patch = {"metadata": {"resourceVersion": self._version}, "data": data, "binaryData": binary}
             try:
                 with self._asking("written"):
-                    written = self._client.patch(
-                        kube.CONFIG_MAPS, self._name, patch, patch_type=PatchType.MERGE, namespace=self._spec.namespace
-                    )
-                    self._version = cast(dict[str, Any], written)["metadata"]["resourceVersion"]
+                    written = self._client.patch(CONFIG_MAPS, self._spec.namespace, self._name, patch)
+                self._version = written["metadata"]["resourceVersion"]
                 return
             except _Conflict:
                 if first:
@@ -312,7 +310,7 @@ class ConfigMapJournal:
             raise JournalGone(self._gone)
         there = found.get("binaryData") or {}
         writer = (found.get("data") or {}).get("writer")
-        if not writer and not there and owned(self._spec, found):
+        if not writer and not there and is_owned_by(found, self._spec.uid):
             memos = {f"memo.{key}": value for key, value in self._memos.items()}
             data |= {"format": FORMAT, "writer": self._writer, **memos}
             for key, value in self._values.items():
@@ -325,26 +323,20 @@ class ConfigMapJournal:
                 binary[key] = None  # written by us before an answer was lost; what is written now holds it, too
         return bool(binary) and all(there.get(key) == value for key, value in binary.items())
 
-    def _get(self) -> dict[str, Any] | None:
+    def _get(self) -> Object | None:
         with self._asking("read"):
-            try:
-                found = self._client.get(kube.CONFIG_MAPS, self._name, namespace=self._spec.namespace)
-                return cast(dict[str, Any], found)
-            except kube.CannotReach as error:
-                if kube.absent(error):
-                    return None
-                raise
+            return self._client.get(CONFIG_MAPS, self._spec.namespace, self._name)
 
     @contextlib.contextmanager
     def _asking(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except kube.CannotReach as error:
-            if kube.code_of(error) == kube.CONFLICT:
+        except KubeError as error:
+            if error.code == CONFLICT:
                 raise _Conflict from error
-            if kube.absent(error):
+            if error.is_absent:
                 raise JournalGone(self._gone) from error
-            raise JournalError(f"the journal {self._name} cannot be {verb}: {kube.sentence(error)}") from error
+            raise JournalError(f"the journal {self._name} cannot be {verb}: {error}") from error
 
     @property
     def _gone(self) -> str:

@@ -1,8 +1,8 @@
 """A master in a cluster: the job comes from its ElasticJob, the journal is a ConfigMap, nodes are pods.
 
 A job that was served before goes on whatever is done to its manifest: if that cannot be read, the journal knows how the
-job was. Whatever accompanies the master (the status, the watches) must not end before it does: a master that is blind
-in one eye ends, and the operator starts another.
+job was. The status writer and the watches must not end before the master does: a master that lost one of them ends, and
+the operator starts another.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import contextlib
 import functools
 import logging
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 import msgspec
-from lightkube import AsyncClient
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
@@ -28,23 +25,25 @@ from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.names import node_of_pod
 from resile.api.manifests.reader import read_manifest
+from resile.kube.client import BlockingClient, Client
+from resile.kube.config import NoCluster, from_environment
+from resile.kube.errors import KubeError
+from resile.kube.kinds import ELASTIC_JOBS, PODS, Object
+from resile.kube.owner_references import is_owned_by
+from resile.kube.retry import until_answered
 from resile.master.app import Options, Serving, run_master
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.scaleplans import ScalePlanWatch
 from resile.master.kubernetes.spec_watch import SpecWatch
 from resile.master.kubernetes.status_writer import StatusWriter
-from resile.platform.kubernetes import client as kube
 from resile.platform.kubernetes.platform import KubernetesPlatform
-from resile.platform.kubernetes.pods import owned
 from resile.protocol.changes import Stop
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.master")
 
-Manifest = dict[str, Any]
-Answer = TypeVar("Answer")
-
 TOKEN_FILE = "RESILE_TOKEN_FILE"
+FIELD_MANAGER = "resile-master"
 START_SECONDS = Seconds(60.0)
 """How long a new master waits for the API server before it ends; the operator starts another."""
 
@@ -73,14 +72,18 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would tell of every call
     async with contextlib.AsyncExitStack() as cleanup:
         try:
-            client = kube.async_client(where.namespace)
-        except (*kube.CannotReach, OSError) as error:
+            config = from_environment()
+            client, blocking = Client(config, FIELD_MANAGER), BlockingClient(config, FIELD_MANAGER)
+        except NoCluster as error:
             raise NoJob(f"there is no way to the cluster: {error}") from error
         cleanup.push_async_callback(client.close)
-        found = await _ask("the ElasticJob", lambda: _fetch(client, where))
+        cleanup.callback(blocking.close)
+        try:
+            found, served = await _find(client, where)
+        except KubeError as error:
+            raise NoJob(f"the job cannot be read: {error}") from error
         bare = JobSpec(name=where.job, front_door="elasticjob", namespace=where.namespace, uid=found["metadata"]["uid"])
-        served = _status_of_served(found) or await _ask("the job's pods", lambda: _pods_of_served(client, bare))
-        journal = ConfigMapJournal(bare, kube.sync_client(where.namespace), served=served)
+        journal = ConfigMapJournal(bare, blocking, served=served)
         spec = _spec_of(found, journal)
         directory.create(spec, _token())
         platform = KubernetesPlatform(spec, client, address=where.advertise, tls=options.tls is not None)
@@ -117,26 +120,22 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         )
 
 
-async def _until_deleted(jobs: SpecWatch, client: AsyncClient, serving: Serving, found: Manifest) -> None:
-    there: Manifest | None = found
+async def _until_deleted(jobs: SpecWatch, client: Client, serving: Serving, found: Object) -> None:
+    there: Object | None = found
     while there is not None:
         await jobs.run(there)
-        there = await _still_there(client, found)
+        there = await _still_there(client, found["metadata"])
     log.info("the job was deleted")
     await serving.commands.change(Stop(because="the job was deleted"))
 
 
-async def _still_there(client: AsyncClient, job: Manifest) -> Manifest | None:
-    """The job, if it is there after all: its end is for ever, and a list may come from a server that starts up."""
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            found = await kube.same(client, kube.JOBS, job["metadata"]["name"], job["metadata"]["uid"])
-            return found if found and not found["metadata"].get("deletionTimestamp") else None
-        except kube.CannotReach as error:
-            log.warning("whether the job was deleted cannot be asked now: %s", kube.sentence(error))
-        await asyncio.sleep(kube.pause(attempt))
+async def _still_there(client: Client, metadata: Object) -> Object | None:
+    """The job, if it is there after all: its end is final, and a list may come from a server that starts up."""
+    found = await until_answered(
+        "whether the job was deleted cannot be asked",
+        lambda: client.get_same(ELASTIC_JOBS, metadata["namespace"], metadata["name"], metadata["uid"]),
+    )
+    return found if found and not found["metadata"].get("deletionTimestamp") else None
 
 
 def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
@@ -144,44 +143,28 @@ def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
         serving.shell.broke(task.get_name(), task.exception())
 
 
-async def _ask(what: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Ask the API server until it answers, for `START_SECONDS`."""
-    until = time.monotonic() + START_SECONDS
-    attempt = 0
-    while True:
-        try:
-            return await question()
-        except kube.CannotReach as error:
-            if time.monotonic() > until:
-                raise NoJob(f"{what} cannot be read: {kube.sentence(error)}") from error
-            log.warning("%s cannot be read now: %s", what, kube.sentence(error))
-        attempt += 1
-        await asyncio.sleep(kube.pause(attempt))
+async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
+    """The ElasticJob, and by what it is known to have been served before, in words for `ConfigMapJournal`."""
+    found = await until_answered(
+        "the ElasticJob cannot be read",
+        lambda: client.get(ELASTIC_JOBS, where.namespace, where.job),
+        within=START_SECONDS,
+    )
+    if found is None:
+        raise NoJob(f"there is no ElasticJob {where.job} in namespace {where.namespace}")
+    if ((found.get("status") or {}).get("status") or {}).get("replicaStatuses"):
+        return found, "the job's status tells of its nodes"
+    pods, _ = await until_answered(
+        "the job's pods cannot be read",
+        lambda: client.list(PODS, where.namespace, labels={PREFIXED_JOB_NAME: where.job}),
+        within=START_SECONDS,
+    )
+    names = [pod["metadata"]["name"] for pod in pods if is_owned_by(pod, found["metadata"]["uid"])]
+    nodes = [name for name in names if node_of_pod(name, where.job) is not None]
+    return found, f"the job has the pod {nodes[0]}" if nodes else ""
 
 
-async def _fetch(client: AsyncClient, where: ClusterOptions) -> Manifest:
-    try:
-        return cast(Manifest, await client.get(kube.JOBS, where.job, namespace=where.namespace))
-    except kube.CannotReach as error:
-        if kube.absent(error):
-            raise NoJob(f"there is no ElasticJob {where.job} in namespace {where.namespace}") from error
-        raise
-
-
-def _status_of_served(found: Manifest) -> str:
-    """Whether the status was written by a master, in words for `ConfigMapJournal`."""
-    written = (found.get("status") or {}).get("status") or {}
-    return "the job's status tells of its nodes" if written.get("replicaStatuses") else ""
-
-
-async def _pods_of_served(client: AsyncClient, spec: JobSpec) -> str:
-    """Whether a master has launched nodes, in words for `ConfigMapJournal`."""
-    pods, _ = await kube.list_all(client, kube.PODS, labels={PREFIXED_JOB_NAME: spec.name})
-    nodes = [pod for pod in pods if owned(spec, pod) and node_of_pod(pod["metadata"]["name"], spec.name) is not None]
-    return f"the job has the pod {nodes[0]['metadata']['name']}" if nodes else ""
-
-
-def _spec_of(found: Manifest, journal: ConfigMapJournal) -> JobSpec:
+def _spec_of(found: Object, journal: ConfigMapJournal) -> JobSpec:
     """The job as its manifest has it now, or as the journal knows it if that cannot be understood."""
     try:
         job = read_manifest(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,10 +15,11 @@ from resile.api.kinds import elasticjob as ej
 from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE
 from resile.core.nodes import lifecycle
 from resile.core.state import JobState, Node, Phase
+from resile.kube.conditions import enter
+from resile.kube.kinds import Object
+from resile.kube.timestamps import stamp
 from resile.master.view import shown_phase, view
 from resile.protocol.reports import NodeStatus
-
-Plain = dict[str, Any]
 
 MAX_NAMED = 3
 """Nodes that a sentence names."""
@@ -28,18 +28,13 @@ MANY_CRASHES = 2
 _NOT_A_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
-def stamp(at: float) -> str:
-    """Seconds since 1970 as Kubernetes writes times."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def status_of(
     state: JobState,
     now: float,
-    before: Plain,
+    before: Object,
     generation: int,
     hindrance: Callable[[NodeKey], str] = lambda _: "",
-) -> Plain:
+) -> Object:
     """The whole status.
 
     Args:
@@ -52,17 +47,19 @@ def status_of(
     seen = view(state, now)
     phase = shown_phase(state)
     message = state.message or _trouble(state, hindrance) or _recovery(state, phase)
-    known = _known((before.get("status") or {}).get("conditions") or [])
+    inner = before.get("status") or {}
     status = ej.ElasticJobStatus(
         phase=phase,
         reason=state.reason or phase.reason,
         message=message,
         status=ej.JobProgress(
-            conditions=tuple(_conditions(known, phase, message or f"the job is {phase.value.lower()}", stamp(now))),
+            conditions=_conditions(
+                inner.get("conditions") or [], phase, message or f"the job is {phase.value.lower()}", stamp(now)
+            ),
             replica_statuses=_replicas(state),
             start_time=stamp(state.started_at) if state.started_at is not None else "",
             completion_time=stamp(state.ended_at) if state.ended_at is not None else "",
-            last_reconcile_time=(before.get("status") or {}).get("lastReconcileTime") or "",
+            last_reconcile_time=inner.get("lastReconcileTime") or "",
         ),
         scale_plan=next((change.name for change in state.changes if change.uid), ""),
         progress=ej.StepProgress(
@@ -77,12 +74,12 @@ def status_of(
         last_failure=_last_failure(state),
         observed_generation=generation,
     )
-    return msgspec.json.decode(msgspec.json.encode(status), type=Plain)  # lists, as the server's: `difference` compares
+    return msgspec.json.decode(msgspec.json.encode(status), type=Object)  # lists, as in `before`
 
 
-def difference(before: Plain, after: Plain) -> Plain:
+def difference(before: Object, after: Object) -> Object:
     """The merge patch that makes `after` of `before`; empty if they are the same."""
-    patch: Plain = {key: None for key in before if key not in after}
+    patch: Object = {key: None for key in before if key not in after}
     for key, value in after.items():
         old = before.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
@@ -94,38 +91,13 @@ def difference(before: Plain, after: Plain) -> Plain:
     return patch
 
 
-def _known(entries: list[Any]) -> list[ej.Condition]:
-    """The history so far, without what only another version of this program can read."""
+def _conditions(before: list[Any], phase: ej.Phase, message: str, at: str) -> tuple[ej.Condition, ...]:
+    """The history once the job is in `phase`, without entries that only another version of resile can read."""
     known = []
-    for entry in entries:
+    for entry in before:
         with contextlib.suppress(msgspec.ValidationError):
-            known.append(msgspec.convert(entry, ej.Condition, strict=False))
-    return known
-
-
-def _conditions(known: list[ej.Condition], phase: ej.Phase, message: str, at: str) -> list[ej.Condition]:
-    """The history once the job is in `phase`: that entry is true, all others false; unchanged ones keep their times."""
-    history = []
-    for entry in known:
-        status = "True" if entry.type is phase else "False"
-        now_said = message if entry.type is phase else entry.message
-        if entry.status != status:
-            entry = msgspec.structs.replace(entry, status=status, last_transition_time=at, last_update_time=at)
-        if entry.message != now_said:
-            entry = msgspec.structs.replace(entry, message=now_said, last_update_time=at)
-        history.append(entry)
-    if all(entry.type is not phase for entry in known):
-        history.append(
-            ej.Condition(
-                type=phase,
-                status="True",
-                reason=phase.reason,
-                message=message,
-                last_update_time=at,
-                last_transition_time=at,
-            )
-        )
-    return history
+            known.append(msgspec.to_builtins(msgspec.convert(entry, ej.Condition, strict=False)))
+    return msgspec.convert(enter(known, phase.value, phase.reason, message, at), tuple[ej.Condition, ...])
 
 
 def _replicas(state: JobState) -> dict[str, ej.ReplicaStatus]:

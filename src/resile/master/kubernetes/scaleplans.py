@@ -1,4 +1,4 @@
-"""Manual ScalePlans: found by a watch, executed by the core in the order of their creation, and told how they end.
+"""Manual ScalePlans: found by a watch, executed by the core in the order of their creation; their status tells how.
 
 A plan goes Pending, Scaling, and then Succeeded or Failed with a reason and a sentence. The core decides about both and
 keeps the plans under way in the journal, so a master that comes back asks for every plan again that has no end yet and
@@ -13,10 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
-
-from lightkube import AsyncClient
-from lightkube.types import PatchType
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
@@ -27,37 +23,39 @@ from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.core.events import PlanDeleted
 from resile.core.state import MAX_PLAN_ENDS
+from resile.kube.client import Client
+from resile.kube.errors import INVALID, KubeError
+from resile.kube.informer import Listed, Watched, list_and_watch
+from resile.kube.kinds import ELASTIC_JOBS, SCALE_PLANS, Object
+from resile.kube.retry import until_answered
+from resile.kube.timestamps import stamp
 from resile.master.app import Serving
-from resile.master.kubernetes.job_status import stamp
-from resile.platform.kubernetes import client as kube
 
 log = logging.getLogger("resile.master")
-
-Manifest = dict[str, Any]
 
 LAST_SECONDS = Seconds(5.0)
 """For the ends of plans that a master has to tell when it ends itself."""
 OVER = (PlanPhase.SUCCEEDED, PlanPhase.FAILED)
-INVALID, NOT_SUPPORTED, REFUSED = "InvalidPlan", "NotSupported", "Refused"
+INVALID_PLAN, NOT_SUPPORTED, REFUSED = "InvalidPlan", "NotSupported", "Refused"
 
 
 class ScalePlanWatch:
     """Follows the ScalePlans of the namespace and executes the manual ones of this job, oldest first."""
 
-    def __init__(self, spec: JobSpec, client: AsyncClient, serving: Serving) -> None:
+    def __init__(self, spec: JobSpec, client: Client, serving: Serving) -> None:
         """Nothing is asked before `run`.
 
         Args:
             spec: the job.
-            client: speaks to the API server in the job's namespace.
+            client: speaks to the API server.
             serving: the master.
         """
         self._spec = spec
         self._client = client
         self._serving = serving
-        self._new: list[Manifest] = []
+        self._new: list[Object] = []
         self._met: set[str] = set()
-        self._open: dict[str, Manifest] = {}
+        self._open: dict[str, Object] = {}
         """Plans that the core has taken and whose end has not been told."""
         self._changed = asyncio.Event()
         also = serving.shell.after_turn
@@ -84,31 +82,21 @@ class ScalePlanWatch:
     # what is seen ---------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        attempt = 0
-        while True:
-            try:
-                plans, version = await kube.list_all(self._client, kube.PLANS)
-                break
-            except kube.CannotReach as error:
-                attempt += 1
-                log.warning("the job's ScalePlans cannot be listed: %s", kube.sentence(error))
-                await asyncio.sleep(kube.pause(attempt))
-        self._listed(plans)
-        async for change, thing in kube.follow(self._client, kube.PLANS, version):
-            if change == "LISTED":
-                self._listed(thing["items"])
-            elif change == "DELETED" or thing["metadata"].get("deletionTimestamp"):
-                self._deleted(thing["metadata"]["uid"])
+        async for news in list_and_watch(self._client, Watched(SCALE_PLANS, self._spec.namespace)):
+            if isinstance(news, Listed):
+                self._on_list(news.items)
+            elif news.deleted or news.item["metadata"].get("deletionTimestamp"):
+                self._on_deleted(news.item["metadata"]["uid"])
             else:
-                self._take([thing])
+                self._take([news.item])
 
-    def _listed(self, plans: list[Manifest]) -> None:
+    def _on_list(self, plans: list[Object]) -> None:
         there = {plan["metadata"]["uid"] for plan in plans}
         for uid in (self._under_way() | self._open.keys()) - there:
-            self._deleted(uid)
+            self._on_deleted(uid)
         self._take(plans)
 
-    def _take(self, plans: list[Manifest]) -> None:
+    def _take(self, plans: list[Object]) -> None:
         for plan in sorted(plans, key=_age):
             uid = plan["metadata"]["uid"]
             over = (plan.get("status") or {}).get("phase") in OVER
@@ -117,7 +105,7 @@ class ScalePlanWatch:
                 self._new.append(plan)
                 self._changed.set()
 
-    def _deleted(self, uid: str) -> None:
+    def _on_deleted(self, uid: str) -> None:
         self._new = [plan for plan in self._new if plan["metadata"]["uid"] != uid]
         self._open.pop(uid, None)
         if uid in self._under_way():
@@ -126,7 +114,7 @@ class ScalePlanWatch:
     def _under_way(self) -> set[str]:
         return {change.uid for change in self._serving.shell.engine.state.changes if change.uid}
 
-    def _ours(self, plan: Manifest) -> bool:
+    def _ours(self, plan: Object) -> bool:
         labels = plan["metadata"].get("labels") or {}
         named = ((plan.get("spec") or {}).get("ownerJob"), *(labels.get(label) for label in JOB_LABELS))
         return self._spec.name in named
@@ -143,11 +131,11 @@ class ScalePlanWatch:
                 await self._execute(self._new.pop(0))
                 await self._tell_ends()
 
-    async def _execute(self, plan: Manifest) -> None:
+    async def _execute(self, plan: Object) -> None:
         try:
             read = read_manifest(plan)
         except BadManifest as bad:  # whichever job it is for
-            await self._tell(plan, PlanPhase.FAILED, INVALID, "; ".join(str(error) for error in bad.errors))
+            await self._tell(plan, PlanPhase.FAILED, INVALID_PLAN, "; ".join(str(error) for error in bad.errors))
             return
         if not isinstance(read, ScalePlan) or read.job != self._spec.name or read.scale_type is not ScaleType.MANUAL:
             return
@@ -169,14 +157,12 @@ class ScalePlanWatch:
             await self._tell(plan, PlanPhase.SCALING, "Scaling", "")
 
     async def _job_is_there(self) -> bool:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return await kube.same(self._client, kube.JOBS, self._spec.name, self._spec.uid) is not None
-            except kube.CannotReach as error:
-                log.warning("whether the job is still there cannot be asked now: %s", kube.sentence(error))
-            await asyncio.sleep(kube.pause(attempt))
+        spec = self._spec
+        found = await until_answered(
+            "whether the job is still there cannot be asked",
+            lambda: self._client.get_same(ELASTIC_JOBS, spec.namespace, spec.name, spec.uid),
+        )
+        return found is not None
 
     async def _tell_ends(self) -> None:
         ends = self._serving.shell.engine.state.plan_ends
@@ -187,11 +173,11 @@ class ScalePlanWatch:
                 await self._tell(plan, phase, end.reason, end.message)
                 self._open.pop(uid, None)
 
-    async def _tell(self, plan: Manifest, phase: PlanPhase, reason: str, message: str) -> None:
+    async def _tell(self, plan: Object, phase: PlanPhase, reason: str, message: str) -> None:
         """Write a plan's status, again and again until it is written or the plan is gone."""
         now = stamp(self._serving.shell.now)
         before = plan.get("status") or {}
-        status: Manifest = {"createTime": now, **before, "phase": phase.value, "reason": reason}
+        status: Object = {"createTime": now, **before, "phase": phase.value, "reason": reason}
         status.pop("message", None)
         if message:
             status["message"] = message
@@ -200,26 +186,20 @@ class ScalePlanWatch:
         plan["status"] = status
         name = plan["metadata"]["name"]
         log.info("ScalePlan %s: %s%s", name, phase.value, f": {message}" if message else "")
-        attempt = 0
-        while True:
-            attempt += 1
+
+        async def write() -> None:
             try:
-                await self._client.patch(
-                    kube.PLANS.Status,
-                    name,
-                    kube.new_status(plan["metadata"]["uid"], status),
-                    patch_type=PatchType.JSON,
-                    namespace=self._spec.namespace,
+                await self._client.replace_status(
+                    SCALE_PLANS, self._spec.namespace, name, plan["metadata"]["uid"], status
                 )
-                return
-            except kube.CannotReach as error:
-                if kube.absent(error) or kube.code_of(error) == kube.INVALID:
-                    return  # it is gone, and perhaps another one of its name is there
-                log.warning("the status of ScalePlan %s cannot be written: %s", name, kube.sentence(error))
-            await asyncio.sleep(kube.pause(attempt))
+            except KubeError as error:
+                if not error.is_absent and error.code != INVALID:  # else it is gone, perhaps for one of its name
+                    raise
+
+        await until_answered(f"the status of ScalePlan {name} cannot be written", write)
 
 
-def _age(plan: Manifest) -> tuple[str, int]:
+def _age(plan: Object) -> tuple[str, int]:
     """By creation; within a second by the version, which grows with every write."""
     metadata = plan["metadata"]
     version = str(metadata.get("resourceVersion") or "")

@@ -1,4 +1,4 @@
-"""What people ask of a running job by changing its ElasticJob: another number of nodes, a pause.
+"""What users ask of a running job by changing its ElasticJob: another number of nodes, a pause.
 
 Wishes go to the core like those of a command line, and a refusal is written into the job's status. The number of nodes
 that an ElasticJob names is acted upon when it changes, not whenever it is seen: a plan or `resile scale` may have
@@ -7,26 +7,26 @@ changed the number since. What was last seen is kept in the journal, so a change
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import cast
 
 import msgspec
-from lightkube import AsyncClient
 
 from resile.api.job import JobSpec
 from resile.api.kinds.elasticjob import INVALID_SPEC, ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
+from resile.kube.client import Client
+from resile.kube.informer import Changed, Listed, Watched, list_and_watch
+from resile.kube.kinds import ELASTIC_JOBS, Object
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
-from resile.platform.kubernetes import client as kube
 from resile.protocol.changes import Change, Scale, Suspend
 
 log = logging.getLogger("resile.master")
-
-Manifest = dict[str, Any]
 
 LAST_SEEN = "wanted"
 """Under which the journal keeps what the ElasticJob asked for."""
@@ -41,7 +41,7 @@ class WantedSpec(msgspec.Struct, frozen=True):
     suspend: bool
 
 
-def wanted(job: Manifest) -> WantedSpec:
+def wanted(job: Object) -> WantedSpec:
     """What an ElasticJob asks for.
 
     Raises:
@@ -60,16 +60,16 @@ class SpecWatch:
     def __init__(
         self,
         spec: JobSpec,
-        client: AsyncClient,
+        client: Client,
         serving: Serving,
         journal: ConfigMapJournal,
-        seen: Callable[[Manifest, str, str], None],
+        seen: Callable[[Object, str, str], None],
     ) -> None:
         """Nothing is asked before `run`.
 
         Args:
             spec: the job.
-            client: speaks to the API server in the job's namespace.
+            client: speaks to the API server.
             serving: the master.
             journal: keeps what was last seen.
             seen: given every version of the ElasticJob, once it has been acted upon, or with what is wrong with it and
@@ -82,7 +82,7 @@ class SpecWatch:
         self._seen = seen
         self._refused = ""
 
-    async def run(self, job: Manifest) -> None:
+    async def run(self, job: Object) -> None:
         """Act upon `job`, then on every change; returns when the job was deleted."""
         known = self._journal.recall(LAST_SEEN)
         before = msgspec.json.decode(known, type=WantedSpec) if known else None
@@ -90,17 +90,17 @@ class SpecWatch:
             before = wanted(job)  # the first nodes come from it anyway
             self._remember(before)
         last = await self._act(job, before)
-        fields = {"metadata.name": self._spec.name}
-        version = job["metadata"]["resourceVersion"]
-        async for change, thing in kube.follow(self._client, kube.JOBS, version, fields=fields):
-            if change == "LISTED":
-                there = [one for one in thing["items"] if one["metadata"]["uid"] == self._spec.uid]
-                thing, change = (there[0], "MODIFIED") if there else (thing, "DELETED")
-            if change == "DELETED" or thing["metadata"].get("deletionTimestamp"):
-                return
-            last = await self._act(thing, last)
+        watched = Watched(ELASTIC_JOBS, self._spec.namespace, fields={"metadata.name": self._spec.name})
+        news = list_and_watch(self._client, watched, since=job["metadata"]["resourceVersion"])
+        async with contextlib.aclosing(cast(AsyncGenerator[Listed | Changed, None], news)):
+            async for one in news:
+                seen = one.items if isinstance(one, Listed) else [] if one.deleted else [one.item]
+                there = next((item for item in seen if item["metadata"]["uid"] == self._spec.uid), None)
+                if there is None or there["metadata"].get("deletionTimestamp"):
+                    return
+                last = await self._act(there, last)
 
-    async def _act(self, job: Manifest, before: WantedSpec | None) -> WantedSpec | None:
+    async def _act(self, job: Object, before: WantedSpec | None) -> WantedSpec | None:
         try:
             now = wanted(job)
         except BadManifest as bad:

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
-from typing import Any
-
-from lightkube import AsyncClient
-from lightkube.types import PatchType
 
 from resile.api.ids import NodeKey, Seconds
 from resile.api.job import JobSpec
 from resile.api.kinds.elasticjob import JOURNAL_GONE
 from resile.core.decisions import Note
+from resile.kube.client import Client
+from resile.kube.errors import INVALID, NOT_FOUND, KubeError
+from resile.kube.events import event, new_event_name
+from resile.kube.kinds import ELASTIC_JOBS, EVENTS, Object
 from resile.master.app import Serving
 from resile.master.journal.sqlite import JournalGone
-from resile.master.kubernetes.job_status import difference, stamp, status_of
-from resile.platform.kubernetes import client as kube
-from resile.platform.kubernetes.pods import owner
+from resile.master.kubernetes.job_status import difference, status_of
 
 log = logging.getLogger("resile.master")
 
@@ -47,16 +44,16 @@ class StatusWriter:
     def __init__(
         self,
         spec: JobSpec,
-        client: AsyncClient,
+        client: Client,
         serving: Serving,
-        job: dict[str, Any],
+        job: Object,
         hindrance: Callable[[NodeKey], str],
     ) -> None:
         """Nothing is written before `run`.
 
         Args:
             spec: the job.
-            client: speaks to the API server in the job's namespace.
+            client: speaks to the API server.
             serving: the master.
             job: the ElasticJob as it was read.
             hindrance: what keeps a pending node from starting.
@@ -65,7 +62,7 @@ class StatusWriter:
         self._client = client
         self._serving = serving
         self._hindrance = hindrance
-        self._written: dict[str, Any] = {}
+        self._written: Object = {}
         self._gone = False
         """The job is not there any more, which is for ever."""
         self._steps_at = 0.0
@@ -80,7 +77,7 @@ class StatusWriter:
         self.seen(job)
         self._listen()
 
-    def seen(self, job: dict[str, Any], mistake: str = "", reason: str = "") -> None:
+    def seen(self, job: Object, mistake: str = "", reason: str = "") -> None:
         """Take note of a version of the ElasticJob; others write its status, too.
 
         It has been acted upon, or cannot be: then `mistake` says what is wrong with it, and so does the status.
@@ -98,7 +95,7 @@ class StatusWriter:
         def noted(note: Note) -> None:
             say(note)
             try:
-                self._notes.put_nowait((f"{self._spec.name}.{secrets.token_hex(8)}", shell.now, note))
+                self._notes.put_nowait((new_event_name(self._spec.name), shell.now, note))
             except asyncio.QueueFull:
                 self._left_out += 1
 
@@ -148,19 +145,15 @@ class StatusWriter:
         if not patch or (not steps and _only_gauges(patch)):
             return
         try:
-            await self._client.patch(
-                kube.JOBS.Status,
-                self._spec.name,
-                kube.new_status(self._spec.uid, wanted),
-                patch_type=PatchType.JSON,
-                namespace=self._spec.namespace,
+            await self._client.replace_status(
+                ELASTIC_JOBS, self._spec.namespace, self._spec.name, self._spec.uid, wanted
             )
-        except kube.CannotReach as error:
-            if kube.code_of(error) in (kube.NOT_FOUND, kube.INVALID) and await self._is_gone():
+        except KubeError as error:
+            if error.code in (NOT_FOUND, INVALID) and await self._is_gone():
                 self._gone = True
                 log.info("the job is gone, and its status is not written any more")
                 return
-            log.warning("the status of the job cannot be written now: %s", kube.sentence(error))
+            log.warning("the status of the job cannot be written now: %s", error)
             self._changed.set()
             return
         self._written = wanted
@@ -169,8 +162,9 @@ class StatusWriter:
     async def _is_gone(self) -> bool:
         """Whether that is sure."""
         try:
-            return await kube.same(self._client, kube.JOBS, self._spec.name, self._spec.uid) is None
-        except kube.CannotReach:
+            spec = self._spec
+            return await self._client.get_same(ELASTIC_JOBS, spec.namespace, spec.name, spec.uid) is None
+        except KubeError:
             return False
 
     def _complaint(self) -> dict[str, str]:
@@ -200,27 +194,24 @@ class StatusWriter:
                 self._left_out = 0
 
     async def _write_event(self, name: str, at: float, note: Note) -> None:
-        time = stamp(at)
-        involved = {key: value for key, value in owner(self._spec).items() if key != "controller"}
-        event = {
-            "metadata": {"name": name, "namespace": self._spec.namespace},
-            "involvedObject": {**involved, "namespace": self._spec.namespace},
-            "reason": note.reason,
-            "message": note.message[:1024],
-            "type": "Warning" if note.warning else "Normal",
-            "source": {"component": "resile-master"},
-            "firstTimestamp": time,
-            "lastTimestamp": time,
-            "count": 1,
-        }
+        metadata = {"name": self._spec.name, "namespace": self._spec.namespace, "uid": self._spec.uid}
+        written = event(
+            ELASTIC_JOBS,
+            metadata,
+            note.reason,
+            note.message,
+            warning=note.warning,
+            now=at,
+            component="resile-master",
+            name=name,
+        )
         try:
-            await self._client.create(kube.EVENTS.from_dict(event))
-        except kube.CannotReach as error:
-            if kube.code_of(error) != kube.CONFLICT:  # else it arrived before
-                log.warning("an Event cannot be written: %s", kube.sentence(error))
+            await self._client.create(EVENTS, written)  # None: it arrived before
+        except KubeError as error:
+            log.warning("an Event cannot be written: %s", error)
 
 
-def _only_gauges(patch: dict[str, Any]) -> bool:
+def _only_gauges(patch: Object) -> bool:
     """Whether a patch says no more than how far training is."""
     return all(
         field in _GAUGES and (not isinstance(value, dict) or set(value) <= _GAUGES[field])

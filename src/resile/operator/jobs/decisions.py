@@ -1,8 +1,9 @@
 """What to do about one ElasticJob, given what exists: pure, so that every case is a test of three lines.
 
-The operator speaks only where no master does. A job that has ended is left as it is; a job whose master runs is the
-master's. In between (no master yet, a master that cannot start, one that ended without a word) the operator writes.
-A job that has begun gets its masters whatever is done to its manifest: they know from their journal how it was.
+The operator writes a job's status only where no master does. A job that has ended is left as it is; the status of a job
+whose master runs is the master's. In between (no master yet, a master that cannot start, one that ended without writing
+the job's end) the operator writes. A job that has begun gets its masters whatever is done to its manifest: they know
+from their journal how it was.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from resile.api.ids import Seconds
 from resile.api.kinds.annotations import duration
 from resile.api.kinds.elasticjob import INVALID_SPEC, JOURNAL_GONE, ElasticJob, Phase
 from resile.api.manifests.errors import BadManifest
+from resile.kube.kinds import Object
+from resile.kube.owner_references import is_owned_by
+from resile.kube.timestamps import moment
 from resile.operator import settings
-from resile.operator.cluster import Object
-from resile.operator.jobs.master_objects import owned_by
-from resile.operator.pod_status import ContainerEnd, end, short, trouble
-from resile.operator.status import moment
+from resile.operator.jobs.master_status import MasterEnd, master_end, short, why_master_cannot_start
 
 DELETED = "its pod was deleted"
 
 
 class Reason(enum.StrEnum):
-    """What the operator says, in words that programs can rely on: reasons of a status and of Events."""
+    """The reasons in a status and in Events: words that programs can rely on."""
 
     CREATED = "JobCreated"
     MASTER_CREATED = "MasterCreated"
@@ -44,11 +45,11 @@ class Reason(enum.StrEnum):
 
 
 PASSING = (Reason.MASTER_STARTING, Reason.MASTER_LOST, Reason.MASTER_CANNOT_START)
-"""What the operator says of a job without a master; it takes it back when the master is there."""
+"""What the operator writes of a job without a master; it takes it back when the master is there."""
 
 
-class Row(msgspec.Struct, frozen=True):
-    """Masters of one job that ended soon after their start, one after the other; the operator's memory of them."""
+class Restarts(msgspec.Struct, frozen=True):
+    """Masters of one job that ended soon after their start, one after the other, as the operator remembers them."""
 
     starts: int = 0
     last: float | None = None
@@ -56,25 +57,25 @@ class Row(msgspec.Struct, frozen=True):
     index: int = -1
     """Of the newest, among all that the job has had."""
 
-    def started(self, now: float, index: int) -> Row:
-        """The row with one more."""
-        return Row(self.starts + 1, now, index)
+    def started(self, now: float, index: int) -> Restarts:
+        """The restarts with one more."""
+        return Restarts(self.starts + 1, now, index)
 
     def pause(self, now: float) -> Seconds:
         """How long to wait before the next start."""
-        if self.last is None or self.starts < settings.FREE_STARTS:
+        if self.last is None:
             return Seconds(0.0)
-        pause = min(settings.START_LONGEST, settings.START_FIRST * 2.0 ** min(self.starts - settings.FREE_STARTS, 30))
-        return Seconds(max(0.0, self.last + pause - now))
+        pause = settings.START_BACKOFF.after(self.starts - settings.FREE_STARTS + 1)
+        return Seconds(max(0.0, self.last + pause - now)) if pause else Seconds(0.0)
 
-    def after(self, now: float) -> Row:
-        """The row when its newest member is found to have ended: a new one if that had lived long enough."""
+    def after(self, now: float) -> Restarts:
+        """The restarts when its newest member is found to have ended: a new one if that had lived long enough."""
         healthy = self.last is not None and now - self.last > settings.HEALTHY
-        return Row(0, None, self.index) if healthy else self
+        return Restarts(0, None, self.index) if healthy else self
 
 
 class SetStatus(msgspec.Struct, frozen=True):
-    """Write the status; without a phase only what is said of it."""
+    """Write the status; without a phase, reason and message alone."""
 
     phase: Phase | None
     reason: str
@@ -98,7 +99,7 @@ class StartMaster(msgspec.Struct, frozen=True):
 
     index: int
     lost: str = ""
-    """What became of the one before; empty for the first."""
+    """How the one before ended; empty for the first."""
 
 
 class RemoveMaster(msgspec.Struct, frozen=True):
@@ -119,7 +120,7 @@ Action = SetStatus | EmitEvent | Provision | StartMaster | RemoveMaster | Remove
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to do now, in order, and when to look again though nothing changes."""
+    """What to do now, in order, and when to reconcile again though nothing changes."""
 
     actions: tuple[Action, ...] = ()
     again: Seconds | None = None
@@ -132,10 +133,10 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     """As the API server has it."""
     pod: Object | None = None
     """Under the master's name."""
-    prepared: bool = False
-    """Whether what a master needs was seen to be there, not long ago."""
-    row: Row = Row()
-    swept: bool = False
+    provisioned: bool = False
+    """Whether what a master needs was there within `settings.RECHECK`."""
+    restarts: Restarts = Restarts()
+    pods_removed: bool = False
     """Whether the pods of a job that ended long ago have been removed."""
 
 
@@ -153,16 +154,16 @@ def decide(seen: ObservedJob, spec: ElasticJob | BadManifest, now: float) -> Dec
         return _ended(seen, now)
     if pod is None:
         return _without_master(seen, phase, DELETED, now)
-    if not owned_by(pod, job["metadata"]["uid"]):
+    if not is_owned_by(pod, job["metadata"]["uid"]):
         return _blocked(seen, phase, pod, now)
-    over = end(pod)
+    over = master_end(pod)
     leaving = bool(pod["metadata"].get("deletionTimestamp"))
     # What a master says while it is being deleted may be its answer to that; the next one knows from the journal.
     if over is not None and over.exit_code in FINAL and not leaving:
         return Decision(_finished(over))
     if over is not None:  # also while it is being deleted: a kubelet takes seconds to say so of a pod that has ended
         lost = DELETED if leaving else over.why
-        rest = _without_master(msgspec.structs.replace(seen, row=_row(seen)), phase, lost, now)
+        rest = _without_master(msgspec.structs.replace(seen, restarts=_restarts(seen)), phase, lost, now)
         if rest.again is not None:
             return rest  # until the next start the pod stays: its log is all there is to see
         return Decision((RemoveMaster(pod["metadata"]["uid"]), *rest.actions))
@@ -191,32 +192,34 @@ def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
 
 def _without_master(seen: ObservedJob, phase: Phase | None, lost: str, now: float) -> Decision:
     """Start a master: the first at once, the next ones, too, unless they keep dying."""
-    row = seen.row.after(now)
-    first = phase in (None, Phase.CREATED, Phase.FAILED) and row.index < 0
+    restarts = seen.restarts.after(now)
+    first = phase in (None, Phase.CREATED, Phase.FAILED) and restarts.index < 0
     actions: list[Action] = []
     if phase is None or phase is Phase.FAILED:  # Failed: its manifest was wrong and has been put right
         actions.append(SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master"))
-    pause = row.pause(now)
+    pause = restarts.pause(now)
     if pause > 0.0:
-        message = f"the master ended {row.starts} times in a row, the last time: {lost}; the next start is due soon"
+        message = (
+            f"the master ended {restarts.starts} times in a row, the last time: {lost}; the next start is due soon"
+        )
         return Decision((*actions, *_say(seen.job, None, Reason.MASTER_LOST, short(message))), pause)
-    # Also when it is thought to be there: a master must not be started without its Service because of a stale memory.
+    # Even if it was there a moment ago: a master must not be started without its Service because of a stale memory.
     actions.append(Provision())
-    actions.append(StartMaster(row.index + 1, "" if first else lost))
+    actions.append(StartMaster(restarts.index + 1, "" if first else lost))
     return Decision(tuple(actions))
 
 
 def _with_master(seen: ObservedJob, phase: Phase | None, pod: Object) -> Decision:
     """A pod that starts or runs."""
     reason, _ = _says(seen.job)
-    actions: list[Action] = [] if seen.prepared and reason != JOURNAL_GONE else [Provision()]
+    actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
         if phase in (None, Phase.CREATED) or (phase is Phase.PENDING and reason in PASSING):
             actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
         elif reason in PASSING:
             actions.append(SetStatus(None, phase.reason, ""))
-        return Decision(tuple(actions), settings.LOOK_AFTER)
-    problem = trouble(pod)
+        return Decision(tuple(actions), settings.RECHECK)
+    problem = why_master_cannot_start(pod)
     waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
     if problem:
         said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
@@ -224,11 +227,11 @@ def _with_master(seen: ObservedJob, phase: Phase | None, pod: Object) -> Decisio
         actions.extend(EmitEvent(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
     elif reason != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
         actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
-    return Decision(tuple(actions), settings.LOOK_AFTER)
+    return Decision(tuple(actions), settings.RECHECK)
 
 
 def _leaving(pod: Object, now: float) -> Decision:
-    """A pod that is being deleted holds the master's name; who gave it a longer grace than ours means it."""
+    """A pod that is being deleted holds the master's name; a grace longer than the operator's is kept to."""
     metadata = pod["metadata"]
     grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
     deadline = moment(metadata["deletionTimestamp"]) or now  # the end of the grace
@@ -238,19 +241,19 @@ def _leaving(pod: Object, now: float) -> Decision:
 
 
 def _blocked(seen: ObservedJob, phase: Phase | None, pod: Object, now: float) -> Decision:
-    """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a stranger."""
+    """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a pod of no job."""
     created = SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
     if now - born < settings.MAKE_ROOM:
         return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
-    message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to somebody else"
+    message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to another owner"
     waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
     said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, message)
     return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
 
 
-def _finished(over: ContainerEnd) -> tuple[Action, ...]:
-    """A master that ended for good and whose word on the job is missing."""
+def _finished(over: MasterEnd) -> tuple[Action, ...]:
+    """A master that ended for good without writing the job's end."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
         return SetStatus(Phase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
@@ -268,7 +271,7 @@ def _ended(seen: ObservedJob, now: float) -> Decision:
         reason, message = _says(seen.job)
         return Decision((SetStatus(phase_of(seen.job), reason, message),))
     ttl = ttl_of(seen.job["metadata"].get("annotations") or {})
-    if ttl is None or seen.swept:
+    if ttl is None or seen.pods_removed:
         return Decision()
     left = finished + ttl - now
     return Decision(again=Seconds(left)) if left > 0 else Decision((RemovePods(),))
@@ -279,19 +282,19 @@ def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
     return duration(annotations.get(settings.TTL_ANNOTATION, ""))
 
 
-def _row(seen: ObservedJob) -> Row:
-    """The row as it was when the pod was started, also by an operator before this one."""
+def _restarts(seen: ObservedJob) -> Restarts:
+    """The restarts as it was when the pod was started, also by an operator before this one."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
     index = labels.get("replica-index", "")
     known = int(index) if index.isdecimal() else 0
-    if seen.row.last is not None:
-        return msgspec.structs.replace(seen.row, index=max(seen.row.index, known))
+    if seen.restarts.last is not None:
+        return msgspec.structs.replace(seen.restarts, index=max(seen.restarts.index, known))
     born = moment((seen.pod or {})["metadata"].get("creationTimestamp", ""))
-    return Row(1, born, max(seen.row.index, known))
+    return Restarts(1, born, max(seen.restarts.index, known))
 
 
 def _say(job: Object, phase: Phase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
-    """Write it, unless it stands there."""
+    """Write it, unless it is there already."""
     there = _says(job) == (reason, message) and phase in (None, phase_of(job))
     return () if there else (SetStatus(phase, reason, message),)
 

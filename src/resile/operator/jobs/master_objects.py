@@ -12,14 +12,13 @@ import secrets
 from typing import Any
 
 from resile.api.job import MASTER_PORT
-from resile.api.kinds import elasticjob
 from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE, master_labels
-from resile.api.manifests.metadata import API_VERSION
 from resile.api.manifests.names import MASTER_ROLE, master_name, tls_secret, token_secret
 from resile.api.rbac import master_rules
-from resile.operator.cluster import ROLE, SERVICE, SERVICE_ACCOUNT, Kind, Object
+from resile.kube.kinds import ELASTIC_JOBS, ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object
+from resile.kube.owner_references import owner_reference
 from resile.operator.jobs.certificate import new_pair
 from resile.operator.jobs.master_pod import TLS_CERTIFICATE, TLS_KEY, TOKEN
 from resile.platform.kubernetes.pods import TRUSTED
@@ -32,38 +31,21 @@ RESTORES = "resile.restores"
 
 def owner(job: ElasticJob) -> Object:
     """The reference by which an object is owned by its job."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": elasticjob.KIND,
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-
-
-def owned_by(item: Object, uid: str) -> bool:
-    """Whether an object is of the job with this uid, not of an earlier one of the same name."""
-    return any(reference.get("uid") == uid for reference in item["metadata"].get("ownerReferences") or ())
-
-
-def controlled(item: Object) -> bool:
-    """Whether an object has an owner that will take it away."""
-    return any(reference.get("controller") for reference in item["metadata"].get("ownerReferences") or ())
+    return owner_reference(ELASTIC_JOBS, job.metadata.name, job.metadata.uid)
 
 
 def applied(job: ElasticJob) -> list[tuple[Kind, Object]]:
-    """Objects whose content follows from the job: made so again whenever the operator looks."""
+    """Objects whose content follows from the job: applied again whenever a master is provisioned."""
     name = master_name(job.metadata.name)
     return [
-        (SERVICE_ACCOUNT, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
-        (ROLE, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(ELASTIC_JOB, job.metadata.name)}),
-        (SERVICE, service(job)),
+        (SERVICE_ACCOUNTS, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
+        (ROLES, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(ELASTIC_JOB, job.metadata.name)}),
+        (SERVICES, service(job)),
     ]
 
 
 def binding(job: ElasticJob) -> Object:
-    """Gives the master its Role, which must exist: Kubernetes looks whether we may give away what is in it."""
+    """Gives the master its Role, which must exist: Kubernetes checks that the operator holds the rights in it."""
     name = master_name(job.metadata.name)
     return {
         **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
@@ -119,7 +101,7 @@ def trusted(credentials: Object) -> str:
 
 
 def journal(job: ElasticJob) -> Object:
-    """The ConfigMap that the master fills; made once and never written again by anybody else."""
+    """The ConfigMap that the master fills; made once, and written by the master alone."""
     return _object(job, "v1", "ConfigMap", master_name(job.metadata.name))
 
 

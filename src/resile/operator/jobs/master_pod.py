@@ -14,8 +14,8 @@ from resile.api.kinds.elasticjob import ElasticJob, MasterSpec
 from resile.api.kinds.labels import master_labels
 from resile.api.manifests.names import master_name, tls_secret, token_secret
 from resile.api.manifests.pod_template import MAIN, main_container
+from resile.kube.kinds import Object
 from resile.operator import settings
-from resile.operator.cluster import Object
 
 DIRECTORY = "/var/run/resile"
 SECRETS = "/var/run/secrets/resile"
@@ -30,7 +30,7 @@ MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
 """Which container is the master, also where a template puts others beside it; `kubectl logs` shows that one."""
 
 SECRETS_ANNOTATION = "resile.secrets"
-"""Which Secrets the master was started with, so that one who holds an old token or key is known for ever."""
+"""Which Secrets the master was started with, so that a master with an old token or key is always recognised."""
 
 USER = 65532
 TOKEN_LIFE = 3607

@@ -1,8 +1,8 @@
-"""Makes what a master needs around it, or sees that it is there.
+"""Makes what a master needs around it, where it is not there yet.
 
-A token, a key or a journal of an earlier job of the same name never becomes that of this one. A Secret that somebody
-deletes under way comes back as it was, as long as this operator has seen it; else with new content, which the master
-must then be started with.
+A token, a key or a journal of an earlier job of the same name never becomes that of this one. A Secret that is deleted
+while the job runs comes back as it was, as long as this operator has seen it; else with new content, and the master
+must be started again with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from resile.api.kinds.elasticjob import ElasticJob
-from resile.operator.cluster import CONFIG_MAP, ROLE_BINDING, SECRET, Cluster, Kind, Object
+from resile.kube.client import Client
+from resile.kube.kinds import CONFIG_MAPS, ROLE_BINDINGS, SECRETS, Kind, Object
+from resile.kube.owner_references import is_controlled, is_owned_by
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.master_pod import SECRETS_ANNOTATION
 from resile.operator.workqueue import TryAgain
@@ -30,45 +32,45 @@ class Provisioned(msgspec.Struct, frozen=True):
     restored: tuple[str, ...] = ()
     """Secrets that were gone and are there again as they were."""
     replaced: tuple[str, ...] = ()
-    """Secrets with new content, where a master or nodes may hold an older one. Said once: see `outdated`."""
+    """Secrets with new content, where a master or nodes may hold an older one. Reported once: see `outdated`."""
 
 
-async def prepare(cluster: Cluster, job: ElasticJob, known: Secrets) -> Provisioned:
+async def provision(client: Client, job: ElasticJob, known: Secrets) -> Provisioned:
     """Make everything at once; only a binding needs its Role to be there.
 
     Args:
-        cluster: where.
-        job: for whom.
-        known: its Secrets as they were seen last.
+        client: speaks to the API server.
+        job: the master's job.
+        known: the job's Secrets as they were seen last.
 
     Raises:
         TryAgain: something of an earlier job of this name is still there.
-        ClusterError: the API server does not answer, or not as hoped.
+        KubeError: the API server does not answer, or refuses.
     """
-    prepared, *_ = await together(
-        _secrets(cluster, job, known),
-        *(cluster.apply(kind, item) for kind, item in master_objects.applied(job)),
-        _make_once(cluster, CONFIG_MAP, master_objects.journal(job), job),
+    provisioned, *_ = await together(
+        _secrets(client, job, known),
+        *(client.apply(kind, item) for kind, item in master_objects.applied(job)),
+        _make_once(client, CONFIG_MAPS, master_objects.journal(job), job),
     )
-    await cluster.apply(ROLE_BINDING, master_objects.binding(job))
-    assert isinstance(prepared, Provisioned)
-    return prepared
+    await client.apply(ROLE_BINDINGS, master_objects.binding(job))
+    assert isinstance(provisioned, Provisioned)
+    return provisioned
 
 
-def outdated(pod: Object, prepared: Provisioned) -> tuple[str, ...]:
-    """The Secrets whose content is another than when a master's pod was made, whenever and by whom they were changed.
+def outdated(pod: Object, provisioned: Provisioned) -> tuple[str, ...]:
+    """The Secrets whose content has changed since a master's pod was made, whatever changed them.
 
     A pod that an older operator made does not say what it was made with: only what is new now counts.
     """
     noted = (pod["metadata"].get("annotations") or {}).get(SECRETS_ANNOTATION)
     if not noted:
-        return prepared.replaced
+        return provisioned.replaced
     held = noted.split(",")
-    return tuple(name for name, secret in prepared.secrets.items() if master_objects.identity(secret) not in held)
+    return tuple(name for name, secret in provisioned.secrets.items() if master_objects.identity(secret) not in held)
 
 
 async def together(*requests: Awaitable[Any]) -> list[Any]:
-    """All of them, each to its end; then the first error, if there was one."""
+    """The answers of all requests, each run to its end; raises the first error, if there was one."""
     outcomes = await asyncio.gather(*requests, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -76,13 +78,13 @@ async def together(*requests: Awaitable[Any]) -> list[Any]:
     return outcomes
 
 
-async def _secrets(cluster: Cluster, job: ElasticJob, known: Secrets) -> Provisioned:
+async def _secrets(client: Client, job: ElasticJob, known: Secrets) -> Provisioned:
     """The master's key pair, and the credentials of the nodes, which hold its certificate."""
-    pair, pair_made = await _secret(cluster, master_objects.key_pair(job), job, known)
-    given, given_made = await _secret(cluster, master_objects.credentials(job, pair), job, known)
+    pair, pair_made = await _secret(client, master_objects.key_pair(job), job, known)
+    given, given_made = await _secret(client, master_objects.credentials(job, pair), job, known)
     trusted = master_objects.trusted(given)
     if trusted != master_objects.certificate(pair):
-        given = await cluster.apply(SECRET, master_objects.trusting(given, pair))
+        given = await client.apply(SECRETS, master_objects.trusting(given, pair))
     secrets = {item["metadata"]["name"]: item for item in (pair, given)}
     # A job that began before there were certificates loses nothing by getting one: its next master uses it.
     fresh = ((pair, pair_made and bool(trusted)), (given, given_made))
@@ -94,18 +96,18 @@ async def _secrets(cluster: Cluster, job: ElasticJob, known: Secrets) -> Provisi
     )
 
 
-async def _secret(cluster: Cluster, new: Object, job: ElasticJob, known: Secrets) -> tuple[Object, bool]:
+async def _secret(client: Client, new: Object, job: ElasticJob, known: Secrets) -> tuple[Object, bool]:
     before = known.get(new["metadata"]["name"])
-    return await _make_once(cluster, SECRET, master_objects.again(new, before) if before else new, job)
+    return await _make_once(client, SECRETS, master_objects.again(new, before) if before else new, job)
 
 
-async def _make_once(cluster: Cluster, kind: Kind, item: Object, job: ElasticJob) -> tuple[Object, bool]:
+async def _make_once(client: Client, kind: Kind, item: Object, job: ElasticJob) -> tuple[Object, bool]:
     """The object of this name, made unless it is there, and whether it was made."""
     namespace, name = job.metadata.namespace, item["metadata"]["name"]
-    made = await cluster.create(kind, item)
+    made = await client.create(kind, item)
     if made is not None:
         return made, True
-    there = await cluster.get(kind, namespace, name)
-    if there is None or (master_objects.controlled(there) and not master_objects.owned_by(there, job.metadata.uid)):
-        raise TryAgain(f"{kind.__name__} {name} of an earlier job of this name is still there")
+    there = await client.get(kind, namespace, name)
+    if there is None or (is_controlled(there) and not is_owned_by(there, job.metadata.uid)):
+        raise TryAgain(f"{kind.name} {name} of an earlier job of this name is still there")
     return there, False

@@ -10,11 +10,11 @@ from resile.api.kinds.scaleplan import PlanPhase, ScalePlan, ScaleType
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.errors import BadManifest, listed
 from resile.api.manifests.reader import read_manifest
+from resile.kube.kinds import Object
+from resile.kube.timestamps import moment
 from resile.operator import settings
-from resile.operator.cluster import Object
 from resile.operator.jobs.decisions import phase_of
-from resile.operator.pod_status import short
-from resile.operator.status import moment
+from resile.operator.jobs.master_status import short
 from resile.operator.trim import plain
 
 
@@ -26,7 +26,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Look again: its job may be on the way."""
+    """Reconcile again: its job may be on the way."""
 
     delay: Seconds
 

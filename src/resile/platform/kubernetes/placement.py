@@ -1,20 +1,18 @@
-"""Machines that a pod must not be put on, and how it is let go of that when there is room nowhere else.
+"""Machines that a pod must not be put on, and how it is released from that when there is room nowhere else.
 
 A machine that falls silent stays a good one to the scheduler until its kubelet has been missed for 40 s, and the pod
-that was lost leaves room on it: without a word it is the likeliest place for the replacement. The rule is a hard one,
+that was lost leaves room on it: without a rule it is the likeliest machine for the replacement. The rule is a hard one,
 since a preference is outweighed by a machine that is empty. A pod that finds no room under it is made again without it
-once Kubernetes has had the time to see for itself whether the machine lives.
+once Kubernetes has had the time to find out whether the machine lives.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 from resile.api.ids import Seconds
-
-Manifest = dict[str, Any]
+from resile.kube.kinds import Object
 
 ANNOTATION = "resile.avoids"
 """On a pod: the machines, with commas between them."""
@@ -23,7 +21,7 @@ NO_ROOM = Seconds(60.0)
 _REQUIRED, _TERMS = "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
 
 
-def avoid(pod: Manifest, machines: Iterable[str]) -> None:
+def avoid(pod: Object, machines: Iterable[str]) -> None:
     """Keep a pod off these machines, whatever else it asks for."""
     names = sorted(machines)
     if not names:
@@ -39,14 +37,14 @@ def avoid(pod: Manifest, machines: Iterable[str]) -> None:
     ]
 
 
-def held_back(pod: Manifest) -> bool:
+def held_back(pod: Object) -> bool:
     """Whether a pod has no machine yet and may not take every one."""
     metadata = pod["metadata"]
     free = (pod.get("spec") or {}).get("nodeName") or metadata.get("deletionTimestamp")
     return not free and ANNOTATION in (metadata.get("annotations") or {})
 
 
-def released(pod: Manifest) -> Manifest:
+def released(pod: Object) -> Object:
     """The same pod as one to make, without the rules of `avoid`."""
     metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
     annotations = dict(pod["metadata"]["annotations"])
@@ -64,5 +62,5 @@ def released(pod: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "annotations": annotations}, "spec": spec}
 
 
-def _rule(machine: str) -> Manifest:
+def _rule(machine: str) -> Object:
     return {"key": "metadata.name", "operator": "NotIn", "values": [machine]}

@@ -3,29 +3,26 @@
 Pure functions from values to plain data. What the user wrote stays as written; added are labels, the environment, the
 job's token and its master's certificate, a memory-backed `/dev/shm`, and tolerations that let go of a machine without
 contact in seconds. Only what would break the job is replaced: variables of the same name, and `restartPolicy`, since a
-place is filled by a new pod.
+lost node is replaced by a new pod.
 """
 
 from __future__ import annotations
 
 import copy
 from fractions import Fraction
-from typing import Any
 
 from resile.api.ids import NodeKey, Rank
 from resile.api.job import MASTER_PORT, PS, ROLES, JobSpec, Strategy, node_name
-from resile.api.kinds.elasticjob import KIND
 from resile.api.kinds.environment import PS_PORT, TASK_PORT, node_environment, tf_config
 from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
-from resile.api.manifests.metadata import API_VERSION
 from resile.api.manifests.names import master_host, token_secret
 from resile.api.manifests.pod_template import is_gpu, main_container
 from resile.api.plan import NodeResources
 from resile.api.quantity import amount, write_cores, write_size
+from resile.kube.kinds import ELASTIC_JOBS, Object
+from resile.kube.owner_references import owner_reference
 from resile.platform.base import Launch
 from resile.platform.kubernetes.placement import avoid
-
-Manifest = dict[str, Any]
 
 TOKEN_DIRECTORY = "/var/run/secrets/resile"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
@@ -37,7 +34,7 @@ TOKEN_VOLUME = "resile-token"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "resile-shm"
 READABLE_BY_ALL = 0o444
-"""Of the token's file: the container may run as any user, and nobody else is in it."""
+"""Of the token's file: the container may run as any user, and has no other process in it."""
 
 GPU = "nvidia.com/gpu"
 """The resource that a number of GPUs means where the template names none."""
@@ -52,18 +49,7 @@ def master_address(spec: JobSpec) -> str:
     return f"{master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
 
 
-def owner(spec: JobSpec) -> Manifest:
-    """The reference by which an object goes when its job goes."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": spec.name, "uid": spec.uid, "controller": True}
-
-
-def owned(spec: JobSpec, manifest: Manifest) -> bool:
-    """Whether an object belongs to this very job, and not to an earlier one of its name."""
-    owners = (manifest.get("metadata") or {}).get("ownerReferences") or []
-    return any(reference.get("uid") == spec.uid for reference in owners)
-
-
-def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Manifest:
+def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
     """The pod of one node.
 
     Args:
@@ -73,7 +59,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         tls: whether the master speaks TLS, with the certificate that is beside the token.
     """
     role = spec.roles[launch.node.role]
-    template: Manifest = copy.deepcopy(role.template)
+    template: Object = copy.deepcopy(role.template)
     metadata = template.get("metadata") or {}
     labels = node_labels(
         spec.name,
@@ -97,7 +83,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         main["resources"] = _resources(main.get("resources") or {}, launch.resources)
     _mount_token(spec, pod, main)
     _mount_shared_memory(pod, main)
-    made: Manifest = {
+    made: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -105,7 +91,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
             "namespace": spec.namespace,
             "labels": {**(metadata.get("labels") or {}), **labels},
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": [owner(spec)],
+            "ownerReferences": [owner_reference(ELASTIC_JOBS, spec.name, spec.uid)],
         },
         "spec": pod,
     }
@@ -118,8 +104,8 @@ def needs_services(spec: JobSpec) -> bool:
     return spec.strategy is Strategy.PARAMETER_SERVER
 
 
-def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Manifest:
-    """The Service of one place: its name stays while nodes come and go."""
+def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
+    """The Service of one rank: its name stays while nodes come and go."""
     selector = {
         PREFIXED_JOB_NAME: spec.name,
         PREFIXED_REPLICA_TYPE: role,
@@ -132,7 +118,7 @@ def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Manifest:
             "name": f"{spec.name}-edljob-{role}-{rank}",
             "namespace": spec.namespace,
             "labels": selector,
-            "ownerReferences": [owner(spec)],
+            "ownerReferences": [owner_reference(ELASTIC_JOBS, spec.name, spec.uid)],
         },
         "spec": {"selector": selector, "ports": [{"port": _port(role), "targetPort": _port(role)}]},
     }
@@ -142,19 +128,19 @@ def _port(role: str) -> int:
     return PS_PORT if role == PS else TASK_PORT
 
 
-def _prioritise(pod: Manifest, priority: str, launch: Launch) -> None:
-    """`high`, `low`, or the share of the role's places, from the first on, that is `high`."""
+def _prioritise(pod: Object, priority: str, launch: Launch) -> None:
+    """`high`, `low`, or the share of the role's ranks, from the first on, that is `high`."""
     if not priority or "priorityClassName" in pod:
         return
     if priority in ("high", "low"):
         pod["priorityClassName"] = priority
     else:
-        # By place, so that whoever replaces a node inherits it.
+        # By rank, so that the replacement of a node inherits it.
         first = launch.rank < launch.replicas * Fraction(priority)
         pod["priorityClassName"] = "high" if first else "low"
 
 
-def _tolerations(given: list[Manifest]) -> list[Manifest]:
+def _tolerations(given: list[Object]) -> list[Object]:
     said = {toleration.get("key") for toleration in given}
     if None in said or "" in said:  # it tolerates whatever comes
         return given
@@ -166,8 +152,8 @@ def _tolerations(given: list[Manifest]) -> list[Manifest]:
 
 
 def _environment(
-    spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Manifest]
-) -> list[Manifest]:
+    spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Object]
+) -> list[Object]:
     """Ours first, so that the user's variables can refer to them as `$(NODE_RANK)`."""
     node: NodeKey = launch.node
     values = node_environment(
@@ -202,7 +188,7 @@ def _addresses(spec: JobSpec, launch: Launch) -> dict[str, list[str]]:
     }
 
 
-def _resources(given: Manifest, wanted: NodeResources) -> Manifest:
+def _resources(given: Object, wanted: NodeResources) -> Object:
     """Memory and GPUs are both asked for and allowed; the limit of CPU follows only where it is below the request."""
     requests, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
     if wanted.memory is not None:
@@ -217,14 +203,14 @@ def _resources(given: Manifest, wanted: NodeResources) -> Manifest:
     return {**given, "requests": requests, "limits": limits}
 
 
-def _mount_token(spec: JobSpec, pod: Manifest, main: Manifest) -> None:
+def _mount_token(spec: JobSpec, pod: Object, main: Object) -> None:
     secret = {"secretName": token_secret(spec.name), "defaultMode": READABLE_BY_ALL}
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": TOKEN_VOLUME, "secret": secret}]
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True}
     main["volumeMounts"] = [*(main.get("volumeMounts") or []), mount]
 
 
-def _mount_shared_memory(pod: Manifest, main: Manifest) -> None:
+def _mount_shared_memory(pod: Object, main: Object) -> None:
     mounts = main.get("volumeMounts") or []
     if any(str(mount.get("mountPath", "")).rstrip("/") == SHARED_MEMORY for mount in mounts):
         return

@@ -6,7 +6,6 @@ import json
 from typing import Any, cast
 
 import pytest
-from lightkube import AsyncClient
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.job import JobSpec
@@ -14,11 +13,14 @@ from resile.api.kinds.elasticjob import ElasticJob
 from resile.api.kinds.to_job_spec import to_job_spec
 from resile.api.manifests.reader import read_manifest
 from resile.api.plan import NodeResources
+from resile.kube.client import Client
+from resile.kube.informer import Listed
+from resile.kube.owner_references import is_owned_by
 from resile.platform.base import Launch
 from resile.platform.kubernetes.placement import held_back, released
 from resile.platform.kubernetes.platform import KubernetesPlatform
 from resile.platform.kubernetes.pod_status import gone, observation
-from resile.platform.kubernetes.pods import master_address, owned, pod_manifest, service_manifest
+from resile.platform.kubernetes.pods import master_address, pod_manifest, service_manifest
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 NODE = NodeKey("worker", NodeId(4))
@@ -87,7 +89,7 @@ def test_a_pod_carries_the_name_both_generations_of_labels_and_its_owner() -> No
         "elasticjob.dlrover/relaunch-count": "2",
     }
     assert metadata["annotations"] == {"note": "kept"}
-    assert owned(job(), {"metadata": metadata})
+    assert is_owned_by({"metadata": metadata}, job().uid)
 
 
 def test_what_the_user_wrote_stays_as_written() -> None:
@@ -348,12 +350,12 @@ def test_a_pod_that_is_not_there_any_more_was_deleted_unless_it_had_ended() -> N
 async def test_a_list_says_nothing_about_pods_that_are_younger() -> None:
     """It was asked for before the pod was made, and answered after: the pod is not gone, the watch will show it."""
     told: list[NodeStatus] = []
-    platform = KubernetesPlatform(job(), cast(AsyncClient, None))
+    platform = KubernetesPlatform(job(), cast(Client, None))
     platform._observe = lambda seen: told.append(seen.status)
     made = pod("Running", container={"running": {}})
     made["metadata"]["resourceVersion"] = "20"
-    platform._answered(NODE, made)
-    platform._listed([], "19")
+    platform._on_answer(NODE, made)
+    platform._on_list(Listed([], "19"))
     assert told == [NodeStatus.RUNNING]
-    platform._listed([], "20")
+    platform._on_list(Listed([], "20"))
     assert told == [NodeStatus.RUNNING, NodeStatus.DELETED]

@@ -1,8 +1,8 @@
 """One operator acts, the others wait: a Lease that the leader renews.
 
-Clocks of different machines are never compared: whoever waits measures by its own clock how long the Lease has not
-changed. A leader that cannot renew steps down before anybody else can believe it dead, so two never act at once, as
-long as both clocks run at about the same speed. A leader that ends in good order gives the Lease back: the next one
+Clocks of different machines are never compared: an operator that waits measures by its own clock how long the Lease
+has not changed. A leader that cannot renew steps down before another one can believe it dead, so two never act at once,
+as long as both clocks run at about the same speed. A leader that ends in good order gives the Lease back: the next one
 acts within `settings.RETRY_PERIOD`, after a crash within `settings.LEASE_DURATION` more.
 """
 
@@ -14,21 +14,23 @@ import datetime
 import logging
 
 from resile.api.ids import Seconds
+from resile.kube.client import Client
+from resile.kube.errors import CONFLICT, KubeError
+from resile.kube.kinds import LEASES, Object
 from resile.operator import settings
-from resile.operator.cluster import CONFLICT, LEASE, Cluster, ClusterError, Object
 
 log = logging.getLogger("resile.operator")
 
 
 class LeadershipLost(Exception):
-    """The Lease could not be renewed in time; somebody else may act now."""
+    """The Lease could not be renewed in time; another operator may act now."""
 
 
-class Election:
+class LeaderElection:
     """This operator's part in the election."""
 
-    def __init__(self, cluster: Cluster, namespace: str, identity: str) -> None:
-        self._cluster = cluster
+    def __init__(self, client: Client, namespace: str, identity: str) -> None:
+        self._client = client
         self._namespace = namespace
         self._identity = identity
         self._lease: Object | None = None
@@ -42,11 +44,11 @@ class Election:
                 if await self._attempt():
                     log.info("%s leads", self._identity)
                     return
-                holder = _spec(self._lease).get("holderIdentity") or "nobody"
+                holder = _spec(self._lease).get("holderIdentity") or "no operator"
                 if holder != said:
                     log.info("%s leads; %s waits", holder, self._identity)
                     said = holder
-            except ClusterError as error:
+            except KubeError as error:
                 log.warning("the lease %s/%s: %s", self._namespace, settings.LEASE, error)
             await asyncio.sleep(settings.RETRY_PERIOD)
 
@@ -54,7 +56,7 @@ class Election:
         """Renew until cancelled.
 
         Raises:
-            LeadershipLost: when that has not worked for `settings.RENEW_DEADLINE`, or somebody else holds the Lease.
+            LeadershipLost: when that has not worked for `settings.RENEW_DEADLINE`, or another operator holds the Lease.
         """
         loop = asyncio.get_running_loop()
         renewed = loop.time()
@@ -65,26 +67,26 @@ class Election:
                 async with asyncio.timeout(max(0.0, left)):
                     begun = loop.time()
                     if not await self._renew():
-                        raise LeadershipLost("somebody else took the lease")
+                        raise LeadershipLost("another operator took the lease")
                     renewed = begun
-            except (ClusterError, TimeoutError) as error:
+            except (KubeError, TimeoutError) as error:
                 log.warning("the lease was not renewed: %s", str(error) or "no answer in time")
             if loop.time() - renewed >= settings.RENEW_DEADLINE:
                 raise LeadershipLost(f"the lease was not renewed for {settings.RENEW_DEADLINE:.0f} s")
 
     async def resign(self) -> None:
-        """Give the Lease back, so that nobody has to wait for its end."""
-        with contextlib.suppress(ClusterError, TimeoutError):
+        """Give the Lease back, so that the next leader does not wait for its end."""
+        with contextlib.suppress(KubeError, TimeoutError):
             async with asyncio.timeout(settings.RETRY_PERIOD):
                 while _spec(self._lease).get("holderIdentity") == self._identity:
                     if await self._write(self._lease, holder="", duration=Seconds(1.0)):
                         return
                     # A conflict: a renewal that was cut short by the end of this operator was written nevertheless.
-                    self._lease = await self._cluster.get(LEASE, self._namespace, settings.LEASE)
+                    self._lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
 
     async def _attempt(self) -> bool:
-        """Take the Lease if nobody holds it, or if its holder has been silent for too long."""
-        lease = await self._cluster.get(LEASE, self._namespace, settings.LEASE)
+        """Take the Lease if no operator holds it, or if its holder has been silent for too long."""
+        lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
         now = asyncio.get_running_loop().time()
         if lease is None:
             return await self._write(None)
@@ -102,14 +104,14 @@ class Election:
     async def _renew(self) -> bool:
         if await self._write(self._lease):
             return True
-        # A conflict: somebody wrote it. A request of ours that seemed lost may have been that somebody.
-        self._lease = await self._cluster.get(LEASE, self._namespace, settings.LEASE)
+        # A conflict: it was written, perhaps by a request of ours that seemed lost.
+        self._lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
         return _spec(self._lease).get("holderIdentity") == self._identity
 
     async def _write(
         self, lease: Object | None, holder: str | None = None, duration: Seconds = settings.LEASE_DURATION
     ) -> bool:
-        """Write this operator's claim over the version that was read; False if somebody was faster."""
+        """Write this operator's claim over the version that was read; False if another operator was faster."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = _spec(lease)
         taken = before.get("holderIdentity") != self._identity
@@ -120,10 +122,9 @@ class Election:
             "renewTime": now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if taken and lease is not None else 0),
         }
-        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
         if lease is None:
             metadata = {"name": settings.LEASE, "namespace": self._namespace}
-            made = await self._cluster.create(LEASE, {**kind, "metadata": metadata, "spec": spec})
+            made = await self._client.create(LEASES, {"metadata": metadata, "spec": spec})
             self._lease = made
             return made is not None
         metadata = {
@@ -132,8 +133,8 @@ class Election:
             "resourceVersion": lease["metadata"]["resourceVersion"],
         }
         try:
-            self._lease = await self._cluster.replace(LEASE, {**kind, "metadata": metadata, "spec": spec})
-        except ClusterError as error:
+            self._lease = await self._client.replace(LEASES, {"metadata": metadata, "spec": spec})
+        except KubeError as error:
             if error.code == CONFLICT:
                 return False
             raise

@@ -1,0 +1,341 @@
+"""The API server: plain dictionaries in and out, a deadline on every call, `KubeError` for whatever goes wrong.
+
+lightkube reads the configuration and signs the requests in; the requests themselves are written here. Its own client
+turns objects into models, opens watches again by itself, without a pause, and leaves any error of a garbled answer to
+its caller. What a call may rely on: the answer is an object of the shape that the API server promises, or `KubeError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Self, cast
+
+import httpx2
+import msgspec
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import Client as SyncClient
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.core.exceptions import ConfigError
+
+from resile.kube import settings
+from resile.kube.config import NoCluster, from_environment
+from resile.kube.errors import CONFLICT, KubeError, garbled, refused, refused_with, unreachable
+from resile.kube.kinds import PODS, Kind, Object
+
+Selector = Mapping[str, str]
+"""Labels or fields, and the values that they must have."""
+
+_MERGE, _JSON, _APPLY = ("application/merge-patch+json", "application/json-patch+json", "application/apply-patch+yaml")
+_CANNOT_REACH = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ConfigError, OSError, TimeoutError)
+"""`ConfigError` comes from signing a request in: the token is gone, or the program that should give one fails."""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    params: dict[str, str] = {}
+    body: Any = None
+    content_type: str = "application/json"
+
+    def to(self, client: httpx2.AsyncClient | httpx2.Client, **options: Any) -> httpx2.Request:
+        content = None if self.body is None else msgspec.json.encode(self.body)
+        headers = {} if content is None else {"Content-Type": self.content_type}
+        return client.build_request(
+            self.method, self.path, params=self.params, content=content, headers=headers, **options
+        )
+
+
+class Client:
+    """A connection to one API server, for the event loop."""
+
+    def __init__(self, config: SingleConfig, field_manager: str) -> None:
+        """Connects with the first call.
+
+        Args:
+            config: where the cluster is.
+            field_manager: under which name the API server records what is written.
+
+        Raises:
+            NoCluster: a certificate or a key that the configuration names cannot be used.
+        """
+        self.namespace = config.namespace
+        """The namespace that the configuration names."""
+        self.context, self.server = config.context_name, config.cluster.server
+        self._requests = _Requests(field_manager)
+        with _usable_config():
+            self._http = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(settings.SILENCE)))
+
+    @classmethod
+    def from_environment(cls, field_manager: str) -> Self:
+        """The cluster of this pod, else that of KUBECONFIG or ~/.kube/config.
+
+        Raises:
+            NoCluster: there is none of them, or it cannot be used.
+        """
+        return cls(from_environment(), field_manager)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def list(
+        self, kind: Kind, namespace: str, *, labels: Selector | None = None, fields: Selector | None = None
+    ) -> tuple[list[Object], str]:
+        """All objects of a kind, and the version of that list, from which to watch.
+
+        In one piece: a list in chunks may expire in between.
+        """
+        answer = await self._call(_Request("GET", kind.path(namespace), _selected(labels, fields)))
+        with _sound_answer():
+            version = answer["metadata"]["resourceVersion"]
+            if not version or not isinstance(version, str):
+                raise ValueError("a list without a version")
+            return [_sound(item) for item in answer["items"] or ()], version
+
+    async def watch(
+        self,
+        kind: Kind,
+        namespace: str,
+        version: str,
+        *,
+        labels: Selector | None = None,
+        fields: Selector | None = None,
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Changes after `version` as (`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, object), for `settings.WATCH`.
+
+        Ends when the API server ends it. A bookmark holds a version and no change.
+        """
+        params = {
+            **_selected(labels, fields),
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(settings.WATCH)),
+        }
+        silence = settings.WATCH + settings.WATCH_SLACK
+        async for line in self._lines(_Request("GET", kind.path(namespace), params), silence):
+            yield _change(line)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """An object, or None if there is none."""
+        try:
+            return _sound_object(await self._call(_Request("GET", kind.path(namespace, name))))
+        except KubeError as error:
+            if error.is_absent:
+                return None
+            raise
+
+    async def get_same(self, kind: Kind, namespace: str, name: str, uid: str) -> Object | None:
+        """The object of this name if it has this uid; None if it is gone, though another may have its name by now."""
+        found = await self.get(kind, namespace, name)
+        return found if found is not None and found["metadata"].get("uid") == uid else None
+
+    async def create(self, kind: Kind, item: Object) -> Object | None:
+        """Make an object in the namespace of its metadata; None if one of this name exists."""
+        try:
+            return _sound_object(await self._call(self._requests.create(kind, item)))
+        except KubeError as error:
+            if error.code == CONFLICT and error.reason == "AlreadyExists":
+                return None
+            raise
+
+    async def replace(self, kind: Kind, item: Object) -> Object:
+        """Write a whole object; refused with a conflict unless its version is the present one."""
+        return _sound_object(await self._call(self._requests.replace(kind, item)))
+
+    async def apply(self, kind: Kind, item: Object) -> Object:
+        """Server-side apply: the fields of `item` are set, whichever field manager had them; others are left alone."""
+        return _sound_object(await self._call(self._requests.apply(kind, item)))
+
+    async def patch(self, kind: Kind, namespace: str, name: str, patch: Object, subresource: str = "") -> Object:
+        """Merge into an object or a subresource; refused with a conflict unless a version in `patch` is the present."""
+        return _sound_object(await self._call(self._requests.merge(kind, namespace, name, patch, subresource)))
+
+    async def patch_status(self, kind: Kind, namespace: str, name: str, version: str, status: Object) -> Object:
+        """Merge into the status; refused with a conflict unless `version` is the present one."""
+        patch = {"metadata": {"resourceVersion": version}, "status": status}
+        return await self.patch(kind, namespace, name, patch, "status")
+
+    async def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> Object:
+        """Replace the status of the object with this uid, whatever its version; another one of its name is `INVALID`.
+
+        By a JSON patch: in a merge patch of a custom resource's status, the API server passes over a wrong uid.
+        """
+        return _sound_object(await self._call(self._requests.replace_status(kind, namespace, name, uid, status)))
+
+    async def delete(self, kind: Kind, namespace: str, name: str, grace: int | None = None) -> bool:
+        """Ask for an object to be removed; False if there is none."""
+        body = None if grace is None else {"gracePeriodSeconds": grace}
+        try:
+            await self._call(_Request("DELETE", kind.path(namespace, name), body=body))
+        except KubeError as error:
+            if error.is_absent:
+                return False
+            raise
+        return True
+
+    async def log(self, namespace: str, pod: str, *, follow: bool = False, **options: object) -> AsyncIterator[str]:
+        """The lines that a pod wrote, without their ends; with `follow`, those to come as well, however long it takes.
+
+        `options` are the API server's (`container`, `tailLines`, `sinceSeconds`, `timestamps`); None is left out.
+        """
+        given = {"follow": follow or None, **options}
+        params = {key: _written(value) for key, value in given.items() if value is not None}
+        request = _Request("GET", PODS.path(namespace, pod, "log"), params)
+        async for line in self._lines(request, None if follow else settings.SILENCE):
+            yield line
+
+    async def _call(self, request: _Request) -> Any:
+        with _one_kind_of_error():
+            async with asyncio.timeout(settings.CALL):
+                response = await self._http.send(request.to(self._http))
+        return _answer(response.status_code, response.content)
+
+    async def _lines(self, request: _Request, silence: float | None) -> AsyncIterator[str]:
+        timeout = httpx2.Timeout(settings.SILENCE, read=silence)
+        with _one_kind_of_error():
+            response = await self._http.send(request.to(self._http, timeout=timeout), stream=True)
+            try:
+                if response.status_code >= httpx2.codes.MULTIPLE_CHOICES:
+                    raise refused(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    yield line
+            finally:
+                await response.aclose()
+
+
+class BlockingClient:
+    """The few calls of a thread that may wait."""
+
+    def __init__(self, config: SingleConfig, field_manager: str) -> None:
+        """Connects with the first call. Raises `NoCluster` as `Client` does."""
+        self._requests = _Requests(field_manager)
+        with _usable_config():
+            self._http = SyncClient(config, ConnectionParams(timeout=httpx2.Timeout(settings.SILENCE)))
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """An object, or None if there is none."""
+        try:
+            return _sound_object(self._call(_Request("GET", kind.path(namespace, name))))
+        except KubeError as error:
+            if error.is_absent:
+                return None
+            raise
+
+    def patch(self, kind: Kind, namespace: str, name: str, patch: Object) -> Object:
+        """Merge into an object; refused with a conflict unless a version in `patch` is the present one."""
+        return _sound_object(self._call(self._requests.merge(kind, namespace, name, patch)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _call(self, request: _Request) -> Any:
+        with _one_kind_of_error():
+            response = self._http.send(request.to(self._http))
+        return _answer(response.status_code, response.content)
+
+
+class _Requests:
+    """Builds the requests that write something."""
+
+    def __init__(self, field_manager: str) -> None:
+        self._params = {"fieldManager": field_manager}
+
+    def create(self, kind: Kind, item: Object) -> _Request:
+        return _Request("POST", kind.path(item["metadata"]["namespace"]), self._params, _typed(kind, item))
+
+    def replace(self, kind: Kind, item: Object) -> _Request:
+        return _Request("PUT", _path(kind, item), self._params, _typed(kind, item))
+
+    def apply(self, kind: Kind, item: Object) -> _Request:
+        return _Request("PATCH", _path(kind, item), {**self._params, "force": "true"}, _typed(kind, item), _APPLY)
+
+    def merge(self, kind: Kind, namespace: str, name: str, patch: Object, subresource: str = "") -> _Request:
+        return _Request("PATCH", kind.path(namespace, name, subresource), self._params, patch, _MERGE)
+
+    def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> _Request:
+        operations: Sequence[Object] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        return _Request("PATCH", kind.path(namespace, name, "status"), self._params, operations, _JSON)
+
+
+def _path(kind: Kind, item: Object) -> str:
+    return kind.path(item["metadata"]["namespace"], item["metadata"]["name"])
+
+
+def _typed(kind: Kind, item: Object) -> Object:
+    return {"apiVersion": kind.api_version, "kind": kind.name, **item}
+
+
+def _selected(labels: Selector | None, fields: Selector | None) -> dict[str, str]:
+    selectors = {"labelSelector": labels, "fieldSelector": fields}
+    return {
+        param: ",".join(f"{key}={value}" for key, value in chosen.items())
+        for param, chosen in selectors.items()
+        if chosen
+    }
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _answer(code: int, body: bytes) -> Any:
+    if code >= httpx2.codes.MULTIPLE_CHOICES:
+        raise refused(code, body)
+    with _sound_answer():
+        return msgspec.json.decode(body)
+
+
+def _change(line: str) -> tuple[str, Object]:
+    with _sound_answer():
+        event = msgspec.json.decode(line)
+        change, item = event["type"], event["object"]
+        if change == "ERROR":
+            raise refused_with(item)
+        if change == "BOOKMARK":
+            return change, {"metadata": {"resourceVersion": item["metadata"]["resourceVersion"]}}
+        return str(change), _sound(item)
+
+
+def _sound_object(item: Any) -> Object:
+    with _sound_answer():
+        return _sound(item)
+
+
+def _sound(item: Any) -> Object:
+    if not item["metadata"]["name"] or not item["metadata"]["resourceVersion"]:
+        raise ValueError("an object without a name or a version")
+    return cast(Object, item)
+
+
+@contextlib.contextmanager
+def _sound_answer() -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise garbled(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _one_kind_of_error() -> Iterator[None]:
+    try:
+        yield
+    except _CANNOT_REACH as error:
+        raise unreachable(error) from error
+    except (LookupError, TypeError, ValueError) as error:  # of a program that should give a token
+        raise garbled(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _usable_config() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, OSError, ValueError, AssertionError) as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise NoCluster(f"the cluster's configuration cannot be used: {words}") from error

@@ -1,0 +1,94 @@
+"""The one error of every call to the API server."""
+
+from __future__ import annotations
+
+import enum
+import http
+from typing import Any
+
+import msgspec
+
+BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID = 400, 401, 403, 404, 409, 410, 422
+LONGEST_MESSAGE = 1000
+
+
+class Failure(enum.Enum):
+    """What kept a call from succeeding."""
+
+    REFUSED = "refused"
+    """The API server answered no."""
+    UNREACHABLE = "unreachable"
+    """There was no answer."""
+    GARBLED = "garbled"
+    """The answer is not an API server's: a proxy's, or that of a server that is starting up."""
+
+
+class KubeError(Exception):
+    """A call failed; the text is one sentence."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int = 0,
+        failure: Failure = Failure.REFUSED,
+        reason: str = "",
+        about: str = "",
+        detail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.detail = detail or message
+        """The cause alone, for a caller that writes the sentence itself."""
+        self.failure = failure
+        self.code = code
+        """The HTTP status; 0 without a usable answer."""
+        self.reason = reason
+        """The API server's word for it, such as `AlreadyExists`."""
+        self.about = about
+        """The name of the object that the refusal is about, where it is about one."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this very object is not there. Of a kind that a starting server does not know, it names no object."""
+        return self.code == NOT_FOUND and bool(self.about)
+
+
+def unreachable(error: BaseException) -> KubeError:
+    """The error of a call that got no answer."""
+    name, said = type(error).__name__, one_line(str(error))
+    words = f"{name}: {said}" if said else name
+    return KubeError(f"the API server cannot be reached ({words})", failure=Failure.UNREACHABLE, detail=said or name)
+
+
+def garbled(what: str) -> KubeError:
+    """The error of a call whose answer makes no sense."""
+    return KubeError(f"the API server's answer makes no sense ({one_line(what)})", failure=Failure.GARBLED)
+
+
+def refused(code: int, body: bytes) -> KubeError:
+    """The error that an answer with an HTTP status of 300 or more stands for."""
+    try:
+        said: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        said = None
+    return refused_with(said if isinstance(said, dict) else {"message": body.decode(errors="replace")}, code)
+
+
+def refused_with(status: dict[str, Any], code: int = 0) -> KubeError:
+    """The error that a Kubernetes `Status` stands for."""
+    details = status.get("details")
+    about = details.get("name") if isinstance(details, dict) else ""
+    number = status.get("code")
+    code = number if isinstance(number, int) and number else code
+    message = one_line(str(status.get("message") or "")) or f"{code} {_phrase(code)}".strip()
+    return KubeError(message, code=code, reason=str(status.get("reason") or ""), about=str(about or ""))
+
+
+def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
+    """The text on one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _phrase(code: int) -> str:
+    return http.HTTPStatus(code).phrase if code in list(http.HTTPStatus) else ""

@@ -1,0 +1,51 @@
+"""The kinds of objects that resile reads and writes, and where the API server keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from resile.api.kinds import elasticjob, scaleplan
+from resile.api.manifests.metadata import GROUP, VERSION
+
+Object = dict[str, Any]
+"""An object as the API server gives it. Typed models would drop fields that are newer than they are."""
+
+ALL_NAMESPACES = "*"
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A namespaced kind of objects."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+
+    @property
+    def api_version(self) -> str:
+        """As manifests write it: `v1`, `group/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
+        """The URL's path of a collection, an object or its subresource."""
+        parts = ["apis" if self.group else "api", self.api_version]
+        if namespace != ALL_NAMESPACES:
+            parts += ["namespaces", namespace]
+        return "/".join([*parts, self.plural, *filter(None, (quote(name, safe=""), subresource))])
+
+
+PODS = Kind("", "v1", "Pod", "pods")
+SERVICES = Kind("", "v1", "Service", "services")
+SERVICE_ACCOUNTS = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+SECRETS = Kind("", "v1", "Secret", "secrets")
+CONFIG_MAPS = Kind("", "v1", "ConfigMap", "configmaps")
+EVENTS = Kind("", "v1", "Event", "events")
+ROLES = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
+ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+ELASTIC_JOBS = Kind(GROUP, VERSION, elasticjob.KIND, elasticjob.PLURAL)
+SCALE_PLANS = Kind(GROUP, VERSION, scaleplan.KIND, scaleplan.PLURAL)
+JOBS, PLANS = ELASTIC_JOBS, SCALE_PLANS

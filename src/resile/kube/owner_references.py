@@ -1,0 +1,35 @@
+"""Owner references: what Kubernetes removes together with a job, and which job an object belongs to.
+
+`blockOwnerDeletion` makes a deletion in the foreground wait for the object. Clusters that enforce it
+(`OwnerReferencesPermissionEnforcement`) ask for the right to update the owner's finalizers: see `api/rbac.py`.
+"""
+
+from __future__ import annotations
+
+from resile.kube.kinds import Kind, Object
+
+
+def owner_reference(kind: Kind, name: str, uid: str) -> Object:
+    """The reference of an object to the one that controls it."""
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def is_owned_by(item: Object, uid: str) -> bool:
+    """Whether an object belongs to the owner with this uid, and not to an earlier one of the same name."""
+    return any(reference.get("uid") == uid for reference in _references(item))
+
+
+def is_controlled(item: Object) -> bool:
+    """Whether an object has an owner with which it will be removed."""
+    return any(reference.get("controller") for reference in _references(item))
+
+
+def _references(item: Object) -> list[Object]:
+    return (item.get("metadata") or {}).get("ownerReferences") or []

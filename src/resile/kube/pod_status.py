@@ -1,0 +1,135 @@
+"""What a pod's status says: why it cannot start, and how its containers ended.
+
+Kubernetes has several places for the same news and leaves most of them empty; this is where they are read.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from resile.api.manifests.pod_template import MAIN
+from resile.kube.errors import one_line
+from resile.kube.kinds import Object
+from resile.kube.timestamps import moment
+
+LONGEST_MESSAGE = 500
+
+_IMAGE_FAILURES = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RegistryUnavailable",
+    }
+)
+_CONTAINER_FAILURES = frozenset(
+    {
+        "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "CreatePodSandboxError",
+        "RunContainerError",
+    }
+)
+"""Reasons why a container waits, where waiting alone will not help."""
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": "Preempted",
+    "PreemptionByKubeScheduler": "Preempted",
+    "DeletionByTaintManager": "TaintManagerEviction",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Terminated",
+}
+"""Reasons of the condition `DisruptionTarget` (Kubernetes 1.26 and newer), as older versions name the same."""
+
+_ENDED_BY_DELETION = (0, 137, 143)
+"""Exit codes of a container that was told to end."""
+
+
+class Obstacle(enum.Enum):
+    """What keeps a pod from starting."""
+
+    SCHEDULING = "scheduling"
+    IMAGE = "image"
+    CONTAINER = "container"
+
+
+class StartFailure(msgspec.Struct, frozen=True):
+    """Why a pod cannot start now."""
+
+    obstacle: Obstacle
+    message: str
+    """Kubernetes' words, on one line."""
+    reason: str = ""
+    """Why the container waits; empty for a pod that has no machine."""
+    container: str = ""
+    image: str = ""
+
+
+def start_failure(pod: Object) -> StartFailure | None:
+    """Why a pod that has not started cannot start; None if nothing is known to keep it from starting."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            if condition.get("reason") != "Unschedulable":
+                return None
+            return StartFailure(Obstacle.SCHEDULING, short(condition.get("message")) or "no machine has room for it")
+    for field in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(field) or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            reason = waiting.get("reason") or ""
+            if reason in _IMAGE_FAILURES or reason in _CONTAINER_FAILURES:
+                return StartFailure(
+                    Obstacle.IMAGE if reason in _IMAGE_FAILURES else Obstacle.CONTAINER,
+                    short(waiting.get("message")),
+                    reason,
+                    str(container.get("name") or ""),
+                    str(container.get("image") or ""),
+                )
+    return None
+
+
+def main_container_end(pod: Object, main: str = MAIN) -> Object | None:
+    """The `terminated` state of the container `main`, or of the first if there is none of this name."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or [{}]
+    found = next((container for container in containers if container.get("name") == main), containers[0])
+    return (found.get("state") or {}).get("terminated")
+
+
+def init_container_end(pod: Object) -> Object | None:
+    """The `terminated` state of the init container that failed its pod; None if none did."""
+    status = pod.get("status") or {}
+    for container in status.get("initContainerStatuses") or ():
+        end: Object | None = (container.get("state") or {}).get("terminated")
+        if end is not None and end.get("exitCode") and status.get("phase") == "Failed":
+            return end
+    return None
+
+
+def is_ended_by_deletion(pod: Object, end: Object) -> bool:
+    """Whether a container of a deleted pod ended because of the deletion; timestamps are whole seconds."""
+    if end.get("reason") == "OOMKilled":
+        return False
+    metadata = pod["metadata"]
+    deadline, ended = moment(metadata["deletionTimestamp"]), moment(end.get("finishedAt"))
+    if deadline is None or ended is None:
+        return True
+    asked = deadline - (metadata.get("deletionGracePeriodSeconds") or 0)
+    return ended > asked or (ended == asked and end.get("exitCode") in _ENDED_BY_DELETION)
+
+
+def disruption(pod: Object | None) -> str:
+    """By what Kubernetes ended a pod (`Preempted`, `Evicted`, …); empty if it did not, or does not say."""
+    for condition in ((pod or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return _DISRUPTIONS.get(condition.get("reason") or "", "Evicted")
+    return ""
+
+
+def short(message: str | None) -> str:
+    """One line of bounded length."""
+    return one_line(message or "", LONGEST_MESSAGE)
