@@ -144,4 +144,4 @@ def test_a_process_with_too_many_open_requests_is_cut_off(monkeypatch) -> None: 
     for number in range(3):
         line.say(OpenDataset(worker="a.0", request=number, name="d", size=1, shard_size=1))
     assert len(sent) == 2
-    assert "more than anybody can answer" in line.closed
+    assert "too many requests open" in line.closed

@@ -452,7 +452,7 @@ async def test_more_processes_than_there_are_standbys_share_the_import_as_well(
     assert set(imports(made)) == {imported} | from_scratch
     if template != "lost":
         os.kill(imported, signal.SIGCONT)
-        await until(lambda: made.standbys.facts.ready > 0 and not made.standbys._coming, "another standby")
+        await until(lambda: made.standbys.facts.ready > 0 and not made.standbys._forks, "another standby")
         assert len(made.ready) == made.standbys.facts.ready == 1, "also when more were forked, and came too late"
 
 
@@ -659,8 +659,8 @@ async def test_a_script_without_torch_has_none_and_nobody_is_told(
     made = node()
     (made.directory / "train.py").write_text("print('ran')")
     made.standbys.warm()
-    await until(lambda: made.standbys._off != "")
-    assert "its source imports no torch" in made.standbys._off
+    await until(lambda: made.standbys._off_because != "")
+    assert "its source imports no torch" in made.standbys._off_because
     assert "standby" not in caplog.text
     assert await made.run() == (0, "ran\n", "")
 

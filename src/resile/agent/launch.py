@@ -47,7 +47,7 @@ log = logging.getLogger("resile.agent")
 LATE_PAUSE = 0.2
 """Between two looks whether the master of an earlier run is gone."""
 PORT_TRIES = 3
-"""A port that was free a moment ago may be somebody's now; only a run that may take any port can try another."""
+"""A port that was free a moment ago may be taken now; only a run that may take any port can try another."""
 NODE_DIRECTORY = "RESILE_LOCAL_NODE"
 """The variable by which a node of a local job knows its directory."""
 SEE_OFF = 5.0
@@ -105,7 +105,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 class _Signals:
-    """Who is told of signals: nobody is lost between the start of the command and that of the agent."""
+    """Passes signals on: none is lost between the start of the command and that of the agent."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._agent: Agent | None = None
@@ -246,7 +246,7 @@ def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
 
 
 def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
-    """Who this node is: what the platform says in its environment, or what the flags say."""
+    """Which node this is: what the platform says in its environment, or what the flags say."""
     hostname = socket.gethostname()
     if not options.managed:
         address = options.local_addr or ""

@@ -103,7 +103,7 @@ def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
     if options.managed or options.security.token or is_loopback(endpoint.host):
         return ""
     return (
-        "no token was given, so whoever knows the run id can join this job; "
+        "no token was given, so anyone who knows the run id can join this job; "
         "give all machines the same RESILE_TOKEN to keep others out"
     )
 

@@ -1,12 +1,12 @@
 """Between the training processes of a node and the master: steps go up, shard requests go up and their answers down.
 
-All nodes take the same steps, so one node's word is enough: that of group rank 0 passes every report on. The others
-tell their first step of a round at once, so that nobody waits for the one that starts last, and then speak seldom, in
+All nodes take the same steps, so one node's report is enough: group rank 0 passes every report on. The others report
+their first step of a round at once, so that the master does not wait for the one that starts last, and then seldom, in
 case the script of group rank 0 says nothing. Ten thousand nodes thus cost the master some 2,000 reports a second.
 
 A request is kept until it is answered and sent again after every greeting, so a master may die and come back in
 between; the ledger recognises a request that it has answered before. The same goes for the news that a process which
-took shards is gone: were it lost, its shards would be nobody's for ever.
+took shards is gone: were it lost, its shards would never be given to another process.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Relay:
                 if message.worker != connection.owner:
                     connection.close("it spoke in another's name")
                 elif len(self._open) >= MAX_OPEN:
-                    connection.close("it asked for more than anybody can answer")
+                    connection.close("it has too many requests open")
                 else:
                     self._takers.add(message.worker)
                     self._open[(message.worker, message.request)] = message
@@ -115,7 +115,7 @@ class Relay:
             self._forget({name} & self._takers)
 
     def answer(self, answer: ShardAnswer) -> None:
-        """Pass the master's answer on to whoever asked."""
+        """Pass the master's answer on to the process that asked."""
         self._open.pop((answer.worker, answer.request), None)
         connection = self._connections.get(answer.worker)
         if connection is not None:

@@ -1,4 +1,4 @@
-"""What a node says while it waits, so that nobody has to guess before a silent terminal."""
+"""What a node says while it waits, so that a person before the terminal need not guess."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WaitLog:
     """One node's waits: for its master, and for the nodes that a round needs."""
 
     def __init__(self, meeting: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
-        """`place` is where whoever starts the nodes has them meet; None: a platform sees to that."""
+        """`place` is the endpoint that all nodes were given; None: a platform started them."""
         self._meeting = meeting
         self._timeouts = timeouts
         self._place = place
@@ -49,7 +49,7 @@ class WaitLog:
         self._told_away_at = None
 
     def over(self) -> None:
-        """A round came, or nobody waits any more."""
+        """A round came, or the node leaves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -291,7 +291,7 @@ class CheckpointServer:
     def _do(
         self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaFetched]
     ) -> None:
-        """Have a buffer stored or copied, and answer in any case: who waits for an answer saves nothing meanwhile."""
+        """Have a buffer stored or copied, and answer in any case: a process saves nothing while it waits for it."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
 
         def answer(error: str) -> None:

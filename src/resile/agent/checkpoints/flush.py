@@ -81,7 +81,7 @@ def store_last(
         told = "; ".join(dict.fromkeys(errors))
         return f"the last checkpoint is not in storage: {told}" if told and not whole else told
     except (StorageError, NotReadable) as error:
-        return f"nobody knows whether the last checkpoint is in storage: {error}"
+        return f"cannot tell whether the last checkpoint is in storage: {error}"
     finally:
         for buffer, record in newest + older:
             buffer.release(record.sequence)

@@ -49,7 +49,7 @@ class ReplicaClient:
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
         """From now on copies go here."""
         self._round, self._door = round_, replica_endpoint
-        if (stream := self._stream) is not None:  # of an older round: nobody takes it any more
+        if (stream := self._stream) is not None:  # of an older round: no node takes it any more
             stream.cut()
 
     def copy(self, local_rank: int, buffer: Buffer, sequence: int) -> str:

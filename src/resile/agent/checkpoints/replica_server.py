@@ -37,7 +37,7 @@ UNPROVEN = 16
 PROOF = 5.0
 """Seconds that each of them has; it takes milliseconds."""
 PAUSE = 0.2
-"""Seconds until the next try, when nobody can be let in for lack of descriptors or threads."""
+"""Seconds until the next try, when no caller can be let in for lack of descriptors or threads."""
 GIVE_WAY = 5.0
 """Seconds that a copy has to end when a newer one takes its place."""
 BACKLOG = 16
@@ -83,7 +83,7 @@ class ReplicaServer:
         self._token = token
         self._tls: ssl.SSLContext | None = None
         self._unproven: dict[socket.socket, str] = {}
-        """In the order in which they came: a second grip on each connection, and who calls."""
+        """In the order in which they came: a second descriptor of each connection, and the caller's address."""
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -92,12 +92,12 @@ class ReplicaServer:
             return [buffer for pair in self._buffers.values() for buffer in pair]
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes that they take, and those of them that nobody has written to yet."""
+        """Bytes that they take, and those of them that were not written to yet."""
         with self._guard:
             return sum(each.size for each in self.buffers), sum(each.untouched for each in self.buffers)
 
     def descriptors(self, most: int) -> list[int]:
-        """Of those that hold a copy, as far as there are descriptors to be had; whoever asked closes them."""
+        """Of those that hold a copy, as far as there are descriptors to be had; the caller closes them."""
         found: list[int] = []
         with self._guard, contextlib.suppress(OSError):
             for each in [each for each in self.buffers if each.record() is not None][:most]:
@@ -132,7 +132,7 @@ class ReplicaServer:
         return ReplicaEndpoint(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
 
     def enter(self, round_: Round) -> None:
-        """From now on nothing is taken of who knows only older rounds, nor the rest of what they have begun."""
+        """From now on nothing is taken from nodes that know only older rounds, nor the rest of what they have begun."""
         with self._guard:
             self._round = round_
             for known, stream in self._coming.values():
@@ -140,7 +140,7 @@ class ReplicaServer:
                     stream.cut()
 
     def close(self) -> None:
-        """Let nobody in any more. The memory goes with this process: somebody may be writing to it."""
+        """Let no caller in any more. The memory goes with this process: a thread may be writing to it."""
         self._closed.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -215,7 +215,7 @@ class ReplicaServer:
             stream.say(ReplicaAnswer(error=error), deadline)
             if not error:
                 self._fill(stream, copy, deadline)
-        if not error:  # only now: who hears of it may send the next one at once
+        if not error:  # only now: the sender may send the next one at once
             stream.say(ReplicaAnswer(), deadline)
 
     @contextlib.contextmanager

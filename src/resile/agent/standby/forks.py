@@ -1,9 +1,9 @@
-"""Standbys that were asked for and have not answered yet, and those who wait for one.
+"""Standbys that were asked for and have not answered yet, and processes that wait for one.
 
 A warm interpreter forks another one when it is asked to, and that one answers on a line of its own. It is an orphan at
-first, so the agent adopts orphans until the last of them has come. Nobody is waited for here: whoever does not answer
-within `FORK_WITHIN` makes the interpreter that was asked count as one that hangs. Those who wait for a standby get the
-first that comes, and may have a deadline of their own.
+first, so the agent adopts orphans until the last of them has come. Nothing here blocks: a standby that does not answer
+within `FORK_WITHIN` makes the interpreter that was asked count as one that hangs. A process that waits for a standby
+gets the first that comes, and may have a deadline of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Forks:
         return True
 
     def rest(self) -> list[Standby]:
-        """Wait for those that are on their way, a moment at most for each, and tell nobody else of them."""
+        """Wait for those that are on their way, a moment at most for each; `answered` is not called for them."""
         late = []
         for line in list(self._lines):
             select.select([line], [], [], COLLECT_WITHIN)
@@ -81,7 +81,7 @@ Come = Callable[[Standby | None], None]
 
 
 class ForkQueue:
-    """Those who wait for a standby, the first of them first."""
+    """Processes that wait for a standby, the first of them first."""
 
     def __init__(self) -> None:
         self._all: dict[Come, asyncio.TimerHandle | None] = {}
@@ -91,23 +91,23 @@ class ForkQueue:
         return len(self._all)
 
     def add(self, come: Come, within: Seconds | None = None) -> Callable[[], None]:
-        """Let one more wait: so long, or for as long as somebody sees to it. What calls that off; twice is fine."""
+        """Let one more process wait, for so long or without a deadline; returns what calls that off, twice is fine."""
         self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
         return lambda: self._leave(come)
 
     def serve(self, standby: Standby | None) -> None:
-        """Give it to whoever came first; None: start from scratch."""
+        """Give a standby to the process that has waited longest; None: that process starts from scratch."""
         come = next(iter(self._all))
         self._leave(come)
         come(standby)
 
     def disappoint(self) -> None:
-        """Nobody need wait any longer: whoever does starts from scratch."""
+        """No standby will come: all that wait start from scratch."""
         while self._all:
             self.serve(None)
 
     def dismiss(self) -> None:
-        """Nobody is waited with any longer, and nobody is told: they are about to be ended."""
+        """Forget all that wait without telling them: they are about to be ended."""
         for come in list(self._all):
             self._leave(come)
 

@@ -77,7 +77,7 @@ def main(control: int) -> None:
     opened = _descriptors()
     began = time.time_ns()
     try:
-        # First of all, since a process that cannot show what it is would be lost to whoever looks for it.
+        # First of all, since a process that cannot show what it is could not be found.
         process_control.show_command([NAME, *request["command"]], os.environ)
         process_control.show_name(NAME)
         score, priority = process_control.die_first(), os.getpriority(os.PRIO_PROCESS, 0)
@@ -110,7 +110,7 @@ class Script:
         self.module = command[3] if command[2] == "-m" else ""
         self.file = "" if self.module else command[2]
         self.needed: set[str] = set()
-        """Modules that somebody asked for by name: they must be there."""
+        """Modules that `--preload` names: they must be there."""
         self.files: list[str] = [sys.executable]
         """On whose content it depends what may be imported ahead."""
 
@@ -145,7 +145,7 @@ class Script:
 
     def run(self) -> None:
         """Be it, from here to the end."""
-        # As the interpreter makes it; whoever looks for `__main__` from now on finds the script.
+        # As the interpreter makes it; code that looks for `__main__` from now on finds the script.
         program = types.ModuleType("__main__")
         vars(program).update(__annotations__={}, __builtins__=sys.modules["builtins"])
         sys.modules["__main__"] = program
@@ -207,7 +207,7 @@ class Start:
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]
-    """The environment, noting which of the variables that change from start to start somebody asks for."""
+    """The environment, noting which of the variables that change from start to start an import asks for."""
 
     changing: frozenset[str] = frozenset()
     asked: set[str] = set()  # noqa: RUF012 - there is one environment
@@ -387,5 +387,5 @@ def _without_us(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(line: socket.socket, **words: object) -> None:
-    with contextlib.suppress(OSError):  # nobody is there any more; the end of the line says so
+    with contextlib.suppress(OSError):  # the agent is gone; the end of the line says so
         line.send(json.dumps(words).encode())

@@ -36,13 +36,13 @@ WARM_WITHIN = Seconds(300.0)
 WAIT_WITHIN = Seconds(2.0)
 """For a standby that is forked when it is wanted; a start from scratch takes longer."""
 REFILL_AFTER = Seconds(0.5)
-"""Between the use of a standby and the fork of another: those that start have the cores first."""
+"""Between the use of a standby and the fork of another: processes that start have the cores first."""
 YIELDED_FOR = Seconds(60.0)
 """Before memory that was given back is asked for again; if it is still short, there is a sentence and no standby."""
 MAX_FAILURES = 5
 """Templates and standbys that are lost in a row before there are none any more."""
 ASIDE_FOR = Seconds(5.0)
-"""After a template became a process and left no other, until one is made: those that start have the cores first."""
+"""After a template became a process and left no other, until one is made: processes that start have the cores first."""
 BACKOFF = Backoff(first=1.0, limit=8.0)
 """Before a lost template is made again."""
 
@@ -75,8 +75,8 @@ class StandbyPool:
             changed: told whenever there are more or fewer of them.
         """
         self._wanted = options.standbys
-        self._off = cold_because(options) if self._wanted else "--standbys is 0"
-        self._warming = Preload(options, environ, stdin)
+        self._off_because = cold_because(options) if self._wanted else "--standbys is 0"
+        self._preload = Preload(options, environ, stdin)
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._template: Standby | None = None
@@ -84,17 +84,17 @@ class StandbyPool:
         """The template has imported everything and can fork."""
         self._ready: list[Standby] = []
         self._beginning: set[Standby] = set()
-        """Those that were told to begin and have not said that they have."""
-        self._coming = Forks(self._hangs)
-        """Those that were asked for and have not answered."""
-        self._heir = False
-        """One of these will be the next template."""
+        """Standbys that were told to begin and have not said that they have."""
+        self._forks = Forks(self._hangs)
+        """Standbys that were asked for and have not answered."""
+        self._awaits_heir = False
+        """One of the forks that are under way will be the next template."""
         self._hurried: Standby | None = None
         """It was the template, imports, and is to leave an heir before it becomes a process."""
-        self._awaiting = ForkQueue()
-        """Those who wait for a standby that is forked for them: now, or when the import is done."""
+        self._queue = ForkQueue()
+        """Processes that wait for a standby that is forked for them: now, or when the import is done."""
         self._reading: asyncio.Future[bool] | None = None
-        """Whether the script imports torch; nobody has asked for a process yet."""
+        """Whether the script imports torch; dropped when the first process is wanted before the answer."""
         self._failures = 0
         self._failing = False
         """Something went wrong since the last time that standbys were wanted."""
@@ -109,29 +109,29 @@ class StandbyPool:
 
         What `--preload` names may turn out to be not importable ahead, which would delay the first start.
         """
-        if not self._off and not self._warming.preload:
-            self._reading = self._loop.run_in_executor(None, self._warming.imports_torch)
+        if not self._off_because and not self._preload.preload:
+            self._reading = self._loop.run_in_executor(None, self._preload.imports_torch)
             self._reading.add_done_callback(self._read)
 
     def _read(self, reading: asyncio.Future[bool]) -> None:
         wanted = not reading.cancelled() and reading.result()
-        if wanted and self._reading is reading and not self._off and self._template is None:
+        if wanted and self._reading is reading and not self._off_because and self._template is None:
             self._warm_up(urgent=True)
         self._reading = None
 
     def later(self, seconds: float) -> None:
-        """Warm up when so much time has passed in which nobody asked for anything else."""
-        self._calm()
+        """Warm up when so many seconds have passed, unless something else is asked for first."""
+        self._call_off()
         self._timer = self._loop.call_later(seconds, self.warm)
 
     def warm(self) -> None:
         """Have as many standbys as were asked for, unless that is so, under way or hopeless."""
-        self._calm()
+        self._call_off()
         self._failing = False
-        if self._off:
+        if self._off_because:
             return
         if self._template is None:
-            if len(self._ready) < self._wanted and not self._heir and self._hurried is None:
+            if len(self._ready) < self._wanted and not self._awaits_heir and self._hurried is None:
                 self._warm_up()
         elif self._warm:
             self._fork()
@@ -163,17 +163,17 @@ class StandbyPool:
             What calls it off.
         """
         template = self._template if self._warm else None
-        if (template is None and self._hurried is None and not self._heir) or not self._serves(environment):
+        if (template is None and self._hurried is None and not self._awaits_heir) or not self._serves(environment):
             return None
         if template is None:
-            return self._awaiting.add(come)
-        enough = len(self._coming) > len(self._awaiting)  # those that are on their way anyhow come first
-        if not enough and not self._coming.ask(template, self._answered):
+            return self._queue.add(come)
+        enough = len(self._forks) > len(self._queue)  # those that are on their way anyhow come first
+        if not enough and not self._forks.ask(template, self._answered):
             return None
-        return self._awaiting.add(come, WAIT_WITHIN)
+        return self._queue.add(come, WAIT_WITHIN)
 
     def _serves(self, environment: Mapping[str, str]) -> bool:
-        if self._warming.serves(environment):
+        if self._preload.serves(environment):
             return True
         self._throw_away("its environment is not the one that standbys were made with")
         return False
@@ -204,11 +204,11 @@ class StandbyPool:
                     self.later(REFILL_AFTER)
                 begun()
             elif "warm" in words:
-                self._warming.imported(standby, words)
-                if why := self._warming.too_big(self._ready):
+                self._preload.imported(standby, words)
+                if why := self._preload.too_big(self._ready):
                     self._give_up(why)
                 elif words["left"]:
-                    self._awaiting.disappoint()
+                    self._queue.disappoint()
                     self.later(ASIDE_FOR)
                 else:
                     self._make_heir(standby)
@@ -228,7 +228,7 @@ class StandbyPool:
             self._beginning.discard(standby)
             if self._hurried is standby:
                 self._hurried = None
-                self._awaiting.disappoint()
+                self._queue.disappoint()
             returncode = standby.wait()
             os.close(standby.pidfd)
             if not told:
@@ -245,13 +245,13 @@ class StandbyPool:
         standby.end()
         if self._hurried is standby:
             self._hurried = None
-            self._awaiting.disappoint()
+            self._queue.disappoint()
 
     def close(self) -> None:
-        """Leave nothing behind. Those who wait are for the caller to end: nobody starts them from scratch for that."""
-        self._awaiting.dismiss()
-        self._off = self._off or "this node leaves"
-        self._calm()
+        """Leave nothing behind. Processes that wait for a standby are for the caller to end; none is started."""
+        self._queue.dismiss()
+        self._off_because = self._off_because or "this node leaves"
+        self._call_off()
         self._drop()
 
     # warming up -------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class StandbyPool:
     def _warm_up(self, *, urgent: bool = False) -> None:
         try:
             self._collect()
-            self._template = new = self._warming.start(self.facts.memory, urgent=urgent)
+            self._template = new = self._preload.start(self.facts.memory, urgent=urgent)
         except NotEnoughMemory as why:
             self._say(f"no standbys for now, lost processes start from scratch: {why}")
             return
@@ -273,12 +273,12 @@ class StandbyPool:
     def _heard(self, words: dict[str, Any]) -> None:
         new = self._template
         assert new is not None
-        new.calm()
+        new.call_off()
         if "unfit" in words:
             self._unfit(**words)
             return
-        self._warming.imported(new, words)
-        if why := self._warming.too_big(self._ready):
+        self._preload.imported(new, words)
+        if why := self._preload.too_big(self._ready):
             self._give_up(why)
         elif words["left"]:
             self._template = None
@@ -290,7 +290,7 @@ class StandbyPool:
 
     def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
         """No standby comes of this interpreter; perhaps one does of another."""
-        if without and self._warming.leave_out(without):
+        if without and self._preload.leave_out(without):
             log.info("%s is not imported ahead: %s", without, unfit)
             if self._template is None:  # a process waited for this one, and starts from scratch now
                 self.later(ASIDE_FOR)
@@ -316,21 +316,21 @@ class StandbyPool:
         """Ask for as many standbys as are missing."""
         assert self._template is not None
         self._collect()
-        for _ in range(self._wanted + len(self._awaiting) - len(self._ready) - len(self._coming)):
-            if not self._coming.ask(self._template, self._answered):
-                self._awaiting.disappoint()  # those who queued during an import have no deadline of their own
+        for _ in range(self._wanted + len(self._queue) - len(self._ready) - len(self._forks)):
+            if not self._forks.ask(self._template, self._answered):
+                self._queue.disappoint()  # processes that queued during an import have no deadline
                 break
 
     def _make_heir(self, old: Standby) -> None:
         """Have an interpreter that becomes a process leave another one as the template."""
-        if self._template is None and not self._heir and not self._off:
-            self._heir = self._coming.ask(old, self._inherited)
-        if not self._heir:
-            self._awaiting.disappoint()
+        if self._template is None and not self._awaits_heir and not self._off_because:
+            self._awaits_heir = self._forks.ask(old, self._inherited)
+        if not self._awaits_heir:
+            self._queue.disappoint()
 
     def _inherited(self, heir: Standby | None) -> None:
         """The next template has come, warm."""
-        self._heir = False
+        self._awaits_heir = False
         if heir is None:
             self._failed("a standby was lost before it was ready")
             return
@@ -350,7 +350,7 @@ class StandbyPool:
         self._failed("the interpreter that makes standbys hangs")
 
     def _came(self, standby: Standby) -> None:
-        """There is one more; it is ended if whoever it was forked for waits no longer, and there are enough."""
+        """One more has come; it is ended if no process waits for it any more, and there are enough."""
 
         def gone() -> None:
             self._ready.remove(standby)
@@ -360,21 +360,21 @@ class StandbyPool:
             self._failed(f"a standby (pid {standby.pid}) was lost")
 
         standby.watch(lambda _: None, gone)
-        if self._awaiting:
-            self._awaiting.serve(standby)
+        if self._queue:
+            self._queue.serve(standby)
         elif len(self._ready) >= self._wanted:
             standby.end()
         else:
             self._ready.append(standby)
-        if not self._coming:
+        if not self._forks:
             self._tell(measured=True)
 
     # when it goes wrong -----------------------------------------------------------------------------------------------
 
     def _failed(self, why: str) -> None:
         """Try again after a while, but not for ever; what goes wrong at once counts once."""
-        self._awaiting.disappoint()
-        if self._off or self._failing:
+        self._queue.disappoint()
+        if self._off_because or self._failing:
             return
         self._failing = True
         self._failures += 1
@@ -385,13 +385,13 @@ class StandbyPool:
         self.later(BACKOFF.after(self._failures))
 
     def _give_up(self, why: str, *, quiet: bool = False) -> None:
-        self._off = why
+        self._off_because = why
         if not quiet:
             self._say(f"no standbys, lost processes start from scratch: {why}")
         self._drop()
 
     def yield_memory(self) -> bool:
-        """Give memory back to whoever needs it more, and take none for a while; whether there was any."""
+        """Give memory back to checkpoints, which need it more, and take none for a while; whether there was any."""
         had = self._template is not None or bool(self._ready)
         if had:
             log.info("standbys are ended: checkpoints need their memory")
@@ -403,18 +403,18 @@ class StandbyPool:
         if not self._failing:
             log.info("standbys are thrown away: %s", why)
         self._drop()
-        self._failing = True  # those that have begun with the same will find out, too
+        self._failing = True  # standbys that begin just now will find out, too
         self.later(BACKOFF.first)
 
     def _drop(self) -> None:
         """End all of them, also those that are on their way; when this returns nothing is left."""
-        self._awaiting.disappoint()
+        self._queue.disappoint()
         template, ended = self._template, self._ready
         self._template, self._warm, self._ready = None, False, []
         if template is not None:
             template.kill(alone=True)  # not its group: a standby that is just being forked would never be heard of
-        ended += self._coming.rest()
-        self._heir = False
+        ended += self._forks.rest()
+        self._awaits_heir = False
         ended += [template] if template is not None else []
         for interpreter in ended:
             interpreter.end()
@@ -423,15 +423,15 @@ class StandbyPool:
             self._tell()
 
     def _collect(self) -> None:
-        """Collect standbys that came too late for anybody to wait for them, and other orphans that came with them."""
+        """Collect standbys that came after their deadline, and other orphans that came with them."""
         known = {self._template.pid} if self._template is not None else set()
         known |= {standby.pid for standby in (*self._ready, *self._beginning)}
-        for pid in process_control.adopted(NAME) if not self._coming else ():
+        for pid in process_control.adopted(NAME) if not self._forks else ():
             if pid not in known:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
-    def _calm(self) -> None:
+    def _call_off(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -80,7 +80,7 @@ class _Reader:
             with open(path, "rb") as file:
                 tree = ast.parse(file.read(MAX_SOURCE))
         except (OSError, SyntaxError, ValueError, RecursionError):
-            return  # whoever runs it will say what is wrong
+            return  # running the script will say what is wrong
         for node in _in_order(tree):
             match node:
                 case ast.Import():

@@ -26,7 +26,7 @@ BEGIN_WITHIN = 2.0
 IMPORT_WITHIN = 120.0
 """Seconds that one has to finish its imports when it is wanted: on a busy machine another one would not be faster."""
 COLLECT_WITHIN = 2.0
-"""Seconds that a killed process has to be gone, before whoever ends is held up no longer."""
+"""Seconds that a killed process has to be gone, before the agent waits no longer."""
 
 
 class Standby:
@@ -65,11 +65,11 @@ class Standby:
         socket.send_fds(self._line, [word], descriptors, socket.MSG_DONTWAIT)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill it, unless `calm` comes first."""
-        self.calm()
+        """Kill it, unless `call_off` comes first."""
+        self.call_off()
         self._timer = self._loop.call_later(seconds, self.kill)
 
-    def calm(self) -> None:
+    def call_off(self) -> None:
         """Call the deadline off."""
         if self._timer is not None:
             self._timer.cancel()
@@ -92,15 +92,15 @@ class Standby:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def let_go(self) -> None:
-        """Watch it no longer, and hang up: it is somebody else's now, who closes its pidfd."""
-        self.calm()
+        """Watch it no longer, and hang up: it is a training process now, and its pidfd is for the caller to close."""
+        self.call_off()
         if self._watched:
             self._watched = False
             self._loop.remove_reader(self.pidfd)
         self._hang_up()
 
     def end(self) -> None:
-        """Kill and collect it without telling anybody."""
+        """Kill and collect it; neither callback of `watch` is called."""
         self.let_go()
         self.kill()
         if select.select([self.pidfd], [], [], COLLECT_WITHIN)[0]:

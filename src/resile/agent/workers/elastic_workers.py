@@ -111,7 +111,7 @@ class ElasticWorkers:
         self._unheard: list[WorkerFailed] = []
         """What a master that comes back may not have heard."""
         self._waited_in_vain = False
-        """A process never got ready: those that are wait for no other any longer."""
+        """A process never got ready: its siblings wait for no other any longer."""
         self._last_step_told: Round = NO_ROUND
         """The newest round of which a process here has said that its last step is taken."""
         self._failed_after_last_step = False
@@ -225,7 +225,7 @@ class ElasticWorkers:
             self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Replace a process that failed. When all have ended well, or nobody needs the rest, the node has finished."""
+        """Replace a process that failed. The node has finished when all have ended well, or the rest is not needed."""
         if local_rank is None or not self._stays:
             self.stop()
             self._restarting.on_end(local_rank, failures)

@@ -15,7 +15,7 @@ from resile.protocol.reports import RoundAssignment
 from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 
 KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", OWNER)
-"""Secrets are for the agent alone: a training process speaks to nobody but its agent, over a socket that needs none.
+"""Secrets are for the agent alone: a training process speaks to its agent only, over a socket that needs none.
 The last says whose channel an older process had, and would be wrong here."""
 
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -29,7 +29,7 @@ _TUNABLES = "GLIBC_TUNABLES"
 _PAST_THE_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x400000"
 """From 4 MiB on, copies within memory go past the caches: a checkpoint of many tensors then takes as long as one copy
 of all its bytes, where glibc's own threshold (104 MB on a machine with a large cache) makes it take 1.6 times as long.
-Ignored where it means nothing; whoever sets the variable has their own way."""
+Ignored where it means nothing; a value that the user set is kept."""
 
 
 CHANGING = frozenset(

@@ -1,6 +1,6 @@
-"""The block printed at the end of a failed run: who failed first, why, and who followed.
+"""The block printed at the end of a failed run: which rank failed first, why, and which followed.
 
-Written for somebody who sees nothing else: the first line answers the question, the rest is evidence. One screen, as
+Written for a person who sees nothing else: the first line answers the question, the rest is evidence. One screen, as
 wide as the terminal within bounds, however much the process wrote.
 """
 
@@ -25,7 +25,7 @@ SHOWN_OTHERS = 8
 
 _INDENT = "    "
 _HINTS = {
-    signal.SIGKILL: "killed from outside; if nobody did it, the kernel may have, for want of memory (see dmesg)",
+    signal.SIGKILL: "killed from outside; if no person did it, the kernel may have, for want of memory (see dmesg)",
     signal.SIGSEGV: "native code touched memory that is not its own",
     signal.SIGABRT: "native code gave up: a failed assertion, or NCCL's watchdog after a time-out",
     signal.SIGBUS: "often /dev/shm is full; data loaders need more shared memory",

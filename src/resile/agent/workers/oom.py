@@ -9,7 +9,7 @@ _V2 = Path("/sys/fs/cgroup")
 
 
 def oom_kills() -> int:
-    """How many processes of this cgroup the kernel has killed for want of memory; 0 where nobody can tell."""
+    """How many processes of this cgroup the kernel has killed for want of memory; 0 where the kernel does not tell."""
     for path in _candidates():
         try:
             lines = path.read_text().splitlines()

@@ -157,7 +157,7 @@ class Output:
         self._poke()
 
     def say(self, words: str) -> None:
-        """Print a line of the agent's own. Never waits; if nobody reads, older lines give way to newer."""
+        """Print a line of the agent's own. Never waits; if the terminal is not read, older lines give way to newer."""
         data = words.encode(errors="replace") + b"\n"
         with self._lock:
             self._words.append(data)
@@ -270,7 +270,7 @@ def console(stream: str) -> int:
 
 
 def _write_all(descriptor: int, data: bytes) -> bool:
-    """Write all of it, waiting as long as it takes; False if nobody will ever read it."""
+    """Write all of it, waiting as long as it takes; False if the other end is closed."""
     view = memoryview(data)
     while view:
         try:

@@ -16,14 +16,14 @@ class NoFreePort(Exception):
 
 
 def free_port(environ: Mapping[str, str] = os.environ) -> int:
-    """A port that nobody listens on now; one of `HOST_PORTS` if that is set.
+    """A port that no process listens on now; one of `HOST_PORTS` if that is set.
 
     Raises:
         NoFreePort: none is free.
     """
     for port in _candidates(environ):
         with socket.socket() as probe:
-            # As the store itself does: what connections of the last store leave behind is in nobody's way.
+            # As the store itself does: what connections of the last store leave behind does not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", port))

@@ -1,4 +1,4 @@
-"""What agents and standbys ask of the kernel about processes: who dies with whom, who adopts whom, and what `ps` shows.
+"""What agents and standbys ask of the kernel: which process dies with which, which adopts which, and what `ps` shows.
 
 Imports nothing but the standard library: it is in every warm interpreter, and so in training processes.
 """
@@ -121,8 +121,8 @@ def memory_of(pid: int) -> int:
 def adopted(name: str) -> list[int]:
     """Children that this process may have adopted, also those that have ended; none where the kernel cannot tell.
 
-    They have this short name, or belong to somebody else's process group: whatever this process starts leads a group
-    of its own, or is in that of this process.
+    They have this short name, or belong to the process group of another process: what this process starts leads a
+    group of its own, or is in that of this process.
     """
     found = []
     with contextlib.suppress(OSError):

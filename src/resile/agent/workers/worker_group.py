@@ -290,7 +290,7 @@ class WorkerGroup:
 
     def _over(self, local_rank: int, worker: _Worker) -> None:
         del self._alive[local_rank]
-        # Before its pid is given back, so that the number is nobody else's.
+        # Before its pid is given back, so that the number is not yet that of another process.
         _signal_group(worker.process.pid, signal.SIGKILL)
         returncode, at = worker.process.wait(), time.time()
         self._output.collect(worker.streams)
