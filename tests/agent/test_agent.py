@@ -163,6 +163,8 @@ async def test_workers_that_never_say_that_they_are_ready_are_restarted_with_eve
     assert (await made.master.hears(Join, 2)).after == 1
     assert not made.hello.running
     made.says(RoundOver(round=Round(1), because="a node came"))  # it has left that round already
+    await asyncio.sleep(0.05)
+    assert sum(isinstance(message, Join) for message in made.master.heard) == 2
     made.forms(2)
     assert made.hello.running
     assert set((await made.runs()).values()).isdisjoint(first.values())
