@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from resile.client.target import Target, config_files
+from resile.client.target import Target
+from resile.kube.config import config_files
 from tests.cli.cli_runner import CliRunner
 
 REFUSED = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}

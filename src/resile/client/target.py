@@ -7,20 +7,16 @@ any. Where no cluster is configured, everything means this machine. `submit` alo
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from resile.client.local.jobs import DEFAULT_NAMESPACE, all_jobs
 from resile.client.names import is_pod_of
+from resile.kube.config import config_files, in_a_pod
 
 if TYPE_CHECKING:
     from resile.client.base import Jobs, Say
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-USUAL_CONFIG = Path("~/.kube/config")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,19 +61,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         from resile.client.cluster.backend import ClusterJobs
 
         return ClusterJobs(self, say)
-
-
-def config_files(kubeconfig: str = "") -> list[Path]:
-    """The files that say where the cluster is: the flag's, else those of KUBECONFIG, else kubectl's usual one."""
-    if kubeconfig:
-        return [Path(kubeconfig).expanduser()]
-    named = [Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
-    return named or [USUAL_CONFIG.expanduser()]
-
-
-def in_a_pod() -> bool:
-    """Whether this is a pod that may speak to its cluster."""
-    return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").is_file()
 
 
 def configured() -> bool:

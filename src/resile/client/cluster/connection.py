@@ -15,9 +15,9 @@ from resile.api.ids import Seconds
 from resile.api.kinds import elasticjob
 from resile.client.errors import CommandError
 from resile.client.names import did_you_mean
-from resile.client.target import Target, config_files, in_a_pod
+from resile.client.target import Target
 from resile.kube.client import Client
-from resile.kube.config import NoCluster, NoSuchContext, from_files, from_pod
+from resile.kube.config import NoCluster, NoSuchContext, config_files, from_files, from_pod, in_a_pod
 from resile.kube.errors import FORBIDDEN, NOT_FOUND, UNAUTHORIZED, KubeError
 from resile.kube.informer import Informer, Watched, key_of
 from resile.kube.kinds import ALL_NAMESPACES, ELASTIC_JOBS, PODS, SCALE_PLANS, Kind, Object

@@ -10,6 +10,7 @@ from resile.client.cluster import view
 from resile.client.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch
 from resile.client.cluster.find import find
 from resile.kube import kinds as kube
+from resile.kube.timestamps import moment
 
 REST_SECONDS = 30.0
 """After which a watch looks again although nothing changed."""
@@ -111,6 +112,6 @@ def _plan_view(plan: Manifest) -> PlanView:
         phase=status.get("phase") or "",
         reason=status.get("reason") or "",
         message=status.get("message") or "",
-        created_at=view.moment(metadata.get("creationTimestamp")) or 0.0,
-        ended_at=view.moment(status.get("finishTime")),
+        created_at=moment(metadata.get("creationTimestamp")) or 0.0,
+        ended_at=moment(status.get("finishTime")),
     )

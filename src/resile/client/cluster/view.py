@@ -7,7 +7,6 @@ left empty elsewhere; so are the crashes of one node's processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -19,17 +18,10 @@ from resile.api.kinds.labels import JOB_LABELS, PREFIXED_JOB_NAME, PREFIXED_RANK
 from resile.api.manifests.names import master_name, node_of_pod
 from resile.client.base import EventView
 from resile.client.cluster.connection import Manifest
+from resile.kube.timestamps import moment
 from resile.platform.kubernetes.pod_status import observation
 
 MASTER = "master"
-
-
-def moment(text: str | None) -> float | None:
-    """A time as Kubernetes writes it, in seconds since 1970; None for none."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
-        return None
 
 
 def over(job: Manifest) -> bool:
