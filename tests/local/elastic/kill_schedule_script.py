@@ -10,7 +10,6 @@ TRAIN = (
 import contextlib, glob, signal, warnings
 warnings.simplefilter("ignore")
 import torch.distributed as dist
-import torch._dynamo.config  # shards ask for it: once in a standby, and not again in every process
 from torch.distributed.fsdp import fully_shard
 from resile.checkpoint.buffer import Buffer
 from resile.torch import Checkpointer, ElasticLoader
@@ -261,6 +260,9 @@ for dealt in elastic.epochs(EPOCHS, sampler):
 note("end", numbers=numbers(), seen=seen.steps, steps=elastic.completed)
 """
 )
+
+SHARDED = "import torch._dynamo.config  # once in a standby, and not again in every process\n" + TRAIN
+"""The same for shards, which ask for torch's compiler."""
 
 UNDISTURBED = """
 import os, runpy, sys

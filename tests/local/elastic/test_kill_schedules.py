@@ -63,6 +63,10 @@ def environment(work: Work) -> dict[str, str]:
     return {name: str(value) for name, value in (settings | {"WHOLE": work.world}).items()}
 
 
+def script(work: Work) -> str:
+    return kill_schedule_script.SHARDED if work.sharded else kill_schedule_script.TRAIN
+
+
 class Undisturbed:
     """What training comes to if nobody is killed: the state after every step."""
 
@@ -80,7 +84,7 @@ class Undisturbed:
         directory = self._directory / str(len(self._known))
         directory.mkdir()
         with opened(directory) as runs:
-            runs.script(kill_schedule_script.TRAIN)
+            runs.script(script(work))
             words = [sys.executable, runs.script(kill_schedule_script.UNDISTURBED, "undisturbed.py")]
             env = os.environ | environment(work)
             done = subprocess.run(words, cwd=directory, env=env, capture_output=True, timeout=LONG, check=False)
@@ -106,7 +110,7 @@ class Struck:
         self._kept_back: set[int] = set()
         self._seen_to: set[int] = set()
         self._ice: list[int] = []
-        runs.script(kill_schedule_script.TRAIN)
+        runs.script(script(schedule.work))
         self._nodes = [self._start(number) for number in range(schedule.shape.nodes)]
 
     def _start(self, number: int) -> Run:

@@ -25,7 +25,7 @@ ENVIRONMENT = {
 def launch(launcher: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*LAUNCHERS[launcher], "--standalone", "--nproc-per-node", "2", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=90, check=False
+        command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False
     )
 
 

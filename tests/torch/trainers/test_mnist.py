@@ -25,7 +25,7 @@ SAME_BATCH = ("--global_batch_size", 64)
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [str(word) for word in command]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=170, check=False)
 
 
 def make(output: Path) -> subprocess.CompletedProcess[str]:
