@@ -231,7 +231,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _ready() -> None:
-    """The definitions are there, and nobody else serves our jobs."""
+    """The definitions are there, and no other operator serves our jobs."""
     deployed = kubectl("get", "deployments", "-A", "--field-selector=metadata.name=resile-operator", "-o", "name")
     if deployed.strip():
         raise GaveUp("an operator is deployed and would serve the same jobs; remove it first (make undeploy)")

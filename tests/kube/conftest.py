@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kubernetes() -> None:
-    """A cluster on which nobody works, and the CRDs of this checkout on it."""
+    """A cluster that is free for tests, and the CRDs of this checkout on it."""
     if os.environ.get("RESILE_KUBE_TESTS") != "1":
         pytest.skip("needs a cluster: make cluster, make test-kube")
     assert Path(KUBECONFIG).exists(), "the cluster is not up: run `make cluster`"

@@ -1,6 +1,6 @@
 """What every test on a real cluster needs: kubectl, waits with a deadline, a namespace with an operator of its own.
 
-An operator started here serves only its namespace, so tests can be run side by side, kill theirs, and disturb nobody.
+An operator started here serves only its namespace, so tests can be run side by side, kill theirs, and disturb no other.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def in_the_way() -> str:
     """Why tests must not be run on this cluster, in one sentence; nothing if they may.
 
     They deploy an operator that serves every namespace, and remove it, all jobs of `dlrover` and the PriorityClasses
-    afterwards. The cluster of hack/cluster is theirs; on another one that may be somebody's work.
+    afterwards. The cluster of hack/cluster is theirs; on another one that may be a user's work.
     """
     if _is_ours():
         return ""

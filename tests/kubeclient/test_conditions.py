@@ -1,4 +1,4 @@
-"""One history of conditions, whoever writes it."""
+"""One history of conditions for the operator and the master."""
 
 from __future__ import annotations
 

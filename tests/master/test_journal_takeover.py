@@ -89,7 +89,7 @@ def test_a_fold_of_the_old_master_while_the_new_one_takes_over_damages_nothing(a
 def test_a_journal_that_never_rests_is_not_taken_over_and_loses_nothing(api: FakeBlockingKube) -> None:
     old = begun(api)
     between_reading_and_taking(api, lambda: old.append([(2.0, SEEN)], []), times=LOADS)
-    with pytest.raises(JournalError, match="is changed by somebody all the time"):
+    with pytest.raises(JournalError, match="is changed by another program all the time"):
         journal(api).load()
     old.append([(3.0, SEEN)], [])
     history = journal(api).load()

@@ -21,7 +21,7 @@ SLOW = 180.0
 
 
 def lasting(name: str, replicas: int = 2) -> dict[str, Any]:
-    """A job that trains for ever; it asks for CPU, or whoever else does on its machine would starve it."""
+    """A job that trains for ever; it asks for CPU, or the other pods of its machine would starve it."""
     return job(name, training(1_000_000), replicas, resources={"requests": {"cpu": "100m", "memory": "64Mi"}})
 
 

@@ -1,7 +1,7 @@
 """The experiments of seed 004, line by line: scale up, scale down, a process killed, a pod preempted.
 
 The seed's cluster is short of room for the fourth worker. Here each worker takes a seat, a resource made for this
-file alone: whoever holds how many of them decides what is Pending, and no other test is the poorer for it.
+file alone: how many of them are held decides what is Pending, and no other test is the poorer for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""On which clusters these tests may be run: the one of hack/cluster, and others where nobody's jobs are at stake.
+"""On which clusters these tests may be run: the one of hack/cluster, and others where no user's jobs are at stake.
 
 No cluster is asked here; a script in kubectl's place says what there is.
 """
@@ -38,7 +38,7 @@ def kubeconfig(path: Path, server: str) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Makes a cluster with these things on it, which is `ours` or somebody's."""
+    """Makes a cluster with these things on it, which is `ours` or a user's."""
 
     def make(*, operator: str = "", crd: str = "", jobs: tuple[str, ...] = (), ours: bool = False) -> None:
         items = [{"metadata": {"namespace": name.split("/")[0], "name": name.split("/")[1]}} for name in jobs]

@@ -49,7 +49,9 @@ def answers(namespace: KubeNamespace, pod: str, who: str, asked: Asked) -> dict[
 
 
 @pytest.fixture(scope="module")
-def spaces(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KubeNamespace, KubeNamespace]]:
+def namespaces(
+    deployed: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[KubeNamespace, KubeNamespace]]:
     """Two namespaces with a job of the same name, which train."""
     with ExitStack() as stack:
         made = [
@@ -64,7 +66,7 @@ def spaces(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def everything(namespace: KubeNamespace, other: KubeNamespace) -> Asked:
-    """What nobody but a master, or not even a master, should get."""
+    """What a master alone, or not even a master, should get."""
     core, jobs = CORE.format(namespace.name), JOBS.format(namespace.name)
     return [
         ("GET", f"{core}/secrets"),
@@ -100,8 +102,8 @@ def masters_own(namespace: KubeNamespace) -> Asked:
     ]
 
 
-def test_a_training_pod_can_do_nothing_at_the_api(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
-    here, other = spaces
+def test_a_training_pod_can_do_nothing_at_the_api(namespaces: tuple[KubeNamespace, KubeNamespace]) -> None:
+    here, other = namespaces
     pod = min(here.pods("same"))
     assert "No such file" in here.kubectl("exec", pod, "--", "sh", "-c", f"ls {ACCOUNT} 2>&1 || true")
     asked = [*everything(here, other), *masters_own(here)]
@@ -110,8 +112,8 @@ def test_a_training_pod_can_do_nothing_at_the_api(spaces: tuple[KubeNamespace, K
         assert not allowed, "with a token of its account" if token else "without a token"
 
 
-def test_a_master_can_do_its_work_and_touch_nothing_else(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
-    here, other = spaces
+def test_a_master_can_do_its_work_and_touch_nothing_else(namespaces: tuple[KubeNamespace, KubeNamespace]) -> None:
+    here, other = namespaces
     codes = answers(here, master("same"), f"{ACCOUNT}/token", [*masters_own(here), *everything(here, other)])
     needed = {f"{method} {path}" for method, path in masters_own(here)}
     assert {what for what, code in codes.items() if code == 200} == needed
@@ -119,11 +121,11 @@ def test_a_master_can_do_its_work_and_touch_nothing_else(spaces: tuple[KubeNames
 
 
 def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(
-    spaces: tuple[KubeNamespace, KubeNamespace],
+    namespaces: tuple[KubeNamespace, KubeNamespace],
 ) -> None:
     said = kubectl("-n", "resile-system", "logs", "deployment/resile-operator", "--tail=-1")
     assert REFUSAL not in said, said
-    for namespace in spaces:
+    for namespace in namespaces:
         assert REFUSAL not in namespace.logs(master("same"))
 
     def may(*words: str) -> bool:
@@ -148,9 +150,9 @@ def test_the_operator_is_refused_nothing_and_may_not_do_what_it_never_does(
         assert not may(*words), words
 
 
-def test_jobs_of_one_name_in_two_namespaces_do_not_meet(spaces: tuple[KubeNamespace, KubeNamespace]) -> None:
-    first, second = spaces
-    tokens = {namespace.get("secret", "elasticjob-same-token")["data"]["token"] for namespace in spaces}
+def test_jobs_of_one_name_in_two_namespaces_do_not_meet(namespaces: tuple[KubeNamespace, KubeNamespace]) -> None:
+    first, second = namespaces
+    tokens = {namespace.get("secret", "elasticjob-same-token")["data"]["token"] for namespace in namespaces}
     assert len(tokens) == 2
     before, running = second.pods("same").keys(), second.running("same")
     step = second.progress("same").get("step") or 0

@@ -1,4 +1,4 @@
-"""Who gets to a job's master on a real cluster: its own nodes, over TLS, and nobody else."""
+"""Who gets to a job's master on a real cluster: its own nodes, over TLS, and no other process."""
 
 from __future__ import annotations
 

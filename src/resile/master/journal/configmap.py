@@ -10,7 +10,7 @@ two masters can never both write: the older one is told and ends. It costs one r
 a write of the whole ConfigMap; therefore the log is folded into the snapshot, by replaying it, long before the
 megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
 
-A ConfigMap that somebody deletes costs nothing as long as its master lives, which knows all of it and writes it again
+A ConfigMap that is deleted costs nothing as long as its master lives, which knows all of it and writes it again
 once the operator has made a new one. Without a master it is lost, and the job with it: an empty journal of a job that
 was served before is refused, or ids and shards would be handed out twice.
 """
@@ -109,7 +109,7 @@ def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
 
 
 def peek(config_map: Object) -> JobState | None:
-    """The job's state as its journal tells it, for somebody who only looks; None if nothing can be learned from it."""
+    """The job's state as its journal tells it, for a caller that only reads; None if nothing can be learned from it."""
     if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
         return None
     try:
@@ -121,7 +121,7 @@ def peek(config_map: Object) -> JobState | None:
 
 
 class ConfigMapJournal:
-    """The journal of one job in its namespace. One writer; whoever loads it last is the writer."""
+    """The journal of one job in its namespace. It has one writer: the process that loaded it last."""
 
     folds_itself = True
 
@@ -181,7 +181,7 @@ class ConfigMapJournal:
             history = self._read(values)
         if history is None and self._served:
             raise JournalDamaged(
-                f"the journal {self._name} is empty, but {self._served}: somebody deleted what was in it; "
+                f"the journal {self._name} is empty, but {self._served}: what was in it was deleted; "
                 "restore it from a copy, or delete the job to start it anew"
             )
         self._patch({}, first=True)  # a conflict here means that what was read is not the newest
@@ -267,7 +267,7 @@ class ConfigMapJournal:
         self._story = lines
 
     def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
-        """Write these values and remove those that are None; whoever else wrote in between makes this fail."""
+        """Write these values and remove those that are None; fails if another process wrote in between."""
         with self._lock:
             memos, self._unwritten_memos = self._unwritten_memos, {}
         data = {f"memo.{key}": value for key, value in memos.items()}
@@ -303,7 +303,7 @@ class ConfigMapJournal:
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
         """Whether what we meant to write is there already; takes up the newest version if it is still ours.
 
-        To what is to be written it adds all the rest if the ConfigMap is a new one that nobody has written to.
+        Adds everything else to what is to be written if the ConfigMap is a new, empty one.
         """
         found = self._get()
         if found is None:
@@ -344,7 +344,7 @@ class ConfigMapJournal:
 
     @property
     def _restless(self) -> str:
-        return f"the journal {self._name} is changed by somebody all the time"
+        return f"the journal {self._name} is changed by another program all the time"
 
     @contextlib.contextmanager
     def _clear_words(self) -> Iterator[None]:
