@@ -1,4 +1,4 @@
-"""What agents and training processes share about checkpoints: the buffers in memory, and how they come to storage.
+"""What agents and training processes share about checkpoints: the buffers in memory, and how they reach storage.
 
-Imports neither torch nor numpy: the agent writes checkpoints that torch reads, and does not know what is in them.
+This package imports neither torch nor numpy. The agent writes files that torch reads without knowing their contents.
 """

@@ -1,14 +1,14 @@
-"""One buffer of shared memory that holds one checkpoint of one rank, and knows whether it is whole.
+"""A buffer of shared memory that holds one checkpoint of one rank and shows whether that checkpoint is complete.
 
-A buffer is an anonymous file in memory (memfd): it has no name, so nothing is left of it when the agent that owns it
-and the processes that map it are gone, however they ended; and it is not bounded by the size of /dev/shm.
+A buffer is an anonymous file in memory (memfd). It has no name, so it disappears with the agent that owns it and the
+processes that map it, however they end. The size of /dev/shm does not limit it.
 
     page 0     the commit record, the reader's mark, the seal
     page 1 …   the layout (JSON), the checksums, the data
 
-The commit record is taken away before the first byte is changed and written after the last one, so a process that is
-killed in between leaves a buffer that is plainly not a checkpoint. The seal (checksums of the data) follows in the
-background; a process that is killed before it leaves a whole checkpoint that cannot be checked for damage.
+The commit record is erased before the first byte changes and written after the last one. A process killed in between
+leaves a buffer that is plainly not a checkpoint. The seal (checksums of the data) follows in the background. A process
+killed before the seal leaves a complete checkpoint that cannot be checked for damage.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MAX_LAYOUT = 1 << 30
 
 
 class IncompleteBuffer(Exception):
-    """The buffer holds no checkpoint that may be used; the text says why."""
+    """The buffer holds no usable checkpoint; the text says why."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed checkpoint in a buffer."""
+    """The commit record of a checkpoint in a buffer."""
 
     sequence: int
     step: int
@@ -56,12 +56,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def places(layout: bytes, length: int) -> tuple[int, int, int]:
-    """Where checksums and data begin, and how large a buffer must be."""
+    """Returns the offsets of the checksums and the data, and the size that the buffer needs."""
     return places_of(len(layout), length)
 
 
 def places_of(layout: int, length: int) -> tuple[int, int, int]:
-    """The same, for a layout of so many bytes."""
+    """Like `places`, for a layout of this many bytes."""
     sums_at = _up(PAGE + layout)
     data_at = _up(sums_at + 8 * (chunks(length) + 1))
     return sums_at, data_at, _up(data_at + length)
@@ -72,50 +72,49 @@ def _up(size: int) -> int:
 
 
 class Buffer:
-    """A buffer as one process sees it. Writing is for one process at a time, and that is the rank's own."""
+    """A buffer as one process sees it. Only the process of the buffer's own rank writes to it."""
 
     def __init__(self, descriptor: int) -> None:
-        """Use the file; it is closed with this object."""
+        """Wrap the file and take ownership of the descriptor: `close` closes it."""
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._layout: tuple[tuple[int, int], Layout] | None = None
 
     @classmethod
     def make(cls, name: str) -> Buffer:
-        """A new one, empty, that only this user can open."""
+        """A new empty buffer that only this user can open."""
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         os.fchmod(descriptor, 0o600)
         return cls(descriptor)
 
     @property
     def size(self) -> int:
-        """Bytes that it has now."""
         return os.fstat(self.descriptor).st_size
 
     @property
     def untouched(self) -> int:
-        """Bytes of it that nobody has written to yet: the kernel has set no memory aside for them."""
+        """Bytes never written to: the kernel has not allocated memory for them."""
         state = os.fstat(self.descriptor)
         return max(0, state.st_size - 512 * state.st_blocks)
 
     def resize(self, size: int) -> None:
-        """Make it larger; what it holds stays.
+        """Grow to `size` bytes and keep the contents. Never shrinks.
 
         Raises:
-            OSError: there is no memory.
+            OSError: there is not enough memory.
         """
         if size > self.size:
             os.ftruncate(self.descriptor, size)
 
     def map(self) -> mmap.mmap:
-        """All of it."""
+        """The whole buffer, mapped into this process."""
         size = self.size
         if self._map is None or len(self._map) != size:
             self._map = mmap.mmap(self.descriptor, max(size, 1))
         return self._map
 
     def close(self) -> None:
-        """Give the file back; memory that somebody still maps lives until they let go."""
+        """Close the file. Other processes that map the memory keep it until they unmap it."""
         if self._map is not None:
             with contextlib.suppress(BufferError):
                 self._map.close()
@@ -126,10 +125,12 @@ class Buffer:
     # writing -------------------------------------------------------------------------------------------------------
 
     def begin(self, layout: bytes, length: int) -> tuple[int, int]:
-        """Take the commit away and make room; where checksums and data begin. From now on it is no checkpoint.
+        """Erase the commit and write the layout. Returns the offsets of the checksums and the data.
+
+        Until the next `commit` the buffer holds no checkpoint.
 
         Raises:
-            ValueError: the buffer is too small; it was not touched.
+            ValueError: the buffer is too small and was not changed.
         """
         sums_at, data_at, size = places(layout, length)
         if self.size < size:
@@ -141,7 +142,7 @@ class Buffer:
         return sums_at, data_at
 
     def commit(self, sequence: int, step: int, layout: bytes, length: int) -> Record:
-        """Say that all of it is there."""
+        """Declare the checkpoint complete."""
         sums_at, data_at, _ = places(layout, length)
         record = Record(
             sequence=sequence,
@@ -157,7 +158,7 @@ class Buffer:
         return record
 
     def seal(self, record: Record, sums: Sequence[int]) -> None:
-        """Add the checksums of the data, unless it holds something else by now."""
+        """Add the checksums of the data, unless the buffer holds another checkpoint by now."""
         memory, table = self.map(), array("q", sums).tobytes()
         if self.record() != record:
             return
@@ -165,14 +166,14 @@ class Buffer:
         memory[_SEAL_AT : _SEAL_AT + _SEAL.size] = _SEAL.pack(record.sequence, zlib.crc32(table))
 
     def void(self) -> None:
-        """Hold nothing any more."""
+        """Erase the commit: the buffer then holds no checkpoint."""
         if self.size >= PAGE:
             self.map()[:_MARK_AT] = bytes(_MARK_AT)
 
     # reading -------------------------------------------------------------------------------------------------------
 
     def record(self) -> Record | None:
-        """What was committed; None if nothing was, or its commit was cut short."""
+        """The commit record; None if there is none or its writing was cut short."""
         if self.size < PAGE:
             return None
         fields = self.map()[: _RECORD.size + _CRC.size]
@@ -186,7 +187,7 @@ class Buffer:
         return record if fits else None
 
     def layout(self, record: Record) -> Layout:
-        """What is where.
+        """The table of contents.
 
         Raises:
             IncompleteBuffer: the layout is damaged.
@@ -221,24 +222,24 @@ class Buffer:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody is writing it to storage, or was asked to."""
+        """True while the checkpoint is being written to storage or waits for it."""
         return self.size >= PAGE and _MARK.unpack_from(self.map(), _MARK_AT)[0] != 0
 
     def want(self, sequence: int) -> None:
-        """Ask the rank not to overwrite it."""
+        """Ask the rank not to overwrite this checkpoint."""
         _MARK.pack_into(self.map(), _MARK_AT, sequence)
 
     def release(self, sequence: int = 0) -> None:
-        """Take that back; of this sequence alone, if it is told."""
+        """Withdraw `want`. With a sequence, only if that is the checkpoint that is wanted."""
         if self.wanted and sequence in (0, _MARK.unpack_from(self.map(), _MARK_AT)[0]):
             _MARK.pack_into(self.map(), _MARK_AT, 0)
 
     @property
     def stored(self) -> int:
-        """The sequence that is in storage already; 0 if none."""
+        """The sequence that is already in storage; 0 if none is."""
         return int(_MARK.unpack_from(self.map(), _STORED_AT)[0]) if self.size >= PAGE else 0
 
     def note_stored(self, record: Record) -> None:
-        """Remember that it is in storage."""
+        """Remember that this checkpoint is in storage."""
         if self.record() == record:
             _MARK.pack_into(self.map(), _STORED_AT, record.sequence)

@@ -1,7 +1,7 @@
-"""The checksums of a buffer's data, without torch: for the agent, where a process ended before it had made them itself.
+"""Computes the checksums of a buffer's data without torch, for agents whose training process ended before it did so.
 
-A checksum is the sum of a chunk's 64-bit words, with wrap-around, as torch's `sum` of int64 gives it. Python adds the
-words by halves of one long integer, which takes 0.6 s for 1 GiB; torch takes a tenth of that.
+A checksum is the wrapping sum of a chunk's 64-bit words, equal to torch's `sum` of int64. Python adds the words by
+halving one long integer, which takes 0.6 s for 1 GiB. Torch needs a tenth of that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _WORD, _LANE = 64, 128
 _ONE_WORD = (1 << _WORD) - 1
 _LANES = CHUNK // (_LANE // 8) + 1
 _LOWER_WORDS = int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
-"""The lower word of every lane: sums of a chunk's words need no more than the room that two words have."""
+"""Mask of the lower word of every lane. A lane of two words is wide enough for the sum of a chunk's words."""
 
 
 def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
-    """Of every chunk of what goes to storage, then of the rest: as `Image.sums` of `resile.torch` gives them."""
+    """Checksums of the chunks that go to storage, then of the rest: the order of `PackedState.sums` (resile.torch)."""
     view = memoryview(memory)[data_at : data_at + layout.length]
     spans = ((0, layout.stored), (layout.stored, layout.length))
     return [word_sum(view[at : min(at + CHUNK, end)]) for start, end in spans for at in range(start, end, CHUNK)]

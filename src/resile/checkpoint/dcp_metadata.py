@@ -1,8 +1,8 @@
 """Writes the `.metadata` file of torch's distributed checkpoints (DCP) without importing torch.
 
-DCP's format is a pickle of torch's own classes, so the pickle's instructions are written out by hand: the agent that
-commits a checkpoint has no torch. Nothing here reads a pickle; `torch/_checkpoint/dcp_reader.py` does, for these
-classes only.
+DCP's format is a pickle of torch's own classes, and the agent that commits a checkpoint has no torch. This module
+therefore writes the pickle's instructions by hand. It never reads a pickle; `torch/_checkpoint/dcp_reader.py` reads
+them, for these classes only.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
 
 Written = bytes
-"""Instructions that leave one value on the unpickler's stack."""
+"""Pickle instructions that leave one value on the unpickler's stack."""
 
 
 def data_file(rank: int, attempt: str = "") -> str:
-    """The file with the data of a rank, named as DCP does; of one attempt where several lie side by side."""
+    """DCP's name of the file with a rank's data. Object stores keep several attempts side by side and name them."""
     return f"__{rank}_0.{attempt}.distcp" if attempt else f"__{rank}_0.distcp"
 
 
 def metadata(parts: Sequence[Part], attempt: str = "") -> bytes:
-    """The `.metadata` of a step that consists of these parts."""
     tensors: dict[str, list[tuple[TensorItem, Part]]] = {}
     storage: list[tuple[Written, Written]] = []
     entries: dict[str, Written] = {}
@@ -103,7 +102,7 @@ def _size(numbers: tuple[int, ...]) -> Written:
 
 
 def _plain(value: Any) -> Written:
-    """A value of builtin types. Its memo numbers may repeat others': each looks up only what it has put itself."""
+    """A value of builtin types. Its memo numbers may repeat, because each value reads only the ones it wrote."""
     return pickle.dumps(value, protocol=2)[2:-1]
 
 

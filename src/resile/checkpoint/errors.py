@@ -1,8 +1,8 @@
-"""What storage refuses is of two kinds: what may pass (a full disk, a mount that is away), and what does not heal.
+"""Errors of storage, divided into those that may pass and those that last.
 
-The second kind (a read-only file system, a file in place of the directory) is not tried again: it is said once, when
-training begins if it is found then. Missing rights are of the second kind when training begins, and later of the first:
-credentials expire and are renewed.
+A full disk or an unreachable mount may pass, so the write is tried again. A read-only file system or a file in place of
+the directory lasts: it is reported once, if possible before training begins, and not tried again. Missing permissions
+last when training begins. Later they may pass, because credentials expire and are renewed.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ LASTING = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""Errors that do not heal by waiting."""
+"""Errors that waiting does not cure."""
 
 
 class StorageError(Exception):
-    """A checkpoint did not come to storage; the text is one sentence."""
+    """A checkpoint was not stored; the text is one sentence."""
 
 
 class NotWritable(StorageError):
-    """Nor will any other: waiting does not mend it. The sentence is the same for every step."""
+    """No checkpoint can be stored, and waiting does not cure that. The sentence is the same for every step."""
 
 
 class NotReadable(Exception):
-    """Storage does not answer as it should (a mount that is away, an I/O error, refused credentials); one sentence.
+    """Storage does not answer properly (missing mount, I/O error, refused credentials); the text is one sentence.
 
-    What it holds may be sound all the same: unlike what is damaged (`IncompleteBuffer`), it is left as it is.
+    The checkpoint there may be sound, so it stays as it is, unlike a damaged one (`IncompleteBuffer`).
     """
 
 
 class NeverReadable(NotReadable):
-    """Nor will it: waiting does not mend it."""
+    """Storage cannot be read, and waiting does not cure that."""
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether waiting does not mend it. Libraries of object stores may give such errors no number."""
+    """True if waiting does not cure the error. Libraries of object stores may give such errors no number."""
     return isinstance(error, OSError) and (
         error.errno in LASTING or isinstance(error, NotADirectoryError | FileExistsError)
     )
 
 
 def is_hopeless(error: Exception) -> bool:
-    """Whether no training should begin that relies on it."""
+    """True if training that relies on this storage should not begin."""
     return is_lasting(error) or isinstance(error, PermissionError)
 
 
 def not_stored(error: Exception, step: int, place: str) -> StorageError:
-    """What an error means for a step that was to be stored."""
+    """The error to raise for a step that could not be stored."""
     if is_lasting(error):
         return unwritable(error, place)
     return StorageError(f"step {step} was not stored in {place}: {reason(error)}")
 
 
 def unwritable(error: Exception, place: str) -> NotWritable:
-    """What an error means that stays."""
+    """The error to raise for storage that stays unwritable."""
     taken = isinstance(error, FileExistsError)
     return NotWritable(f"checkpoints cannot be stored in {place}: {'it is no directory' if taken else reason(error)}")
 
 
 def not_read(error: Exception, what: str) -> NotReadable:
-    """What an error means for what was to be read."""
+    """The error to raise for something that could not be read."""
     kind = NeverReadable if is_lasting(error) else NotReadable
     return kind(f"{what} cannot be read: {reason(error)}")
 
 
 def reason(error: Exception) -> str:
-    """An error in the system's words."""
+    """The operating system's words for an error."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 def probe_name() -> str:
-    """Of a file by which a machine finds out whether it can write: as many of them as machines, should one be left."""
+    """Name of the file that tests for writability. One per machine, so that a file left behind disturbs no other."""
     return f".probe-{socket.gethostname()}"

@@ -1,8 +1,8 @@
-"""What is where in a checkpoint of one rank. Made by the training process; the agent moves bytes by it.
+"""The table of contents of one rank's checkpoint. The training process makes it, and the agent moves bytes by it.
 
-The bytes of a buffer are the bytes of the file that storage gets: every tensor stands there as `torch.save` would
-write it (its frame does not depend on its contents, so it is written once), so saving is a copy of the tensors and
-storing is a copy of the file.
+The data in a buffer is byte for byte the file that goes to storage. Every tensor stands there as `torch.save` would
+write it. The frame around its values does not depend on them and is written once, so saving only copies the values and
+storing only copies the file.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Literal
 import msgspec
 
 Path = tuple[tuple[Literal["d", "l", "t"], str | int], ...]
-"""From the top of the state to a leaf: each step is a key of a dictionary (d) or a place in a list (l) or tuple (t)."""
+"""The way from the top of the state to a leaf: keys of dictionaries (d) and positions in lists (l) and tuples (t)."""
 
 
 class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_defaults=True):
-    """One tensor, or the piece of it that this rank has."""
+    """A tensor, or the piece of it that this rank holds."""
 
     key: str
-    """Its name in DCP: the steps of the path, joined by dots."""
+    """The name in DCP: the path's keys, joined by dots."""
     path: Path
     offset: int
-    """Where its entry begins in the data."""
+    """Where the entry begins in the data."""
     length: int
     data: int
     """Where the raw values begin in the data."""
@@ -32,17 +32,17 @@ class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_d
     dtype: str
     """As in `torch.float32`, without the `torch.`."""
     shape: tuple[int, ...]
-    """Of this piece."""
+    """Shape of this piece."""
     full: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     origin: tuple[int, ...]
-    """Where this piece begins in the whole."""
+    """Where this piece begins in the whole tensor."""
     array: bool = False
-    """It is saved from an array of numpy, and comes back as one."""
+    """True if it was a numpy array and is to be restored as one."""
 
 
 class ObjectItem(msgspec.Struct, frozen=True, kw_only=True, tag="object"):
-    """One value that is no tensor, pickled by `torch.save` and padded with zeros to the length of its slot."""
+    """A value that is no tensor, pickled by `torch.save` and padded with zeros to the length of its slot."""
 
     key: str
     path: Path
@@ -54,14 +54,14 @@ Item = TensorItem | ObjectItem
 
 
 MAX_WORLD = 1 << 20
-"""Ranks; numbers beyond it come from somebody who means no good."""
+"""Ranks. A layout that names more is damaged or forged."""
 
 
 def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item]) -> None:
-    """See that everything lies within `length` bytes, before memory is taken or read by it.
+    """Check that everything lies within `length` bytes, before memory is allocated or read by it.
 
     Raises:
-        ValueError: it does not.
+        ValueError: something does not.
     """
     if not (0 <= rank < world <= MAX_WORLD and 0 <= stored <= length):
         raise ValueError(f"rank {rank} of {world} has {stored} of {length} bytes to store")
@@ -76,34 +76,34 @@ def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one rank's part of a checkpoint, except the values."""
+    """One rank's part of a checkpoint, without the values."""
 
     rank: int
     world: int
     attempt: str
-    """Parts of one step belong together only if they were made in the same attempt of the same world."""
+    """Parts of one step belong together only if the same attempt of the same world made them."""
     replicated: bool
-    """Nothing in it belongs to this rank alone: any rank of any world can use it."""
+    """True if nothing here belongs to this rank alone, so that any rank of any world can use it."""
     whole: bool = False
-    """It has all of such a step, so that it can be the only part of one in storage."""
+    """True if this part has all of a replicated step and can be its only part in storage."""
     length: int
     """Bytes of data."""
     stored: int
-    """How many of them, from the start, this rank writes to storage; other ranks write the rest."""
+    """How many of them, from the start, this rank writes to storage. Other ranks write the rest."""
     items: tuple[Item, ...]
     directory: str = ""
-    """Where storage is; empty: nowhere."""
+    """The storage; empty if there is none."""
     keep_last: int = 0
-    """How many steps storage keeps; 0: all."""
+    """How many steps storage keeps; 0 keeps all."""
     keep_every: int = 0
-    """Steps divisible by it are kept for ever; 0: none."""
+    """Steps divisible by it are kept for ever; 0 for none."""
 
     @classmethod
     def decode(cls, text: bytes, length: int) -> Layout:
-        """What describes `length` bytes.
+        """Decode a layout of `length` bytes.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is no such layout.
         """
         layout = msgspec.json.decode(text, type=cls)
         if layout.length != length:
@@ -113,21 +113,21 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sums(self) -> int:
-        """How many checksums it has: what goes to storage has its own."""
+        """Number of checksums. Data that goes to storage and data that does not share none."""
         return chunks(self.stored) + chunks(self.length - self.stored)
 
     @property
     def is_anothers(self) -> bool:
-        """Whether another rank brings all of the step to storage as long as nobody is lost: one of all of them does."""
+        """True if another rank normally stores this step: of the ranks of a replicated step only rank 0 does."""
         return self.replicated and self.rank > 0
 
     def alone(self) -> Layout:
-        """How it is stored as the only part of a step; whoever else does the same is in an attempt of its own."""
+        """This layout as the only part of a step. Each rank that stores it so makes an attempt of its own."""
         attempt = f"{self.attempt}-{self.rank}"
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 
     def stored_items(self) -> tuple[Item, ...]:
-        """What this rank writes to storage."""
+        """The items that this rank writes to storage."""
         return tuple(item for item in self.items if item.offset < self.stored)
 
 
@@ -138,16 +138,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world: int
     length: int
-    """Bytes of the .distcp file; 0: there is none."""
+    """Bytes of the .distcp file; 0 if there is none."""
     sums: tuple[int, ...]
-    """Of every CHUNK of the file."""
+    """One for every CHUNK of the file."""
     items: tuple[Item, ...]
     crc: int = 0
-    """Of this description itself, written with a 0 here."""
+    """Checksum of this description, computed with 0 in this field."""
 
     @classmethod
     def of(cls, layout: Layout, step: int, sums: Iterable[int]) -> Part:
-        """What a rank with this layout writes."""
+        """The part that a rank with this layout stores."""
         return cls(
             step=step,
             rank=layout.rank,
@@ -158,16 +158,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def encode(self) -> bytes:
-        """As it is written to storage."""
         plain = msgspec.json.encode(msgspec.structs.replace(self, crc=0))
         return msgspec.json.encode(msgspec.structs.replace(self, crc=zlib.crc32(plain)))
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """What was written.
+        """Decode a part from storage.
 
         Raises:
-            ValueError: it is something else, or not as it was written.
+            ValueError: the data is no part, or is damaged.
         """
         part = msgspec.json.decode(data, type=cls)
         if part.encode() != data:
@@ -177,22 +176,22 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHUNK = 31 * 8192
-"""Bytes that share a checksum: below the size from which torch spreads a sum over threads."""
+"""Bytes that share a checksum. Below the size from which torch uses several threads for a sum."""
 
 
 def attempt_name(made: int, round_: str, world: int, floor: int) -> str:
-    """What an attempt is called that was made at this moment, when `floor` was the highest sequence of all ranks."""
+    """Name of an attempt made at time `made`, when `floor` was the highest sequence of all ranks."""
     return f"{made:x}.{round_}.{world}.{floor}"
 
 
 def is_first(attempt: str, sequence: int) -> bool:
-    """Whether a save was the first of its attempt: whoever was killed in it may have been the first to come so far."""
+    """True if the save was the first of its attempt. A process killed in it may be the first to get so far."""
     words = attempt.split(".")
     return len(words) == 4 and words[3] == str(sequence - 1)
 
 
 def made_at(attempt: str) -> int:
-    """When an attempt was made: of two that got to the same step the later one counts. 0: nobody can tell."""
+    """When an attempt was made; 0 if its name does not tell. Of two attempts at one step the later one counts."""
     try:
         return int(attempt.partition(".")[0], 16)
     except ValueError:
@@ -200,5 +199,5 @@ def made_at(attempt: str) -> int:
 
 
 def chunks(length: int) -> int:
-    """How many checksums `length` bytes have."""
+    """Number of checksums for `length` bytes."""
     return -(-length // CHUNK)

@@ -1,4 +1,4 @@
-"""What goes wrong at every save is said, but not at every save."""
+"""Logs a problem that recurs at every save without repeating it at every save."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import logging
 
 
 class LogOnce:
-    """Says each thing once."""
+    """Logs each message once."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._said: set[str] = set()
 
     def say(self, words: str, *, about: str = "", level: int = logging.WARNING) -> None:
-        """Say it, unless it was said.
+        """Log the message unless it was logged before.
 
         Args:
             words: a sentence.
-            about: what it is about, if the words for the same thing differ from time to time.
+            about: identifies the problem, for messages whose words vary.
             level: of the log.
         """
         if (about or words) not in self._said:
@@ -26,7 +26,7 @@ class LogOnce:
 
 
 class LogOnChange:
-    """Says what went wrong, and is silent while it stays the same."""
+    """Logs a problem, and nothing while it stays the same."""
 
     def __init__(self, log: logging.Logger, level: int = logging.ERROR) -> None:
         self._log = log
@@ -34,7 +34,7 @@ class LogOnChange:
         self._last = ""
 
     def say(self, words: str) -> None:
-        """Say it, unless it was the last that was said; empty words say that all is well, and are not written."""
+        """Log the message unless it equals the last one. Empty words mean that all is well and are not logged."""
         if words and words != self._last:
             self._log.log(self._level, "%s", words)
         self._last = words

@@ -1,8 +1,8 @@
-"""Between a training process and the agent that owns its buffers: a Unix socket of its own, one packet a message.
+"""Connects a training process to the agent that owns its buffers: a Unix socket with one packet per message.
 
-Apart from the channel for steps and shards because it hands over file descriptors, and because a process that never
-saves a checkpoint should not know of it. Who may talk is decided as there: the socket lies in the agent's private
-directory, and another user's process is turned away.
+This socket is separate from the one for steps and shards because it passes file descriptors, and because a process that
+never saves a checkpoint should not depend on it. Access is guarded in the same way: the socket lies in the agent's
+private directory, and the agent rejects processes of other users.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from resile.checkpoint.buffer import Buffer
 from resile.common import unix_sockets
 
 SOCKET = "checkpoint.sock"
-"""Beside the agent's own."""
+"""Lies beside the agent's own socket."""
 MAX_PACKET = 64 * 1024
 BUFFERS = 2
 MAX_LOCAL_RANKS = 4096
 MAX_COPIES = 250
-"""Descriptors that fit into one packet."""
+"""File descriptors that fit into one packet."""
 COPY_GRACE = 15.0
-"""Seconds that a copy to another node has in any case."""
+"""Seconds that a copy to another node may take, whatever its size."""
 COPY_SLOWEST = 8 << 20
-"""Bytes a second below which it is given up."""
+"""Bytes per second. A copy that is slower is abandoned."""
 REMEMBERED = 16
-"""Answers about storage that are kept for somebody to ask."""
+"""Outcomes of saves that are kept until a caller asks for them."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -41,76 +41,74 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 
 class Open(_Request, frozen=True, kw_only=True):
-    """Give me the buffers of the process with this local rank."""
+    """Asks for the buffers of the process with this local rank."""
 
     worker: str
     local_rank: int
     reads: bool = False
-    """They are another process's, and only looked at."""
+    """True if the buffers belong to another process and are only read."""
 
 
 class Opened(_Request, frozen=True, kw_only=True):
-    """Here they are (as descriptors), unless there is an `error`."""
+    """Carries the buffers as file descriptors, or an `error`."""
 
     error: str = ""
 
 
 class Reserve(_Request, frozen=True, kw_only=True):
-    """Make each of my buffers at least `size` bytes."""
+    """Asks to make each buffer at least `size` bytes."""
 
     size: int
 
 
 class Reserved(_Request, frozen=True, kw_only=True):
-    """It is, unless there is an `error`."""
+    """Empty `error`: the buffers are large enough."""
 
     error: str = ""
 
 
 class Store(_Request, frozen=True, kw_only=True):
-    """Write what was committed as `sequence` in that buffer to storage."""
+    """Asks to write the checkpoint `sequence` in that buffer to storage."""
 
     buffer: int
     sequence: int
 
 
 class Stored(_Request, frozen=True, kw_only=True):
-    """Done with it, unless there is an `error`."""
+    """Empty `error`: the checkpoint is in storage."""
 
     sequence: int
     error: str = ""
 
 
 class AskReplica(_Request, frozen=True, kw_only=True):
-    """Is there another node that keeps copies for this one?"""
+    """Asks whether another node keeps replicas for this one."""
 
 
 class ReplicaIs(_Request, frozen=True, kw_only=True):
-    """The answer."""
-
     there: bool
 
 
 class FetchReplica(_Request, frozen=True, kw_only=True):
-    """Bring what was committed as `sequence` in that buffer to the other node."""
+    """Asks to copy the checkpoint `sequence` in that buffer to the other node."""
 
     buffer: int
     sequence: int
 
 
 class ReplicaFetched(_Request, frozen=True, kw_only=True):
-    """It is there, unless there is an `error`."""
+    """Empty `error`: the other node has the copy."""
 
     sequence: int
     error: str = ""
 
 
 class OpenReplicas(_Request, frozen=True, kw_only=True):
-    """Give me the copies that this node keeps for another."""
+    """Asks for the replicas that this node keeps for another."""
 
 
 class ReplicasOpened(_Request, frozen=True, kw_only=True):
-    """Here they are, as descriptors."""
+    """Carries them as file descriptors."""
 
 
 ToAgent = Open | Reserve | Store | AskReplica | FetchReplica | OpenReplicas
@@ -121,46 +119,46 @@ W = TypeVar("W", bound=_Request)
 
 
 def copied_within(length: int, ranks: int) -> float:
-    """Seconds in which an agent has made copies of so many bytes of each of its ranks, one by one, or has given up."""
+    """Seconds after which an agent has copied `length` bytes of each of its ranks in turn, or has given up."""
     return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
 
 class NoCheckpointServer(Exception):
-    """There are no buffers to be had from the agent; the text is one sentence."""
+    """The agent provides no buffers; the text is one sentence."""
 
 
 class MemoryClient:
-    """A training process's line to the buffers of one local rank. Any thread may use it.
+    """A training process's connection to the buffers of one local rank. Any thread may use it.
 
-    Of several threads that wait one listens, and tells the others what it hears.
+    Of several threads that wait, one reads the socket and passes on what it receives.
     """
 
     def __init__(
         self, agent_socket: str, worker: str, local_rank: int, *, reads: bool = False, patience: float = 10.0
     ) -> None:
-        """Ask for the buffers.
+        """Connect and ask for the buffers.
 
         Args:
-            agent_socket: the agent's own socket; this line's lies beside it.
+            agent_socket: the agent's own socket; the checkpoint socket lies beside it.
             worker: the name of this process.
-            local_rank: whose buffers.
-            reads: they are another process's, and only looked at.
-            patience: seconds that the agent has for each answer.
+            local_rank: the rank that owns the buffers.
+            reads: True if they are another process's and only read.
+            patience: seconds the agent has for each answer.
 
         Raises:
-            NoCheckpointServer: the agent does not answer, or has none.
+            NoCheckpointServer: the agent does not answer, or has no buffers.
         """
         self._patience = patience
         self._asking = threading.Lock()
-        """One question at a time: its answer does not say whose it is."""
+        """Held from question to answer, because an answer does not say which question it belongs to."""
         self._turn = threading.Condition()
-        """Guards all below; told when somebody has listened."""
+        """Guards all fields below; notified whenever a thread has read the socket."""
         self._listening = False
-        """Whether a thread waits at the socket, without the lock."""
+        """True while a thread waits at the socket without holding the lock."""
         self._wanted: type[_Request] | None = None
-        """The kind of answer that the question under way asks for."""
+        """The type of answer to the question under way."""
         self._answer: tuple[FromAgent, list[int]] | None = None
-        """To that question, with the descriptors that came with it."""
+        """The answer to that question, with the descriptors that came with it."""
         self._stored: dict[int, str] = {}
         self._copied: dict[int, str] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -184,7 +182,7 @@ class MemoryClient:
         self._socket.setblocking(False)
 
     def make_room(self, size: int) -> str:
-        """Have each buffer made at least this large; an empty answer, or the sentence that says why not."""
+        """Have each buffer grown to at least `size`. Returns an empty string, or a sentence that says why not."""
         if all(buffer.size >= size for buffer in self.buffers):
             return ""
         try:
@@ -193,59 +191,59 @@ class MemoryClient:
             return f"the agent does not answer: {error}"
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Have a buffer written to storage; `wait` tells when it is. False: the agent does not take the word."""
+        """Have a buffer written to storage; `wait` gives the outcome. False if the agent cannot be told."""
         return self._tell(Store(buffer=buffer, sequence=sequence))
 
     def wait(self, sequence: int, timeout: float) -> str | None:
-        """Wait until it is stored: an empty answer, or the sentence that says why it is not; None: not in time."""
+        """Wait until it is stored. Returns an empty string, or a sentence that says why not; None after the timeout."""
         answer = self._outcome(self._stored, sequence, timeout)
         self._stored.pop(sequence, None)
         return answer
 
     def has_partner(self) -> bool:
-        """Whether there is another node that keeps copies for this one."""
+        """True if another node keeps replicas for this one."""
         try:
             return self._ask(AskReplica(), ReplicaIs)[0].there
         except OSError:
             return False
 
     def copy_out(self, buffer: int, sequence: int) -> bool:
-        """Have a buffer copied to the other node; `copied` tells when it is. False: the agent does not answer."""
+        """Have a buffer copied to the other node; `copied` gives the outcome. False if the agent cannot be told."""
         return self._tell(FetchReplica(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
-        """Whether the other node has it: an empty answer, or the sentence that says why not; None: not yet."""
+        """Wait for the copy. Returns an empty string, or a sentence that says why not; None if it is not done."""
         return self._outcome(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
-        """The buffers in which this node keeps copies for another; whoever asked closes them."""
+        """The buffers in which this node keeps replicas for another. The caller closes them."""
         try:
             return [_own(descriptor) for descriptor in self._ask(OpenReplicas(), ReplicasOpened)[1]]
         except OSError:
             return []
 
     def close(self) -> None:
-        """Hang up. The agent keeps the buffers."""
+        """Disconnect. The agent keeps the buffers."""
         self._socket.close()
         for buffer in self.buffers:
             buffer.close()
 
     def _outcome(self, known: dict[int, str], sequence: int, timeout: float) -> str | None:
-        """What the agent says of a save, as soon as it does; None: not in time."""
+        """Wait for the outcome of a save; None after the timeout."""
         try:
             return self._awaited(lambda: known.get(sequence), timeout)
         except OSError as error:
             return f"the agent does not answer: {error}"
 
     def _ask(self, word: ToAgent, kind: type[W]) -> tuple[W, list[int]]:
-        """The agent's answer of that kind, and the descriptors that came with it.
+        """Ask the agent. Returns the answer and the descriptors that came with it.
 
         Raises:
-            OSError: there is none.
+            OSError: no answer came.
         """
         with self._asking:
             with self._turn:
-                self._take()  # an answer to a question that was given up, maybe
+                self._take()  # drops a late answer to an earlier question
                 self._wanted = kind
             try:
                 self._say(word)
@@ -269,7 +267,7 @@ class MemoryClient:
             return False
 
     def _say(self, word: ToAgent) -> None:
-        """Say something, and first take what the agent has said: it does not wait for one that does not listen."""
+        """Send a message. Received ones are read first, as the agent does not wait for a process that reads nothing."""
         packet = msgspec.msgpack.encode(word)
         with self._turn:
             self._take()
@@ -281,7 +279,7 @@ class MemoryClient:
                 self._socket.send(packet)
 
     def _awaited(self, known: Callable[[], T | None], timeout: float) -> T | None:
-        """What is known, as soon as it is; None: not in time. Others use the line meanwhile.
+        """Return `known()` as soon as it is not None; None after the timeout. Other threads may use the socket.
 
         Raises:
             OSError: the agent is gone.
@@ -306,10 +304,10 @@ class MemoryClient:
                 finally:
                     self._turn.acquire()
                     self._listening = False
-                    self._turn.notify_all()  # they look at what came, and one of them listens from now on
+                    self._turn.notify_all()  # the others look at what came, and one of them reads on
 
     def _take(self) -> None:
-        """Hear all that has come, unless a thread is about to."""
+        """Read all packets that have arrived, unless another thread is reading."""
         while not self._listening:
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, MAX_COPIES)
@@ -327,7 +325,7 @@ class MemoryClient:
         if isinstance(answer, Stored | ReplicaFetched):
             known = self._stored if isinstance(answer, Stored) else self._copied
             known[answer.sequence] = answer.error
-            while len(known) > REMEMBERED:  # of saves that nobody asked about
+            while len(known) > REMEMBERED:  # of saves that no caller asked about
                 known.pop(min(known))
         elif self._wanted is not None and isinstance(answer, self._wanted):
             self._wanted, self._answer = None, (answer, descriptors)

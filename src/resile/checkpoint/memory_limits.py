@@ -1,4 +1,4 @@
-"""Whether there is memory for something: asked before it is taken, as a container that takes too much is killed."""
+"""Checks that there is enough memory before it is allocated, because a container that exceeds its limit is killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 from resile.api import quantity
 
 LIMIT = "RESILE_CHECKPOINT_MEMORY"
-"""How much memory checkpoints may take on a node, as in `512Mi`; without it, what machine and container have."""
+"""How much memory checkpoints may use on a node, as in `512Mi`. Without it, all that the machine and container have."""
 SPARE = 256 << 20
-"""Bytes that are left for everything else."""
+"""Bytes left free for everything else."""
 
 
 def short_of(
@@ -27,17 +27,17 @@ def short_of(
     proc: Path = Path("/proc"),
     cgroup: Path = Path("/sys/fs/cgroup"),
 ) -> str:
-    """Why there is no room for `need` more bytes beside the `taken` ones: one sentence; empty if there is.
+    """Returns a sentence that says why there is no memory for `need` more bytes; empty if there is.
 
     Args:
-        need: bytes that are asked for.
-        taken: bytes that are taken for the same on this node already.
-        untouched: those of them that nobody has written to yet, so that the kernel still counts them as free.
-        what: what they are for, in the sentence.
-        limit: the variable that bounds them.
-        environ: where the limit is set.
-        proc: where the kernel tells of the machine's memory.
-        cgroup: where it tells of the container's.
+        need: additional bytes.
+        taken: bytes that this node already uses for the same purpose.
+        untouched: how many of those were never written to, so that the kernel still counts them as free.
+        what: the purpose, for the sentence.
+        limit: the environment variable that limits it.
+        environ: where that variable is looked up.
+        proc: where the kernel reports the machine's memory.
+        cgroup: where it reports the container's.
     """
     if bound := environ.get(limit, ""):
         try:
@@ -62,18 +62,18 @@ def _machine(proc: Path) -> int | None:
 
 
 def _container(proc: Path, cgroup: Path) -> int | None:
-    """What is left of the container's limit, and of those around it. None: no limit."""
+    """What is left of the container's limit and of the limits around it; None without a limit."""
     left = [_left(group, names) for group, names in _groups(proc, cgroup)]
     return min((each for each in left if each is not None), default=None)
 
 
 class _Names(NamedTuple):
-    """What a cgroup's files are called."""
+    """The names of a cgroup's files."""
 
     limit: str
     used: str
     droppable: str
-    """In memory.stat: pages of files that can be dropped count as free."""
+    """The field of memory.stat with file pages that can be dropped; they count as free."""
 
 
 _V2 = _Names("memory.max", "memory.current", "inactive_file")
@@ -81,7 +81,7 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 
 
 def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[Path, _Names]]:
-    """This process's cgroup and all above it; in a container of its own the top one is the container's."""
+    """This process's cgroup and all above it. In a container with its own cgroup root that root is the container's."""
     own = {_V2: "", _V1: ""}
     with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():

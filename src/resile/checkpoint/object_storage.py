@@ -1,12 +1,12 @@
-"""Checkpoints in an object store, by its fsspec URL (`s3://…`, `gs://…`): whole or not at all, without any rename.
+"""Checkpoints in an object store, by fsspec URL (`s3://…`, `gs://…`). They appear whole or not at all, without renames.
 
     URL/step-100/   .metadata                       written last: without it there is no checkpoint
                     __0_0.ATTEMPT.distcp …          data, named in .metadata
                     __0.ATTEMPT.resile.json …       our checksums
 
-Parts of different attempts lie side by side under different names. Whoever finds all parts of an attempt there writes
-`.metadata`, which names exactly those; a store writes one object as a whole or not at all. If two writers find them
-complete, both write the same bytes. What all ranks have alike is one part, and each writer of it an attempt.
+Parts of different attempts lie side by side under different names. A writer that finds all parts of an attempt writes
+`.metadata`, which names exactly those parts. A store writes one object whole or not at all. If two writers find the
+parts complete, both write the same bytes. A replicated step is a single part, and each of its writers is an attempt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ObjectStorage:
     """The checkpoints under one URL."""
 
     def __init__(self, url: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Look at it.
+        """Connect to the store.
 
         Raises:
             NotWritable: fsspec is not installed, or knows no such store.
@@ -52,26 +52,26 @@ class ObjectStorage:
             raise NotWritable(f"{url} needs fsspec: pip install 'resile[storage]'") from None
         try:
             self._fs, root = url_to_fs(url)
-        except ImportError as error:  # of the store itself; fsspec names the package
+        except ImportError as error:  # fsspec names the package that the store needs
             raise NotWritable(f"{url} needs a package that is not installed: {error}") from None
-        except Exception as error:  # a store's library raises whatever it likes
+        except Exception as error:  # a store's library may raise anything
             raise NotWritable(f"{url} cannot be used: {error}") from None
         self.directory = url.rstrip("/")
         self._root = str(root).rstrip("/")
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._attempts: dict[int, str] = {}
-        """The attempt that each step is of whose parts were asked for last."""
+        """For each step, the attempt of the parts that were read last."""
 
     def where(self, step: int) -> str:
-        """What `torch.distributed.checkpoint.load` takes, with its FsspecReader."""
+        """The URL for `torch.distributed.checkpoint.load` with its FsspecReader."""
         return f"{self.directory}/step-{step}"
 
     def has(self, step: int) -> bool:
-        """Whether a step is there as a whole.
+        """True if the whole step is there.
 
         Raises:
-            NotReadable: nobody can tell.
+            NotReadable: the store does not answer.
         """
         with self._answering(self.where(step)):
             return self._is_there(f"{self._path(step)}/{METADATA}")
@@ -80,33 +80,33 @@ class ObjectStorage:
         """The committed steps, oldest first.
 
         Raises:
-            NotReadable: nobody can tell.
+            NotReadable: the store does not answer.
         """
         with self._answering(self.directory):
             directories = self._directories()
         return sorted(step for step in directories if self.has(step))
 
     def check_writable(self) -> None:
-        """Find out whether anything can be written: an object is, and is removed again.
+        """Test the store by writing an object and removing it again.
 
         Raises:
-            NotWritable: nothing can, and waiting does not mend that. What may pass is left to `store`.
+            NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
         """
         probe = f"{self._root}/{probe_name()}"
         try:
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(probe, b"resile")
-        except Exception as error:  # a store's library raises whatever it likes
+        except Exception as error:  # a store's library may raise anything
             if is_hopeless(error):
                 raise unwritable(error, self.directory) from None
-        with contextlib.suppress(Exception):  # who may write need not have the right to remove
+        with contextlib.suppress(Exception):  # the right to write need not include the right to remove
             self._fs.rm_file(probe)
 
     def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write the part that a buffer holds; whether that made the step complete.
+        """Write the part that a buffer holds. Returns True if that completed the step.
 
         Raises:
-            StorageError: the buffer was overwritten meanwhile, or the store does not take it.
+            StorageError: the buffer was overwritten meanwhile, or the store refused it.
         """
         try:
             layout = buffer.layout(record)
@@ -120,10 +120,10 @@ class ObjectStorage:
             raise StorageError(f"step {record.step} was not stored: {error}") from None
 
     def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
-        """Write one rank's part; whether that made the step complete.
+        """Write one rank's part. Returns True if that completed the step.
 
         Raises:
-            StorageError: the store does not take it.
+            StorageError: the store refused it.
             IncompleteBuffer: from `blocks`.
         """
         attempt = attempt_word(layout.attempt)
@@ -136,35 +136,35 @@ class ObjectStorage:
             part = Part.of(layout, step, sums)
             self._fs.pipe_file(f"{self._path(step)}/{_part_file(layout.rank, attempt)}", part.encode())
             if not {_part_file(rank, attempt) for rank in range(layout.world)} <= set(self._names(step)):
-                return False  # without reading any: of so many ranks only the last one needs them
+                return False  # decided by the names: only the last of the ranks needs to read the parts
             parts = self._parts(step, attempt)
             if [each.rank for each in parts] != list(range(layout.world)):
                 return False
             self._fs.pipe_file(f"{self._path(step)}/{METADATA}", metadata(parts, attempt))
         except IncompleteBuffer:
             raise
-        except Exception as error:  # a store's library raises whatever it likes
+        except Exception as error:  # a store's library may raise anything
             raise not_stored(error, step, self.directory) from error
         self.sweep()
         return True
 
     def progress(self, step: int) -> int:
-        """A number that changes while somebody is writing a step, as far as a store shows that."""
+        """A number that changes while a step is being written, as far as the store shows that."""
         with self._answering(self.where(step)):
             return len(self._names(step))
 
     def parts(self, step: int) -> list[Part]:
-        """The parts that the step consists of, by rank; none in one that plain DCP wrote.
+        """The parts of a step, by rank; none if plain DCP wrote it.
 
         Raises:
-            IncompleteBuffer: one is not as it was written, or `.metadata` is of none of the attempts there.
-            NotReadable: the store does not give them.
+            IncompleteBuffer: a part is damaged, or `.metadata` belongs to none of the attempts there.
+            NotReadable: the store does not return them.
         """
         self._attempts[step], parts = self._committed(step)
         return parts
 
     def _committed(self, step: int) -> tuple[str, list[Part]]:
-        """The attempt that `.metadata` is of, and its parts."""
+        """The attempt that `.metadata` belongs to, and its parts."""
         with self._answering(self.where(step)):
             attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
         written = self.metadata(step)
@@ -181,22 +181,22 @@ class ObjectStorage:
         return "", []
 
     def metadata(self, step: int) -> bytes:
-        """DCP's own description.
+        """The contents of DCP's `.metadata`.
 
         Raises:
-            IncompleteBuffer: it is not there.
-            NotReadable: the store does not give it.
+            IncompleteBuffer: it does not exist.
+            NotReadable: the store does not return it.
         """
         with self._reading(step, METADATA):
             return bytes(self._fs.cat_file(f"{self._path(step)}/{METADATA}"))
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
-        """The data of a part, to read.
+        """Open the data of a part for reading.
 
         Raises:
-            IncompleteBuffer: it is not there.
-            NotReadable: the store does not give it, now or while it is being read.
+            IncompleteBuffer: it does not exist.
+            NotReadable: the store does not return it, now or during the reading.
         """
         if step not in self._attempts:
             self.parts(step)
@@ -211,20 +211,20 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Tell an object that is not there from one that the store does not give."""
+        """Tell an object that does not exist from one that the store does not return."""
         with self._answering(f"{name} in {self.where(step)}"):
             try:
                 yield
             except FileNotFoundError:
                 there = self._names(step)
-                if not there or name in there:  # nothing is, or this too: that is no answer of a store that works
+                if not there or name in there:  # a working store would list others, or not miss this one
                     raise
                 raise IncompleteBuffer(f"{name} is not there") from None
 
     @staticmethod
     @contextlib.contextmanager
     def _answering(what: str) -> Iterator[None]:
-        """Whatever the store's library raises means that it cannot be read."""
+        """Turn anything that the store's library raises into `NotReadable`."""
         try:
             yield
         except (IncompleteBuffer, NotReadable):
@@ -233,18 +233,18 @@ class ObjectStorage:
             raise not_read(error, what) from None
 
     def set_aside(self, step: int) -> str:
-        """Make a damaged step no checkpoint any more; a person can look at it, and a sound one take its place.
+        """Stop a damaged step from being a checkpoint, but keep it for inspection. A sound one can replace it.
 
-        What its metadata are called now; empty if the store refused.
+        Returns the new name of its metadata; empty if the store refused.
         """
-        with contextlib.suppress(Exception):  # it is passed over in any case
+        with contextlib.suppress(Exception):  # the caller passes the step over in any case
             self._fs.pipe_file(f"{self._path(step)}/{DAMAGED}", self.metadata(step))
             self._fs.rm_file(f"{self._path(step)}/{METADATA}")
             return f"step-{step}/{DAMAGED}"
         return ""
 
     def sweep(self) -> None:
-        """Remove what retention does not keep, and parts of steps that a newer one has overtaken."""
+        """Remove steps that retention does not keep, and parts of uncommitted steps older than the newest."""
         with contextlib.suppress(Exception):  # the next writer tries again
             steps = self.steps()
             newest = steps[-1] if steps else -1
@@ -252,12 +252,12 @@ class ObjectStorage:
             for step in self._directories():
                 if step in old:
                     if not self._keep_every or step % self._keep_every:
-                        self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that nobody reads half of it
+                        self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that no reader sees half of it
                         self._fs.rm(self._path(step), recursive=True)
                 elif step < newest and not {METADATA, DAMAGED} & set(names := self._names(step)):
-                    for name in names:  # and nothing else: who commits it this moment is not to lose that
+                    for name in names:  # only these: a `.metadata` written at this moment must survive
                         self._fs.rm_file(f"{self._path(step)}/{name}")
-                    with contextlib.suppress(Exception):  # where directories are more than the names of their files
+                    with contextlib.suppress(Exception):  # some stores have real directories
                         self._fs.rmdir(self._path(step))
 
     def _parts(self, step: int, attempt: str) -> list[Part]:
@@ -276,7 +276,7 @@ class ObjectStorage:
         return sorted(parts, key=lambda part: part.rank)
 
     def _is_there(self, path: str) -> bool:
-        """Not `exists`, which says no when the store does not answer; and not from what was listed before."""
+        """Unlike fsspec's `exists`, this raises if the store does not answer, and uses no cached listing."""
         try:
             self._fs.invalidate_cache()
             self._fs.info(path)
@@ -307,10 +307,10 @@ def _part_file(rank: int, attempt: str) -> str:
 
 
 def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryview]:
-    """The data of a buffer, as long as nobody overwrites it.
+    """The data of a buffer, block by block.
 
     Raises:
-        IncompleteBuffer: somebody did.
+        IncompleteBuffer: the buffer was overwritten meanwhile.
     """
     with memoryview(buffer.map()) as memory:
         for at in range(record.data_at, record.data_at + length, _BLOCK):

@@ -1,15 +1,15 @@
-"""Checkpoints in storage: a directory for every step, there as a whole or not at all, which torch can read by itself.
+"""Checkpoints in storage: one directory per step, which torch can read by itself. It appears whole or not at all.
 
     DIRECTORY/step-100/              .metadata  __0_0.distcp  __1_0.distcp …      what DCP reads
                                      __0.resile.json …                            our checksums
     DIRECTORY/.step-100.ATTEMPT/     the same, until every rank's part is there
 
-Every writer puts its own part into the hidden directory and then looks whether all are there. Whoever finds them
-complete commits: the last one always does, and if two do, one renames first and the other finds it done. Nobody waits
-for anybody, so parts can be written after a crash, by agents whose processes are gone.
+Every writer puts its part into the hidden directory and then looks whether all parts are there. A writer that finds
+them complete commits the step by a rename. The last writer always does; of two, one renames first and the other finds
+it done. No writer waits for another, so agents can still write the parts after a crash of their processes.
 
-What all ranks have alike is one part, and whoever has it can make the step of it alone, in a directory of its own. Rank
-0 does; when processes end or a peer is lost, any node that sees nobody else bring the step.
+A replicated step is a single part, and any rank can make the step from it, in a directory of its own. Normally rank 0
+does. When processes end or a peer is lost, any node does that sees no other one write the step.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _DRAFT = re.compile(r"\.step-(\d{1,18})\..+")
 _PART = re.compile(r"__\d{1,9}\.resile\.json")
 _DOOMED = ".gone-"
 _BLOCK = 16 << 20
-"""Bytes that the kernel copies at a time: between two of them the writer can see that it has been overtaken."""
+"""Bytes that the kernel copies at a time. After each block the writer checks that its buffer was not overwritten."""
 OTHERS_FIRST = 1.0
-"""Seconds that others have to begin with a step that is theirs to store, before who has it too does it."""
+"""Seconds that the rank responsible for a step has to begin storing it, before another rank that has it does."""
 LOOK = 0.25
 
 
@@ -60,41 +60,41 @@ class Storage:
     """The checkpoints in one directory."""
 
     def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Look at it; it is made when something is stored.
+        """Nothing is created before something is stored.
 
         Args:
             directory: where; all ranks of the job see the same files there.
-            keep_last: steps that are kept; 0: all.
-            keep_every: steps divisible by it are kept for ever; 0: none.
+            keep_last: how many steps are kept; 0 keeps all.
+            keep_every: steps divisible by it are kept for ever; 0 for none.
         """
         self.directory = Path(directory).absolute()
         self._keep_last = keep_last
         self._keep_every = keep_every
 
     def path(self, step: int) -> Path:
-        """Where a committed step is: what `torch.distributed.checkpoint.load` takes."""
+        """The directory of a committed step, for `torch.distributed.checkpoint.load`."""
         return self.directory / f"step-{step}"
 
     def steps(self) -> list[int]:
         """The committed steps, oldest first.
 
         Raises:
-            NotReadable: nobody can tell.
+            NotReadable: storage does not answer.
         """
         found = [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
         return sorted(step for step in found if self.has(step))
 
     def draft(self, step: int, attempt: str) -> Path:
-        """Where the parts of a step are put, made if need be."""
+        """The directory for the parts of an uncommitted step; created if necessary."""
         path = self.directory / f".step-{step}.{attempt_word(attempt)}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def check_writable(self) -> None:
-        """Find out whether anything can be written: the directory is made, and a file in it, which is removed again.
+        """Test the directory by creating it and a file in it, which is removed again.
 
         Raises:
-            NotWritable: nothing can, and waiting does not mend that. What may pass (a full disk) is left to `store`.
+            NotWritable: nothing can be written, and waiting does not cure that. A full disk is left to `store`.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -102,14 +102,14 @@ class Storage:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
-            if is_hopeless(error) or isinstance(error, FileNotFoundError):  # of its parents: /proc has no room for any
+            if is_hopeless(error) or isinstance(error, FileNotFoundError):  # its parents cannot be made, as in /proc
                 raise unwritable(error, str(self.directory)) from None
 
     def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write the part that a buffer holds; whether that made the step complete.
+        """Write the part that a buffer holds. Returns True if that completed the step.
 
         Raises:
-            StorageError: the buffer was overwritten meanwhile, or the disk does not take it.
+            StorageError: the buffer was overwritten meanwhile, or the disk refused it.
         """
         try:
             layout = buffer.layout(record)
@@ -130,16 +130,16 @@ class Storage:
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """The data of this rank is in the draft: add its part, and commit the step if it was the last.
+        """Add this rank's part, whose data is in the draft. Commits the step and returns True if it was the last.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk refused it.
         """
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 
     def progress(self, step: int) -> int:
-        """A number that changes while somebody is writing a step."""
+        """A number that changes while a step is being written."""
         size = 0
         with contextlib.suppress(OSError, NotReadable):  # a draft that has just been committed
             for name in self._names():
@@ -148,14 +148,14 @@ class Storage:
         return size
 
     def where(self, step: int) -> str:
-        """The same, in words."""
+        """The directory of a committed step, as text."""
         return str(self.path(step))
 
     def has(self, step: int) -> bool:
-        """Whether a step is there as a whole.
+        """True if the whole step is there.
 
         Raises:
-            NotReadable: nobody can tell.
+            NotReadable: storage does not answer.
         """
         try:
             return stat.S_ISREG(os.stat(self.path(step) / METADATA).st_mode)
@@ -165,11 +165,11 @@ class Storage:
             raise not_read(error, str(self.path(step))) from None
 
     def parts(self, step: int) -> list[Part]:
-        """The parts that the step consists of, by rank; none in one that plain DCP wrote.
+        """The parts of a step, by rank; none if plain DCP wrote it.
 
         Raises:
-            IncompleteBuffer: one is not as it was written, or `.metadata` is not theirs.
-            NotReadable: storage does not give them.
+            IncompleteBuffer: a part is damaged, or `.metadata` does not belong to them.
+            NotReadable: storage does not return them.
         """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
@@ -178,22 +178,22 @@ class Storage:
         return parts
 
     def metadata(self, step: int) -> bytes:
-        """DCP's own description.
+        """The contents of DCP's `.metadata`.
 
         Raises:
-            IncompleteBuffer: it is not there.
-            NotReadable: storage does not give it.
+            IncompleteBuffer: it does not exist.
+            NotReadable: storage does not return it.
         """
         with self._reading(step, METADATA):
             return (self.path(step) / METADATA).read_bytes()
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
-        """The data of a part, to read.
+        """Open the data of a part for reading.
 
         Raises:
-            IncompleteBuffer: it is not there.
-            NotReadable: storage does not give it, now or while it is being read.
+            IncompleteBuffer: it does not exist.
+            NotReadable: storage does not return it, now or during the reading.
         """
         name = data_file(part.rank)
         with self._reading(step, name), (self.path(step) / name).open("rb") as file:
@@ -201,7 +201,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Tell a file that is not there from one that cannot be read."""
+        """Tell a file that does not exist from one that cannot be read."""
         try:
             yield
         except OSError as error:
@@ -221,9 +221,9 @@ class Storage:
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
-        """Take a damaged step out of the way, for a person to look at; a sound one can then take its place.
+        """Rename a damaged step, which keeps it for inspection. A sound one can replace it.
 
-        What it is called now; empty if it could not be moved.
+        Returns the new name; empty if it could not be renamed.
         """
         for number in range(100):
             name = f"damaged-step-{step}{f'.{number}' if number else ''}"
@@ -233,7 +233,7 @@ class Storage:
         return ""
 
     def sweep(self) -> None:
-        """Remove what retention does not keep, and drafts that a newer step has overtaken."""
+        """Remove steps that retention does not keep, and drafts of steps older than the newest."""
         try:
             steps = self.steps()
         except NotReadable:  # the next writer tries again
@@ -252,7 +252,7 @@ class Storage:
                 self._remove(self.path(step))
 
     def _remove(self, path: Path) -> None:
-        """First out of sight, so that nobody reads half of it, or commits it."""
+        """Rename before removing, so that no other process reads half of it or commits it."""
         doomed = self.directory / f"{_DOOMED}{path.name.lstrip('.')}"
         with contextlib.suppress(OSError):
             os.rename(path, doomed)
@@ -261,7 +261,7 @@ class Storage:
     def _commit(self, draft: Path, step: int, world: int) -> bool:
         try:
             if not {part_file(rank) for rank in range(world)} <= set(os.listdir(draft)):
-                return False  # without reading any: of so many ranks only the last one needs them
+                return False  # decided by the names: only the last of the ranks needs to read the parts
             parts = self._parts(draft)
             if [part.rank for part in parts] != list(range(world)):
                 return False
@@ -269,7 +269,7 @@ class Storage:
             _sync(draft)
             os.rename(draft, self.path(step))
         except (OSError, IncompleteBuffer):
-            if self.path(step).exists():  # another writer was quicker, or an earlier attempt had this step
+            if self.path(step).exists():  # another writer was quicker, or an earlier attempt stored this step
                 shutil.rmtree(draft, ignore_errors=True)
                 return False
             raise
@@ -287,19 +287,19 @@ class Storage:
 
 
 def attempt_word(attempt: str) -> str:
-    """An attempt's name as a part of a file's name."""
+    """An attempt's name, made fit for a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", attempt)
 
 
 def store_committed(
     buffer: Buffer, sequence: int, pauses: Iterable[float] = (), pause: Callable[[float], object] = time.sleep
 ) -> str:
-    """Write what a buffer holds to the storage that its layout names: an empty answer, or why that was not possible.
+    """Write a buffer to the storage that its layout names. Returns an empty string, or why that was not possible.
 
     Args:
-        buffer: nobody wants it kept any longer when this returns.
-        sequence: what it holds.
-        pauses: seconds before each further try, if storage does not take it.
+        buffer: released when this returns.
+        sequence: the checkpoint in it.
+        pauses: seconds before each further try, if storage refuses it.
         pause: lets them pass.
     """
     return store_all([(buffer, sequence)], pauses, pause)[0]
@@ -312,13 +312,13 @@ def store_all(
     *,
     last: bool = False,
 ) -> list[str]:
-    """Write what several buffers hold; an answer for each, as of `store_committed`.
+    """Write several buffers to storage. Returns an answer for each, as `store_committed` does.
 
     Args:
-        held: buffers and what they hold; nobody wants them kept any longer when this returns.
-        pauses: seconds before each further try of all that storage does not take, unless waiting does not mend that.
+        held: buffers with the sequences in them, released when this returns.
+        pauses: seconds before each further try of what storage refused, unless waiting does not cure that.
         pause: lets them pass.
-        last: who else should bring such a step there may be gone: if nobody is seen to, it is written from here.
+        last: True if the rank responsible for a step may be gone. If no rank is seen to store it, this one does.
     """
     answers = [""] * len(held)
     left, to_do = iter(pauses), list(range(len(held)))
@@ -342,15 +342,15 @@ def store_all(
 
 
 def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
-    """Try it once: an empty answer, or why there is no use in trying.
+    """Try it once. Returns an empty string, or why further tries are useless.
 
     Args:
-        buffer: what holds it.
-        sequence: what it holds.
-        pause: lets time pass in which others may bring a step that is theirs to store; None: it is left to them.
+        buffer: holds the checkpoint.
+        sequence: the checkpoint in it.
+        pause: lets time pass in which the rank responsible for the step may store it; None leaves it to that rank.
 
     Raises:
-        StorageError: storage does not take it.
+        StorageError: storage refused it.
     """
     record = buffer.record()
     if record is None or record.sequence != sequence:
@@ -368,12 +368,12 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
 
 
 def _nobody_brings(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
-    """Whether a step is not there, and nobody is seen to write it; others are given a moment to begin.
+    """True if a step is not in storage and no rank is seen to write it, after a moment for others to begin.
 
-    Ranks that have the same step take their time one after the other, so that seldom two of them write it.
+    Ranks that have the same step wait for different times, so that two of them seldom write it.
 
     Raises:
-        StorageError: nobody can tell.
+        StorageError: storage does not answer.
     """
     seen: int | None = None
     try:
@@ -389,10 +389,10 @@ def _nobody_brings(step: int, keep: Storage | ObjectStorage, rank: int, pause: C
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:
-    """What is at a path, or at the URL of an object store.
+    """Open a directory, or an object store by its URL.
 
     Raises:
-        StorageError: there is no way to the store.
+        StorageError: the store cannot be opened.
     """
     if "://" not in directory:
         return Storage(directory, keep_last=keep_last, keep_every=keep_every)
@@ -402,10 +402,10 @@ def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> 
 
 
 def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
-    """The checksums of a buffer; made now if the process that filled it ended before it had made them.
+    """The checksums of a buffer, computed now if the process that filled it ended before it had done so.
 
     Raises:
-        IncompleteBuffer: they are damaged, or it holds something else by now.
+        IncompleteBuffer: they are damaged, or the buffer was overwritten meanwhile.
     """
     sums = buffer.sums(record)
     if sums is not None:
@@ -418,13 +418,13 @@ def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
 
 
 def part_file(rank: int) -> str:
-    """The file that describes a rank's part."""
+    """Name of the file that describes a rank's part."""
     return f"__{rank}.resile.json"
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """A descriptor whose file appears under its name only when all of it is on the disk."""
+    """A descriptor whose file appears under its name only when it is completely on disk."""
     hidden = draft_of(path)
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:

@@ -1,6 +1,6 @@
-"""Whether storage can be written at all: found out before a training begins that relies on it, not at its first step.
+"""Tests whether storage can be written before training begins, instead of failing at its first step.
 
-Under an agent it is the agent that writes, as the same user and in the same place: what a process finds holds for it.
+Under an agent it is the agent that writes, as the same user on the same machine, so the result holds for it too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ def check_writable(
     """Write something and remove it again.
 
     Args:
-        storage: where; None: there is nothing to find out.
-        tell: gives every rank's words for this rank's, so that all end with the same sentence; without it, this rank is
-            on its own.
+        storage: None passes the test.
+        tell: exchanges messages between all ranks, so that all raise the same sentence; by default this rank is alone.
 
     Raises:
-        NotWritable: storage will never take a step, on this rank or on another.
+        NotWritable: storage will never accept a step, on this rank or on another.
     """
     words = ""
     try:

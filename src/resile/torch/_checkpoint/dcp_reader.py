@@ -1,8 +1,8 @@
-"""Reads a checkpoint from storage into a state: checks it first, then lets DCP deal the pieces to this world.
+"""Reads a checkpoint from storage into a state: verifies it, then has DCP distribute the pieces over this world.
 
-DCP's `.metadata` is a pickle by its own format. It is read with an unpickler that makes the few classes the format
-consists of and nothing else; values are read with `weights_only=True`. So a checkpoint from elsewhere can be wrong, but
-it cannot run code. (`torch.distributed.checkpoint.load` by itself unpickles whatever it finds.)
+DCP's `.metadata` is a pickle. It is read with an unpickler that constructs the few classes of the format and nothing
+else, and values are read with `weights_only=True`. So a checkpoint of unknown origin can be wrong, but it cannot run
+code. (`torch.distributed.checkpoint.load` by itself unpickles whatever it finds.)
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
     """DCP's metadata of a step.
 
     Raises:
-        Damaged: it is not there, or it is something else.
-        NotReadable: storage does not give it.
+        Damaged: it does not exist, or is something else.
+        NotReadable: storage does not return it.
     """
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
@@ -82,7 +82,7 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
 
 
 def _reader(storage: AnyStorage, step: int, contents: Any) -> Any:
-    """DCP's reader, with metadata that were read our way."""
+    """DCP's reader, with metadata that `read_metadata` has read."""
     if isinstance(storage, Storage):
         reader = dcp.FileSystemReader(storage.path(step))
     else:
@@ -105,11 +105,11 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
 
 
 def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
-    """Compare every byte of a step with its checksums; of several ranks each checks its share of the files.
+    """Compare every byte of a step with its checksums. Of several ranks each checks its share of the files.
 
     Raises:
-        Damaged: something is missing, too short, or not as it was written.
-        NotReadable: storage does not give it.
+        Damaged: something is missing, too short, or altered.
+        NotReadable: storage does not return it.
     """
     try:
         parts = storage.parts(step)
@@ -151,12 +151,12 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 
 
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
-    """Read a step into a state, whatever the number of ranks that wrote it and that read it. Needs no other rank.
+    """Read a step into a state, whatever the numbers of ranks that wrote it and that read it. Needs no other rank.
 
     Raises:
-        Damaged: it is not what was written.
-        NotReadable: storage does not give it.
-        StateMismatch: it does not fit.
+        Damaged: the step was altered.
+        NotReadable: storage does not return it.
+        StateMismatch: the step does not fit the state.
     """
     contents = read_metadata(storage, step)
     try:
@@ -172,7 +172,7 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
         if isinstance(entry, BytesStorageMetadata):
             state[key] = None
         elif sum(math.prod(chunk.sizes) for chunk in entry.chunks) < math.prod(entry.size):
-            raise Damaged(f"it does not hold all of {key}")  # DCP would leave the rest as it is, and say nothing
+            raise Damaged(f"it does not hold all of {key}")  # DCP would silently leave the rest as it is
         else:
             shape = tuple(entry.size)
             state[key] = load_target.tensor(paths[key], entry.properties.dtype, shape, array=key in arrays)
@@ -180,13 +180,13 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
     planner = _Planner()
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # that this is one process: it is meant to be
+            warnings.simplefilter("ignore")  # about a single process, which is intended
             dcp.load(state, storage_reader=_reader(storage, step, contents), planner=planner, no_dist=True)
-    except (Exception, CheckpointException) as error:  # whatever DCP makes of damaged files
-        if isinstance(error, CheckpointException):  # of one rank, as each reads by itself
+    except (Exception, CheckpointException) as error:  # DCP may raise anything for damaged files
+        if isinstance(error, CheckpointException):  # of one rank, as each reads alone
             error = next(iter(error.failures.values()))[0]
         absent = isinstance(error, FileNotFoundError) and storage.has(step)
-        if parts or (isinstance(error, OSError) and not absent):  # our own were found to be what was written before
+        if parts or (isinstance(error, OSError) and not absent):  # our own parts have passed `check` before
             raise not_read(error, storage.where(step)) from error
         raise Damaged(f"DCP cannot read it: {error}") from error
     for key, value in planner.values.items():
@@ -194,7 +194,7 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
-    """Where every key belongs: by our own parts, or, in a checkpoint that plain DCP wrote, by its planner's data."""
+    """The path of every key: from our own parts or, in a checkpoint that plain DCP wrote, from its planner's data."""
     by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}

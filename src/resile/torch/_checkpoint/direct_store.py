@@ -1,4 +1,4 @@
-"""Storing a step without memory to keep it in: the file itself is filled, and saving waits for the disk."""
+"""Stores a step when there is no memory for a buffer: the file itself is filled, and training waits for the disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, 
     """Write this rank's part of a step.
 
     Raises:
-        OSError, StorageError, IncompleteBuffer: storage does not take it.
+        OSError, StorageError, IncompleteBuffer: storage refused it.
     """
     if layout.is_anothers:
         return
@@ -51,10 +51,10 @@ def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
 
 
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
-    """Write a checkpoint into a file by way of its mapping; its checksums.
+    """Write a checkpoint through a mapping of the file. Returns the checksums.
 
     Raises:
-        OSError: the disk is full. (Found out beforehand: a page of a mapping that the disk does not take is fatal.)
+        OSError: the disk is full. Space is allocated first, as writing to an unbacked page would kill the process.
     """
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:

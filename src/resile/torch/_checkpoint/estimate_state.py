@@ -1,4 +1,4 @@
-"""A guess at what an optimizer adds to a state at its first step: so that its room is taken before the first save."""
+"""Estimates what an optimizer adds to a state at its first step, to reserve memory for it before the first save."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
 
 
 def estimate_growth(state: Mapping[str, Any], *, leads: bool) -> int:
-    """Bytes, of this rank's part.
+    """Estimated bytes that optimizers will add to this rank's part of the state.
 
     Args:
-        state: what is to be saved.
-        leads: this rank keeps what all ranks of the node have alike.
+        state: the state to be saved.
+        leads: True if this rank keeps what all ranks of the node have alike.
     """
     total = 0
     for _, part in parts(state):

@@ -1,9 +1,9 @@
-"""A training state taken apart into named leaves, and put together again.
+"""Takes a training state apart into named leaves and puts it together again.
 
-The names are those that `torch.distributed.checkpoint` gives (`model.0.weight`, `optimizer.state.0.weight.exp_avg`), so
-that it can load what is stored. A state is a dictionary; its values are modules, optimizers, anything else with
-`state_dict` and `load_state_dict`, tensors, numpy arrays, dictionaries of such, and plain values. All comes back as
-what it was, but for numpy's numbers, which come back as Python's.
+The names are those of `torch.distributed.checkpoint` (`model.0.weight`, `optimizer.state.0.weight.exp_avg`), so that
+DCP can load what is stored. A state is a dictionary of modules, optimizers, other objects with `state_dict` and
+`load_state_dict`, tensors, numpy arrays, dictionaries of these, and plain values. Everything is restored with its type,
+except that numpy scalars become Python numbers.
 """
 
 from __future__ import annotations
@@ -23,42 +23,39 @@ State = MutableMapping[str, Any]
 
 
 class StateMismatch(ValueError):
-    """The checkpoint is sound but does not fit the state that it is to be loaded into; the text says what."""
+    """The checkpoint is sound but does not fit the state to be loaded; the text says what differs."""
 
 
 class Leaf(NamedTuple):
-    """One leaf."""
-
     path: Path
     value: Any
     """A tensor, or something that can be pickled."""
     late: bool = False
-    """A tensor that only the optimizer changes, so it may still be copied during the next forward and backward."""
+    """True for a tensor that only the optimizer changes. It may be copied during the next forward and backward."""
     array: bool = False
-    """The tensor is an array of numpy."""
+    """True if the tensor was a numpy array."""
 
     @property
     def key(self) -> str:
-        """Its name."""
         return key_of(self.path)
 
 
 class Name(NamedTuple):
-    """Of a parameter."""
+    """The names of a parameter."""
 
     short: str
-    """In its module."""
+    """Within its module."""
     full: str
-    """In the state."""
+    """Within the state."""
 
 
 def key_of(path: Path) -> str:
-    """The name of a leaf."""
+    """The dotted name of a leaf."""
     return ".".join(str(key) for _, key in path)
 
 
 def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """What a state consists of: its values, and those of dictionaries in it that hold modules and the like."""
+    """The values of a state, descending into dictionaries that hold modules or other stateful objects."""
     for key, value in state.items():
         path: Path = (*above, ("d", _sound_key(above, key)))
         if not _is_stateful(value) and isinstance(value, MutableMapping) and _holds_stateful(value):
@@ -68,10 +65,10 @@ def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
 
 
 def refuse_duplicates(leaves: Iterable[Leaf]) -> None:
-    """See that every leaf has a name of its own.
+    """Check that the names of all leaves differ.
 
     Raises:
-        ValueError: two share one, so that a checkpoint could hold only one of them.
+        ValueError: two leaves share a name, and a checkpoint could hold only one of them.
     """
     known: dict[str, Path] = {}
     for leaf in leaves:
@@ -86,7 +83,6 @@ def refuse_duplicates(leaves: Iterable[Leaf]) -> None:
 
 
 def flatten(state: Mapping[str, Any]) -> list[Leaf]:
-    """All leaves of a state."""
     found = list(parts(state))
     names = _names(found)
     return [leaf for path, part in found for leaf in _leaves_of(path, part, names)]
@@ -134,7 +130,7 @@ def _optimizer_leaves(root: Path, optimizer: Any, names: Mapping[int, Name]) -> 
 
 
 def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
-    """The names of an optimizer's parameters, by group. What two modules have in common begins with the module's."""
+    """The names of an optimizer's parameters, by group. A name that occurs in two modules includes the module's."""
     groups = [
         [names.get(id(p)) or Name(*[f"param_{number}_{place}"] * 2) for place, p in enumerate(group["params"])]
         for number, group in enumerate(optimizer.param_groups)
@@ -190,7 +186,7 @@ def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, Name]:
 
 
 def unwrap(module: Any) -> Any:
-    """The module whose names count."""
+    """The module inside a DistributedDataParallel wrapper, which gives the parameters their names."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
@@ -199,12 +195,12 @@ def _clean(name: str) -> str:
 
 
 def local(tensor: Any) -> Any:
-    """The part of a tensor that this process has."""
+    """The part of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class LoadTarget:
-    """Where the values of a checkpoint go: into tensors that are there, into new ones, and into objects at the end."""
+    """Receives the values of a checkpoint: in existing tensors, in new ones, and at the end in objects."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -224,13 +220,13 @@ class LoadTarget:
         self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
 
     def wants(self, path: Path) -> bool:
-        """Whether the state has a place for it."""
+        """True if the state has an entry for this path."""
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
-        """The tensor to fill with what the checkpoint has under this path; `shape` is that of the whole.
+        """The tensor to fill with the checkpoint's values for this path. `shape` is that of the whole tensor.
 
-        The objects get it as an array of numpy if it was one.
+        With `array`, objects receive it as a numpy array.
 
         Raises:
             StateMismatch: the state's own tensor has another shape.
@@ -247,11 +243,11 @@ class LoadTarget:
         return target
 
     def cover(self, path: Path, origin: tuple[int, ...], count: int) -> None:
-        """So many numbers of a tensor, from this place on, are being filled."""
+        """Note that `count` elements of a tensor are filled, from `origin` on."""
         self._covered.setdefault(path, {})[origin] = count
 
     def missing(self) -> str:
-        """The name of a tensor that was not filled as a whole; empty if all were."""
+        """The name of a tensor that was not filled completely; empty if all were."""
         for path, target in self._loaded.items():
             filled = sum(self._covered.get(path, {}).values())
             if isinstance(target, torch.Tensor) and filled < local(target).numel():
@@ -259,11 +255,11 @@ class LoadTarget:
         return ""
 
     def value(self, path: Path, value: Any) -> None:
-        """A value that is no tensor."""
+        """Set a value that is no tensor."""
         self._loaded[path] = value
 
     def check(self, paths: Iterable[Path]) -> None:
-        """See that a checkpoint with these leaves has something for every part of the state.
+        """Check that a checkpoint with these leaves has a value for every part of the state.
 
         Raises:
             StateMismatch: it does not.
@@ -280,7 +276,7 @@ class LoadTarget:
                 raise StateMismatch(f"the checkpoint has no {key_of(path)!r}")
 
     def finish(self) -> None:
-        """All is filled: hand it to the objects."""
+        """Hand the values to the objects, once everything is filled."""
         for root, part in self._parts:
             leaves = {
                 path[len(root) :]: value.cpu().numpy() if path in self._arrays else value
@@ -336,12 +332,12 @@ class LoadTarget:
 
 
 def _steps(path: Path) -> tuple[str | int, ...]:
-    """A path without what the steps are: DCP does not tell a dictionary's whole number from a place in a list."""
+    """The keys of a path without their kinds, as DCP does not tell an integer key from a position in a list."""
     return tuple(key for _, key in path)
 
 
 def nest(leaves: Mapping[Path, Any]) -> Any:
-    """The nested value whose leaves these are."""
+    """The nested value with these leaves."""
     if () in leaves:
         return leaves[()]
     heads: dict[tuple[str, str | int], dict[Path, Any]] = {}

@@ -1,6 +1,6 @@
-"""The bytes of one rank's checkpoint: filled at every save with one copy, read back with one.
+"""The bytes of one rank's checkpoint. A save fills them with one copy, and a restore reads them with one.
 
-Every tensor stands in the data as `torch.save` writes it, so that what goes to storage is written as it is.
+Every tensor stands in the data as `torch.save` writes it, so storage gets the bytes unchanged.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from resile.torch._checkpoint.tensor_frame import frame
 from resile.torch._support.numpy_values import sums_of_rows
 
 CHECKED = 64 * CHUNK
-"""Bytes of storage that are read at a time, to be compared with their checksums."""
+"""Bytes that are read from storage at a time for comparison with their checksums."""
 COMPARED = 16 * CHUNK
 """Bytes that one thread compares with their checksums at a time."""
 SHOWN = 3
-"""How many tensors in damaged bytes a message names."""
+"""How many tensors a message about damaged bytes names."""
 
 
 class SlotTooSmall(Exception):
-    """A value has outgrown its place: the checkpoint must be laid out anew."""
+    """A value has outgrown its slot, so the checkpoint needs a new layout."""
 
 
 class Damaged(Exception):
-    """What is there is not what was saved; the text says where."""
+    """The data is not what was saved; the text says where."""
 
 
 class PackedState:
-    """The data of one buffer, as torch sees it."""
+    """The data of one buffer as torch sees it."""
 
     def __init__(self, memory: Any, offset: int, layout: Layout) -> None:
-        """The data begin at `offset` of the memory."""
+        """Use the data at `offset` of the memory."""
         self.layout = layout
         if layout.length:
             self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=layout.length)
-        else:  # a rank whose node's leader keeps everything
+        else:  # the leader of the node keeps everything
             self.bytes = torch.empty(0, dtype=torch.uint8)
         self._address = self.bytes.data_ptr()
 
     def write_frames(self) -> None:
-        """Write all that does not change from save to save."""
+        """Write what stays the same from save to save."""
         for item in self.layout.items:
             if isinstance(item, TensorItem):
                 around = frame(getattr(torch, item.dtype), item.shape)
@@ -58,11 +58,11 @@ class PackedState:
                 self._put(item.data + item.nbytes, around.after)
 
     def fill(self, leaves: Iterable[Leaf], threads: int = 1) -> None:
-        """Copy the values in.
+        """Copy the values in. The previous contents are lost even if this raises.
 
         Raises:
-            SlotTooSmall: some value needs more room; what was there is gone.
-            CannotRestore: some value has become one that cannot be read again; the same.
+            SlotTooSmall: a value needs more space.
+            CannotRestore: a value has become one that no restore could read.
         """
         by_key = {item.key: item for item in self.layout.items}
         copies: list[Callable[[], None]] = []
@@ -82,20 +82,20 @@ class PackedState:
         run_jobs(threads, copies)
 
     def sums(self) -> list[int]:
-        """The checksums: of every chunk of what goes to storage, then of the rest."""
+        """The checksums of every chunk that goes to storage, then of the rest."""
         stored = self.layout.stored
         return [*self._sums(0, stored), *self._sums(stored, self.layout.length)]
 
     def check(self, sums: Sequence[int], threads: int = 1, *, base: int = 0) -> None:
-        """Compare every byte with the checksums; `base` is where these bytes begin in what the message speaks of.
+        """Compare every byte with the checksums. `base` is added to the offsets in the message.
 
         Raises:
-            Damaged: one does not fit.
+            Damaged: a checksum differs.
         """
         run_jobs(threads, self.checks(sums, base=base))
 
     def checks(self, sums: Sequence[int], *, base: int = 0) -> list[Callable[[], None]]:
-        """The same, as jobs that threads can share; each raises Damaged if one does not fit."""
+        """The work of `check` as jobs that threads can share; each may raise Damaged."""
         stored, first = self.layout.stored, chunks(self.layout.stored)
         spans = ((0, stored, sums[:first]), (stored, self.layout.length, sums[first:]))
         return [
@@ -107,7 +107,7 @@ class PackedState:
         ]
 
     def read(self, load_target: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
-        """Copy what this rank has use for to where it belongs: of a sharded tensor, what lies in this rank's part.
+        """Copy to the state what this rank needs: of a sharded tensor, the overlap with this rank's part.
 
         Raises:
             StateMismatch: a tensor has another shape in the state; nothing was copied.
@@ -149,7 +149,7 @@ class PackedState:
         raise Damaged(f"the checksum of {where} is wrong, in {names}{more}")
 
     def _sums(self, start: int, end: int) -> list[int]:
-        """Of every chunk between the two; many at once, and in this thread alone."""
+        """The checksums of the chunks between two offsets, many at once and on this thread only."""
         found: list[int] = []
         for at in range(start, end, COMPARED):
             stop = min(at + COMPARED, end)

@@ -1,4 +1,4 @@
-"""Copies of memory on several threads: training stands still for them, and one thread is slower than memory."""
+"""Copies memory on several threads, because training stands still meanwhile and one thread is slower than memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
 
 
 def copying_threads(nbytes: int) -> int:
-    """How many threads to copy with: memory is faster than one of them, but only cores that are idle help.
+    """How many threads to copy with. Memory is faster than one thread, but only idle cores help.
 
-    Idle now, that is: the load average of the last minute would count what this process itself did before. Its own
-    threads do not count: training waits for the copy, and those that torch added with spin for a while after it.
+    Idle means at this moment: the load average of the last minute would count this process's own past work. Threads of
+    this process do not count, because training waits for the copy, and torch's threads spin for a while after work.
     """
     if nbytes <= PIECE:
         return 1
@@ -42,13 +42,13 @@ def copying_threads(nbytes: int) -> int:
 
 
 def _running() -> int:
-    """Threads of this machine that run or want to."""
+    """Threads of this machine that run or are ready to."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[0])
 
 
 def _running_here() -> int:
-    """Those of this process, this one among them."""
+    """Threads of this process that run, including this one."""
     running = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{thread}/stat") as file:
@@ -57,11 +57,11 @@ def _running_here() -> int:
 
 
 def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
-    """Do all jobs on a few threads, this one among them; raises what one of them raises.
+    """Run all jobs on a few threads. Raises what a job raises.
 
     Args:
-        threads: how many, with this one.
-        jobs: whoever is free takes the next. An iterator of a list may be shared by several calls.
+        threads: how many, including this one.
+        jobs: each free thread takes the next one. Several calls may share one iterator of a list.
     """
     rest = iter(jobs)
 

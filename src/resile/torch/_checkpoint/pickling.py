@@ -1,8 +1,8 @@
-"""Values that are no tensors as bytes, and back: what was written can be read, or it is not written.
+"""Turns values that are no tensors into bytes and back. A value that could not be read again is refused when saving.
 
-Reading makes plain values and tensors only (`weights_only=True`), so that a checkpoint runs no code. Pickle writes
-nearly anything. So what a pickle names beyond the plainest values is read back once, before it counts as saved, and is
-taken for readable from then on: a value that is made of the same classes as before costs nothing more.
+Reading constructs plain values and tensors only (`weights_only=True`), so that a checkpoint runs no code. Pickle,
+however, writes nearly anything. So a pickle that names other classes is read back once before it counts as saved. These
+classes are trusted from then on, and values made of them cost nothing more.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import torch
 from resile.torch._support.numpy_values import is_number
 
 _READABLE: set[Any] = set()
-"""Classes and functions that were named by pickles which could be read."""
+"""Classes and functions named by pickles that could be read."""
 
 
 class CannotRestore(TypeError):
-    """Something was to be saved that no restore could read; the text is one sentence that names it."""
+    """No restore could read a value that was to be saved; the text is one sentence that names it."""
 
 
 class _Unknown(Exception):
-    """A pickle names something that was not tried yet."""
+    """A pickle names a class that was not tried yet."""
 
 
 class _Known(pickle.Pickler):
-    """Refuses what was not tried; plain values do not come by here."""
+    """Refuses classes that were not tried. Plain values do not reach `reducer_override`."""
 
     def reducer_override(self, thing: Any) -> Any:
         if _named(thing) not in _READABLE:
@@ -39,9 +39,7 @@ class _Known(pickle.Pickler):
 
 
 def pickled(value: Any, key: str = "the value") -> bytes:
-    """A value that is no tensor; bytes that follow it do not matter to `torch.load`.
-
-    numpy's numbers become Python's.
+    """Pickle a value that is no tensor. `torch.load` ignores bytes that follow it. Numpy scalars become Python numbers.
 
     Raises:
         CannotRestore: `unpickled` could not read it; the text names the key.
@@ -57,7 +55,7 @@ def pickled(value: Any, key: str = "the value") -> bytes:
 
 
 def unpickled(data: Any) -> Any:
-    """The value again. Only what tensors and plain values are made of is unpickled."""
+    """Unpickle a value, constructing only tensors and plain values."""
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
@@ -82,10 +80,10 @@ def _tried(value: Any, key: str) -> bytes:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about classes whose source is not found
+            warnings.simplefilter("ignore")  # about classes without source
             data = _dumped(value, Noting)
             unpickled(data)
-    except Exception:  # whatever a value's own methods raise, too
+    except Exception:  # a value's own methods may raise anything
         culprit = _culprit(value)
         what = f"{key} {'is' if culprit is value else 'holds'} a {type(culprit).__name__}"
         if hasattr(culprit, "state_dict"):
@@ -101,7 +99,7 @@ def _tried(value: Any, key: str) -> bytes:
 
 
 def _culprit(value: Any) -> Any:
-    """The innermost of what is wrong with it."""
+    """The innermost value that cannot be pickled."""
     inside: list[Any] = []
     if isinstance(value, dict):
         inside = [*value, *value.values()]

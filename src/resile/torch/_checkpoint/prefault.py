@@ -1,4 +1,4 @@
-"""Pages of a buffer, mapped before they are needed: one by one, the first touch of each would cost a fault."""
+"""Maps the pages of a buffer before they are used, because the first access to each would cost a page fault."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from resile.checkpoint.buffer import PAGE, Buffer
 
 READ, WRITE = 22, 23
-"""What the kernel calls MADV_POPULATE_READ and MADV_POPULATE_WRITE."""
+"""MADV_POPULATE_READ and MADV_POPULATE_WRITE of the kernel."""
 _BLOCK = 64 << 20
 
 
 def populate(buffer: Buffer, how: int) -> None:
-    """Have the kernel map all of a buffer now, and find pages where there are none; other threads run meanwhile."""
+    """Map a whole buffer now, allocating missing pages. Other threads run meanwhile."""
     size = buffer.size
     if not size:
         return
@@ -23,4 +23,4 @@ def populate(buffer: Buffer, how: int) -> None:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start in range(0, size, _BLOCK):
         if madvise(memory.data_ptr() + start, min(_BLOCK, size - start), how):
-            memory[start : start + _BLOCK : PAGE].sum()  # an older kernel: reading each page does nearly as well
+            memory[start : start + _BLOCK : PAGE].sum()  # an older kernel; reading each page is nearly as good

@@ -1,7 +1,7 @@
-"""Which leaves of a state one rank keeps, and at which byte of its buffer each of them lies.
+"""Decides which leaves of a state one rank keeps, and at which byte of its buffer each lies.
 
-A rank keeps its part of every sharded tensor. What all ranks have alike is kept by one rank of each node, and stored by
-rank 0. The layout is made once and holds as long as names, shapes and types stay: then a save is one copy.
+A rank keeps its part of every sharded tensor. One rank of each node keeps what all ranks have alike, and rank 0 stores
+it. The layout is made once and stays valid while names, shapes and types do, so that a save is one copy.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from resile.torch._checkpoint.tensor_frame import frame
 
 ALIGN = 64
 SMALLEST_SLOT = 512
-"""Bytes that a value which is no tensor gets at least: it may grow from save to save."""
+"""Minimum bytes for a value that is no tensor, because it may grow from save to save."""
 
 
 class Piece(NamedTuple):
-    """Where a tensor's part on this rank lies in the whole."""
+    """The position of this rank's part within the whole tensor."""
 
     shape: tuple[int, ...]
     full: tuple[int, ...]
     origin: tuple[int, ...]
     first: bool
-    """No other rank has the same part, or this is the one of them that stores it."""
+    """True if this rank stores the part: no other rank has it, or this is the first that does."""
 
 
 def piece_of(tensor: Any) -> Piece:
-    """This rank's part of a sharded tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -55,21 +54,21 @@ class Extent(NamedTuple):
     shape: tuple[int, ...]
 
     def overlap(self, other: Extent) -> Extent | None:
-        """What two blocks of one tensor have in common; None: nothing."""
+        """The intersection of two blocks of one tensor; None if it is empty."""
         origin = tuple(map(max, self.origin, other.origin))
         ends = [min(a + b, c + d) for a, b, c, d in zip(*self, *other, strict=True)]
         shape = tuple(end - start for start, end in zip(origin, ends, strict=True))
         return Extent(origin, shape) if all(size > 0 for size in shape) else None
 
     def within(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where this block is in one around it that begins at `origin`."""
+        """The slices of this block in an enclosing one that begins at `origin`."""
         return tuple(
             slice(at - base, at - base + size) for at, base, size in zip(self.origin, origin, self.shape, strict=True)
         )
 
 
 def extent_of(tensor: Any) -> Extent:
-    """What this rank has of a tensor."""
+    """The block of a tensor that this rank holds."""
     if isinstance(tensor, DTensor):
         piece = piece_of(tensor)
         return Extent(piece.origin, piece.shape)
@@ -77,17 +76,17 @@ def extent_of(tensor: Any) -> Extent:
 
 
 class Saver(NamedTuple):
-    """Who lays out."""
+    """The rank that a layout is made for."""
 
     rank: int
     world: int
     leads: bool
-    """It keeps what all ranks of its node have alike."""
+    """True if it keeps what all ranks of its node have alike."""
     attempt: str
 
 
 def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
-    """Give every leaf that this rank keeps its place; what it writes to storage comes first.
+    """Place every leaf that this rank keeps. Leaves that it writes to storage come first.
 
     Raises:
         CannotRestore: a value could be written, but not read again.
@@ -162,13 +161,13 @@ def _align(offset: int) -> int:
 
 
 def _keeps(saver: Saver, leaf: Leaf) -> bool:
-    """Whether a rank has this leaf in its checkpoint: what all ranks have alike is kept once per node."""
+    """True if the rank has this leaf in its checkpoint. What all ranks have alike is kept once per node."""
     plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
     return not plain or saver.leads or saver.rank == 0
 
 
 def still_fits(layout: Layout, leaves: Iterable[Leaf], saver: Saver) -> bool:
-    """Whether these leaves still are what was laid out (a value may yet have outgrown its slot)."""
+    """True if the layout is still valid for these leaves. A value may nevertheless have outgrown its slot."""
     if (layout.rank, layout.world, layout.attempt) != (saver.rank, saver.world, saver.attempt):
         return False
     by_key = {item.key: item for item in layout.items}

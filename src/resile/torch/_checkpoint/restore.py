@@ -1,8 +1,9 @@
-"""Finds the newest step that every rank can have, and loads it: all ranks come to the same answer or to none.
+"""Finds the newest step that every rank can have and loads it. All ranks reach the same answer.
 
-What is damaged is found before anything is changed by it, and the ranks then agree on the next best. Only what a rank
-gets from another over the process group is looked at twice, and there the second look comes late: should it fail, the
-next best step is loaded over it, and if there is none, that is an error and not "nothing to restore".
+Damage is found before the state is changed, and the ranks then agree on the next best step. The exception is data that
+a rank receives from another over the process group: it is checked again on arrival, when the state may have changed
+already. If that check fails, the next best step is loaded over it. If there is none, `restore` raises an error instead
+of reporting that there was nothing to restore.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from resile.torch._support.error_file import recorded_in_error_file
 log = logging.getLogger(__name__)
 
 STORED_STEPS = 8
-"""How many steps of storage are considered, newest first."""
+"""How many of the newest steps in storage are considered."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds between two tries to read a storage that does not answer. Counted, not timed: all ranks try equally often."""
+"""Seconds between tries to read a storage that does not answer. Counting tries keeps all ranks in step."""
 SHOWN = 8
-"""Ranks whose parts are missing that a message names."""
+"""How many ranks a message about missing parts names."""
 OK, DAMAGED, UNREADABLE, NEVER, MISFIT, BROKEN = range(6)
 UNREAD = (UNREADABLE, NEVER)
 
 
 class PartsMissing(NotReadable):
-    """Memory has a part of a step whose other parts are not here, and no step is whole; one sentence."""
+    """Memory has only some parts of a step, and no step is complete; the text is one sentence."""
 
 
 class Memory(NamedTuple):
@@ -60,58 +61,55 @@ class Memory(NamedTuple):
 
     own: Sequence[Buffer]
     leaders: Sequence[Buffer]
-    """Of the rank that keeps what all ranks of the node have alike: maybe its own."""
+    """Buffers of the rank that keeps what all ranks of the node have alike. It may be this rank."""
     copies: Sequence[Buffer] = ()
-    """Of parts of another node's ranks."""
+    """Replicas of another node's parts."""
     verifying: Mapping[Buffer, Verification] = MappingProxyType({})
-    """What is being compared with its checksums already."""
+    """Comparisons with checksums that are already under way."""
 
 
 class _Held(NamedTuple):
-    """A part in memory, and its checksums if it has them."""
+    """A part in memory, with its checksums if there are any."""
 
     packed: PackedState
     sums: tuple[int, ...] | None
 
 
 class Restore:
-    """One call of `restore`."""
-
     def __init__(self, collectives: Collectives, memory: Memory, storage: AnyStorage | None) -> None:
-        """Nothing is looked at yet."""
         self._collectives = collectives
         self._memory = memory
         self._storage = storage
         self._rank, self._ranks = collectives.rank, collectives.world
         self._why = ""
-        """What was last wrong, in the words of the rank that met it."""
+        """The last problem, in the words of the rank that met it."""
         self._verdict = OK
-        """What this rank itself last found."""
+        """The last finding of this rank itself."""
         self._hopeless = False
-        """Some rank cannot read storage, and waiting does not mend that."""
+        """True if some rank cannot read storage and waiting does not cure that."""
         self._suspect: int | None = None
-        """Of rank 0: the newest step in storage that it did not set aside, although another rank finds it damaged."""
+        """On rank 0: the newest stored step that it kept although another rank found it damaged."""
         self.from_storage = False
-        """The step that was loaded came from there."""
+        """True if the loaded step came from storage."""
 
     @recorded_in_error_file(NeverReadable, permanent=True)
     def run(self, state: State) -> int | None:
-        """The step that was loaded; None if there is none, and then nothing was changed.
+        """Load a step and return it; None if there is none, and then nothing was changed.
 
         Raises:
             StateMismatch: the checkpoint is sound, but of another model or another state.
-            NotReadable: there may be a step in storage, but storage does not give it for a while, and memory has none.
-            NeverReadable: the same, and there is no use in waiting.
-            PartsMissing: memory has parts of a step for a while, but not all of them, and there is no other step.
-            RuntimeError: no step could be loaded as a whole after one had been loaded in part; or a rank, maybe another
-                one, met an error that nobody foresaw.
+            NotReadable: memory has no step, and storage, which may have one, did not answer for a while.
+            NeverReadable: the same, and waiting is useless.
+            PartsMissing: memory has only some parts of a step, and there is no other step.
+            RuntimeError: a step was loaded in part and none could be loaded completely, or some rank met an unexpected
+                error.
         """
         for seconds in PAUSES:
             try:
                 return self._run(state)
             except NeverReadable:
                 raise
-            except NotReadable as error:  # on all ranks together, and so all try again
+            except NotReadable as error:  # all ranks raise it together, so all try again
                 log.warning("%s; trying again in %g s", error, seconds)
                 self._collectives.pause(seconds)
         return self._run(state)
@@ -139,7 +137,7 @@ class Restore:
                     log.info("restored step %d from %s", plan.step, self._where(plan))
                 self.from_storage = plan.source is Source.STORAGE
                 return plan.step
-            if verdict in UNREAD:  # older steps there would cost work that is not lost: only memory may help now
+            if verdict in UNREAD:  # an older stored step would discard work that is not lost, so only memory may help
                 unread, stored = True, []
             elif plan.source is Source.STORAGE and self._rank == 0:
                 self._set_aside(plan.step)
@@ -155,7 +153,7 @@ class Restore:
         if stored:
             self._refuse_below_suspects()
         self._warn_of_gaps(lacking)
-        if stored and self._rank == 0:  # all of them were refused
+        if stored and self._rank == 0:  # all were refused
             all_of_them = len(stored) < STORED_STEPS
             which = "no sound step is left in" if all_of_them else f"no sound one is among the newest {STORED_STEPS} of"
             log.warning("%s %s: training begins anew", which, self._directory)
@@ -163,7 +161,7 @@ class Restore:
 
     @property
     def _directory(self) -> str:
-        """Of storage, if there is one."""
+        """Of storage; empty without it."""
         return str(self._storage.directory) if self._storage is not None else ""
 
     def _where(self, plan: RestorePlan) -> str:
@@ -171,10 +169,10 @@ class Restore:
         return f"storage: {where}" if where else _place(plan)
 
     def _refuse_below_suspects(self) -> None:
-        """Steps that rank 0 left where they are may be sound: training must not begin below them. A collective.
+        """Refuse to begin below steps that rank 0 kept, as they may be sound. A collective.
 
         Raises:
-            NotReadable: there are such steps, so on all ranks.
+            NotReadable: there are such steps; raised on all ranks.
         """
         step = self._collectives.gather([-1 if self._suspect is None else self._suspect])[0][0]
         if step >= 0:
@@ -184,7 +182,7 @@ class Restore:
             )
 
     def _set_aside(self, step: int) -> None:
-        """Take a damaged step out of the way, unless this rank finds it sound: another may see it as it once was."""
+        """Rename a damaged step unless this rank finds it sound, because another rank may read a stale copy."""
         assert self._storage is not None
         try:
             if self._verdict == OK:
@@ -201,12 +199,11 @@ class Restore:
             log.warning("step %d in %s was set aside as %s", step, self._directory, aside)
 
     def _warn_of_gaps(self, lacking: Sequence[Gap]) -> None:
-        """Say what is not gone on from."""
         if lacking and self._rank == 0:
             log.warning("%s: it is not gone on from", _words(lacking[0]))
 
     def _agree(self, what: str, work: Callable[[], None]) -> int:
-        """Do a part of it on every rank; the worst verdict of all. What is wrong for good is raised on all of them."""
+        """Run `work` on every rank and return the worst verdict. Lasting problems are raised on all ranks."""
         verdict, why, error = OK, "", None
         try:
             work()
@@ -216,7 +213,7 @@ class Restore:
             verdict, why = NEVER if isinstance(unreadable, NeverReadable) else UNREADABLE, str(unreadable)
         except StateMismatch as misfit:
             verdict, why = MISFIT, str(misfit)
-        except Exception as unforeseen:  # the others wait for this rank's verdict, whatever it is
+        except Exception as unforeseen:  # the other ranks wait for this verdict in any case
             verdict, error = BROKEN, unforeseen
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._verdict = verdict
@@ -225,7 +222,7 @@ class Restore:
         self._hopeless = self._hopeless or worst == NEVER
         if verdict in (DAMAGED, *UNREAD):
             log.warning("%s is not used: %s", what, why)
-        if worst > DAMAGED:  # all of them say the same in the end
+        if worst > DAMAGED:  # all ranks report the same in the end
             rank = verdicts.index(worst)
             self._why = self._collectives.tell(why)[rank]
             if worst == BROKEN:
@@ -237,7 +234,7 @@ class Restore:
     # what there is ---------------------------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
-        """What every rank offers, and the steps in storage; None: it cannot be read."""
+        """What every rank offers, and the steps in storage; None for storage that cannot be read."""
         offers: list[Offer] = []
         stored: list[int] = []
 
@@ -289,7 +286,7 @@ class Restore:
     def _prepare(
         self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, _Held]
     ) -> None:
-        """See that what is here is sound, before anything is changed by it."""
+        """Check that the parts on this rank are sound, before the state is changed."""
         if plan.source is Source.STORAGE:
             assert self._storage is not None
             check(self._storage, plan.step, self._rank, self._ranks)
@@ -342,7 +339,7 @@ class Restore:
         values_of = self._rank if self._ranks == plan.world else 0
         paths: list[Any] = []
         wrong: Exception | None = None
-        for part in sorted({*transfers, *needs}):  # alike on all ranks
+        for part in sorted({*transfers, *needs}):  # the same order on all ranks
             mine: _Held | None = held.get(part)
             if part in transfers:
                 try:
@@ -351,7 +348,7 @@ class Restore:
                     Damaged,
                     MemoryError,
                     ValueError,
-                ) as error:  # others go on with the next part: so must this rank
+                ) as error:  # the other ranks go on with the next part, and so must this one
                     wrong = wrong or error
             if part in needs and mine is not None and wrong is None:
                 layout = mine.packed.layout
@@ -359,7 +356,7 @@ class Restore:
                 values = plan.shared or part == values_of
                 try:
                     mine.packed.read(load_target, copying_threads(layout.length), values=values)
-                except Exception as error:  # the same; all hear of it when all parts are through
+                except Exception as error:  # likewise; reported to all ranks after the last part
                     wrong = error
         if wrong is not None:
             raise wrong
@@ -368,10 +365,10 @@ class Restore:
             raise Damaged(f"it does not hold all of {missing}")
 
     def _hand_over(self, transfer: Transfer, mine: _Held | None) -> _Held | None:
-        """Take part in passing one part on; what this rank has of it then.
+        """Take part in the transfer of one part. Returns this rank's copy of it, if it has one.
 
         Raises:
-            Damaged: it did not arrive as it was sent.
+            Damaged: the part changed on the way.
         """
         text = table = b""
         length = 0
@@ -405,7 +402,7 @@ class Restore:
         return _Held(packed, sums or None)
 
     def _drop_newer(self, step: int) -> None:
-        """What came after the step that all go on from never was."""
+        """Erase this rank's saves after the restored step, which training has abandoned."""
         for buffer in self._memory.own:
             record = buffer.record()
             if record is not None and record.step > step:
@@ -413,12 +410,12 @@ class Restore:
 
 
 def _is_complete(layout: Layout, *, leads: bool) -> bool:
-    """Whether a part has all that it stands for: what all ranks have alike is kept by a node's leader and by rank 0."""
+    """True if the part has everything it stands for. A node's leader and rank 0 keep what all ranks have alike."""
     return not layout.replicated or leads or layout.rank == 0
 
 
 def _whole(buffers: Iterable[Buffer]) -> Iterator[tuple[Buffer, Record, Layout]]:
-    """The buffers that hold a checkpoint, and what it consists of."""
+    """The buffers that hold a checkpoint, with its record and layout."""
     for buffer in buffers:
         record = buffer.record()
         if record is not None:

@@ -1,8 +1,8 @@
-"""Which step to restore and who gives what to whom: decided from what every rank has, alike on all of them. No I/O.
+"""Decides which step to restore and which rank sends which part to which, from what every rank has. No I/O.
 
-A rank offers the parts of checkpoints in its node's memory: its own, those of the rank that keeps what all ranks of the
-node have alike, and copies that the node keeps of another node's parts. A step can be had when its parts are complete
-among all ranks; parts belong together only if they were made in one attempt.
+A rank offers the parts in its node's memory: its own, those of the rank that keeps what all ranks of the node have
+alike, and replicas of another node's parts. A step can be restored from memory if all ranks together have all its
+parts. Parts belong together only if one attempt made them. All ranks compute the same plan.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 
 class Kind(enum.IntEnum):
-    """Whose buffer an offered part is in."""
+    """The owner of the buffer with an offered part."""
 
     OWN = 0
     LEADER = 1
-    """Of the node's rank that keeps what all its ranks have alike."""
+    """The node's rank that keeps what all its ranks have alike."""
     COPY = 2
-    """Of another node's rank, kept here in case that node is lost."""
+    """A rank of another node; its part is kept here in case that node is lost."""
 
 
 class Offer(NamedTuple):
-    """One part that a rank can read."""
+    """A part that a rank can read."""
 
     step: int
     attempt: int
@@ -32,37 +32,37 @@ class Offer(NamedTuple):
     part: int
     """The rank that made this part."""
     shared: int
-    """1: nothing in it belongs to one rank alone, so it is all of the step."""
+    """1 if nothing in it belongs to one rank alone, so that it is the whole step."""
     kind: int
     first: int = 0
-    """1: it was the first save of its attempt, so that other ranks may never have come so far."""
+    """1 for the first save of its attempt, which other ranks may never have reached."""
 
 
 class Source(enum.IntEnum):
-    """Where a step is taken from; among equally new ones the higher wins."""
+    """Where a step is taken from. Of equally new steps the one with the higher value wins."""
 
     STORAGE = 1
     COPIES = 2
-    """Memory, but not what a rank has itself wherever there is a copy: the last resort before storage."""
+    """Memory, preferring replicas to a rank's own parts: the last resort before storage."""
     PEERS = 3
-    """Memory, and what somebody lacks comes from another rank."""
+    """Memory; ranks that lack a part receive it from others."""
     MEMORY = 4
-    """Everybody has what it needs in its own node's memory."""
+    """Every rank has what it needs in its own node's memory."""
 
 
 class Gap(NamedTuple):
-    """A step of which some parts are here and others are not."""
+    """A step of which memory has only some parts."""
 
     step: int
     world: int
     missing: tuple[int, ...]
-    """The ranks whose parts they are."""
+    """The ranks whose parts are missing."""
     first: bool
-    """Maybe it never was whole, and nothing before it."""
+    """True if the step may never have been complete, with no step before it."""
 
 
 class Transfer(NamedTuple):
-    """A part that one rank gives to others."""
+    """A part that one rank sends to others."""
 
     part: int
     source: int
@@ -70,7 +70,7 @@ class Transfer(NamedTuple):
 
 
 class RestorePlan(NamedTuple):
-    """A step, and how all ranks come to it."""
+    """A step, and how all ranks get it."""
 
     step: int
     source: Source
@@ -83,12 +83,12 @@ class RestorePlan(NamedTuple):
 def best_plan(
     rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iterable[RestorePlan]
 ) -> RestorePlan | None:
-    """The newest step that all ranks can have, from the best place; None if there is none.
+    """The newest step that all ranks can have, from the best source; None if there is none.
 
     Args:
         rows: what each rank offers.
         stored: the steps in storage.
-        refused: what was tried and found wanting.
+        refused: plans that have failed.
     """
     found = [RestorePlan(step, Source.STORAGE) for step in stored]
     for step, attempt, world, shared in {(*offer[:3], offer.shared) for row in rows for offer in row}:
@@ -116,7 +116,7 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
 
 
 def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
-    """One part is the whole step: whoever lacks it gets it from the first that has it; in need, all from the last."""
+    """Ways to restore a step of one part. The first holder sends it to ranks that lack it, or the last one to all."""
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
     first, last = holders[0], holders[-1]
@@ -130,7 +130,7 @@ def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]
 
 
 def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, list[Transfer]]:
-    """Every rank's part is needed: nothing can be done unless all are there."""
+    """Ways to restore a step that needs every rank's part; none unless all parts are there."""
     holders: dict[int, list[int]] = {}
     copies: dict[int, list[int]] = {}
     for rank, row in enumerate(rows):
@@ -150,7 +150,7 @@ def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, l
 
 
 def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
-    """The parts that a rank reads: in the world that made them its own and what is alike on all, else every one."""
+    """The parts that a rank reads: its own and its leader's in a world of the same size, otherwise all."""
     if ranks != world:
         return set(range(world))
     leader = next((offer.part for offer in row if offer.kind == Kind.LEADER), 0)
@@ -160,7 +160,7 @@ def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
 def _transfers(
     needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]
 ) -> list[Transfer]:
-    """Who gives what to whom, so that all needs are met; a part in `rather` is taken from there by everybody else."""
+    """Transfers that meet all needs. A part in `rather` is sent from there to every other rank that needs it."""
     transfers = []
     for part in sorted(holders):
         source = rather.get(part, holders[part])[0]

@@ -1,4 +1,4 @@
-"""The ranks that save together: how they tell saves apart, and which buffer each overwrites next."""
+"""The ranks that save together: how they number their saves, and which buffer each overwrites next."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from resile.torch._loop.waits import LOOK
 from resile.wire.env import ROUND
 
 HOLD = 600.0
-"""Seconds that saves of a sharded state are left out for a storage that has not taken an earlier one."""
+"""Seconds for which saves of a sharded state are skipped while storage has not taken an earlier one."""
 
 
 class LeftOut(enum.Enum):
-    """Why no rank keeps a step."""
+    """Why all ranks skip a step."""
 
     NO_ROOM = enum.auto()
     COPYING = enum.auto()
-    """Some node has not copied the save before it."""
+    """Some node has not finished copying the previous save."""
     STORING = enum.auto()
-    """Storage has not taken what no copy may replace."""
+    """Storage has not taken a save that must not be overwritten."""
 
 
 class SaveGroup:
-    """What this rank knows of those that it saves with, group after group."""
+    """What this rank knows of the ranks that it saves with, group after group."""
 
     def __init__(self, collectives: Collectives, memory: MemoryClient | ProcessBuffers | None, once: LogOnce) -> None:
-        """Nobody is met yet.
+        """Communication begins with `meet`.
 
         Args:
-            collectives: with the other ranks.
-            memory: the buffers of this rank; None: it has none.
-            once: says what a user should know.
+            collectives: to the other ranks.
+            memory: the buffers of this rank, if it has any.
+            once: logs what a user should know.
         """
         self.collectives = collectives
         self._memory = memory
         self._log_once = once
         self.sequence = 0
-        """The highest that a save of this process has."""
+        """The highest sequence of this process's saves."""
         self.everywhere = False
-        """Every rank's saves survive its end."""
+        """True if every rank's saves survive its process."""
         self.partnered = False
-        """Every rank's node has another one that keeps copies."""
+        """True if every rank's node has another one that keeps replicas."""
         self._nonce: int | None = None
-        """Tells the drafts of this run in storage from those that an earlier one left; None: the group is not met."""
+        """Tells the drafts of this run in storage from those of an earlier one; None before `meet`."""
         self._floor = 0
-        """What was saved before this group has at most this sequence."""
+        """The highest sequence that was saved before this group."""
         self._sent = 0
-        """The last sequence that the other node was to get a copy of; 0: none in this group."""
+        """The last sequence that was to be copied to the other node; 0 if none was in this group."""
         self._answer_by = 0.0
         self._waiting: dict[int, tuple[int, float]] = {}
-        """By buffer: what it holds for storage, and since when."""
+        """By buffer: the sequence that waits for storage, and since when."""
 
     @property
     def attempt(self) -> str:
-        """What the drafts of this group's steps are called in storage. The group was met."""
+        """The name of this group's drafts in storage. Call `meet` first."""
         times = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return attempt_name(self._nonce or 0, times, self.collectives.world, self._floor)
 
     def leave(self) -> None:
-        """The group is another one from here on."""
+        """Forget the group before another one is met."""
         self._nonce = None
 
     def close(self) -> None:
-        """This rank's buffers are not to be had any more."""
+        """Stop using this rank's buffers."""
         self._memory = None
 
     def meet(self) -> None:
-        """Tell a new group's ranks where this one stands, so that saves can be told apart: all come here together."""
+        """Exchange sequences with the ranks of a new group, so that saves can be told apart. A collective."""
         if self._nonce is not None:
             return
         client = self._memory if isinstance(self._memory, MemoryClient) else None
@@ -89,7 +89,7 @@ class SaveGroup:
             self.sequence,
         )
         rows = self.collectives.meet(mine)
-        if rows is None:  # several ranks, and no process group: they cannot agree
+        if rows is None:  # several ranks without a process group cannot agree
             self._nonce, self.everywhere, self.partnered = 0, False, False
         else:
             met = [SaverHello(*row) for row in rows]
@@ -100,7 +100,7 @@ class SaveGroup:
         self._floor, self._sent = self.sequence, 0
 
     def _known(self) -> tuple[int, int]:
-        """The highest sequence and the newest attempt that this rank's memory has."""
+        """The highest sequence and the newest attempt in this rank's memory."""
         highest = made = 0
         for buffer in self._memory.buffers if self._memory is not None else ():
             record = buffer.record()
@@ -111,9 +111,9 @@ class SaveGroup:
         return highest, made
 
     def free(self) -> BufferChoice | None:
-        """The buffer to overwrite with what needs no other rank's part: the older, unless that goes to storage.
+        """The buffer to overwrite with a replicated step: the older one that does not wait for storage.
 
-        None: both do.
+        None if both do.
         """
         assert self._memory is not None
         ages = []
@@ -127,12 +127,12 @@ class SaveGroup:
         return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
-        """A save is to be copied to another node: of so many bytes, for each of so many processes."""
+        """Note that a save of `length` bytes is to be copied, for each of `local_world` processes."""
         self._sent = sequence
         self._answer_by = time.monotonic() + copied_within(length, local_world)
 
     def copied(self, patience: float) -> tuple[Copied, str]:
-        """Whether this rank's last save is on another node by now, so that the one before it may be given up.
+        """Whether the copy of this rank's last save is done, so that the save before it may be overwritten.
 
         Raises:
             GroupLost: the round is over.
@@ -147,12 +147,12 @@ class SaveGroup:
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
     def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> BufferChoice | LeftOut:
-        """The buffer that this rank overwrites with its part, so that all keep the same steps. A collective.
+        """Choose this rank's buffer so that all ranks keep the same steps. A collective.
 
         Args:
-            copied: what `copied` says.
+            copied: the result of `copied`.
             has_room: this rank has memory for the step.
-            due: it goes to storage, for which no memory is needed.
+            due: the step goes to storage, which works without memory.
 
         Raises:
             RuntimeError: the group broke.
@@ -167,7 +167,7 @@ class SaveGroup:
         self.sequence = max(each.highest for each in statuses)
         worst = max(each.copied for each in statuses)
         if worst == Copied.FAILED:
-            self.partnered = False  # until the next group: saves go on, and survive processes but not nodes
+            self.partnered = False  # until the next group: saves then survive lost processes but not lost nodes
             self._log_once.say(
                 f"checkpoints are not copied to other nodes any more: {copied[1] or 'another rank could not'}"
             )
@@ -182,7 +182,7 @@ class SaveGroup:
         return BufferChoice(older if not kept else int(first == kept), busy)
 
     def _waits_for_storage(self, number: int, sequence: int) -> bool:
-        """Whether a buffer must stay as it is, since storage is to get what it holds; not for ever."""
+        """True if a buffer must not be overwritten because storage is to get it. After `HOLD` seconds it may be."""
         assert self._memory is not None
         if not sequence or not self._memory.buffers[number].wanted:
             self._waiting.pop(number, None)

@@ -1,7 +1,7 @@
-"""What `torch.save` writes around the values of a tensor: made once per type and shape.
+"""What `torch.save` writes around the values of a tensor, computed once per type and shape.
 
-It depends on nothing else (the checksums of the zip format are left out; torch does not look at them). So a save copies
-raw values between two pieces of text that are known, and DCP reads what is stored.
+It depends on nothing else; the checksums of the zip format are left out, and torch does not check them. So a save
+copies raw values between two known pieces of bytes, and DCP can read the result.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import torch
 
 
 class Frame(NamedTuple):
-    """What `torch.save` writes around the values of a tensor."""
-
     before: bytes
     after: bytes
 
 
 class _Sink(io.RawIOBase):
-    """Takes what `torch.save` writes, except the values."""
+    """Collects what `torch.save` writes, except the values."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
         self._until_values: int | None = None
-        """Writes that come before the values, once the name of their record was seen."""
+        """Writes left before the values, once the name of their record was seen."""
         self.before = bytearray()
         self.after = bytearray()
         self._size = 0
@@ -42,7 +40,7 @@ class _Sink(io.RawIOBase):
         if self._until_values:
             self._until_values -= 1
         elif self._until_values is None and piece.endswith(b"/data/0"):
-            self._until_values = 1  # a filler that aligns the values
+            self._until_values = 1  # padding that aligns the values
         return size
 
     def tell(self) -> int:
@@ -54,7 +52,6 @@ class _Sink(io.RawIOBase):
 
 @functools.cache
 def frame(dtype: Any, shape: tuple[int, ...]) -> Frame:
-    """The frame of a tensor."""
     tensor = torch.empty(shape, dtype=dtype)
     sink = _Sink(tensor.nbytes)
     crc = torch.serialization.get_crc32_options()

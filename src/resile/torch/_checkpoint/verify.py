@@ -1,7 +1,6 @@
-"""The comparison of a checkpoint in memory with its checksums, as work that several threads may share.
+"""Compares a checkpoint in memory with its checksums, as work that several threads may share.
 
-It can begin before anybody asks for the state, while a script that was started again still builds its model; who then
-wants the state does what is left of it.
+The work can begin while a restarted script still builds its model. `restore` then does what is left of it.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ from resile.torch._checkpoint.prefault import READ, populate
 
 
 class Verification:
-    """One buffer, as it was committed."""
+    """The comparison of one committed buffer."""
 
     def __init__(self, buffer: Buffer, record: Record) -> None:
         """Nothing is compared yet.
 
         Raises:
-            IncompleteBuffer: what describes the data is damaged.
+            IncompleteBuffer: the layout or the checksums are damaged.
         """
         self.buffer = buffer
         self.record = record
         self.packed = PackedState(buffer.map(), record.data_at, buffer.layout(record))
         self.sums = buffer.sums(record)
-        """None: its process ended while they were made."""
+        """None if the process ended before it had computed them."""
         self._left = iter(self.packed.checks(self.sums or ()) if self.sums is not None else ())
         self._begun: Future[None] | None = None
         self.used = False
-        """Somebody has finished it, or found damage: what it would say now is worth nothing."""
+        """True once `finish` was called. The result cannot be used again."""
 
     def begin(self, background: Executor) -> None:
-        """Let another thread start with it."""
+        """Have another thread start with it."""
         self._begun = background.submit(run_jobs, 1, self._left)
 
     def finish(self, threads: int) -> None:
-        """Do what is left; every byte has been compared then. For one time.
+        """Compare what is left, so that every byte has been compared. Call it once.
 
         Raises:
-            Damaged: one checksum does not fit.
+            Damaged: a checksum differs.
         """
         self.used = True
         run_jobs(threads, self._left)
@@ -52,9 +51,9 @@ class Verification:
 
 
 def begin(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
-    """Map the newest step of some buffers, and begin to compare it, in another thread; None if there is none.
+    """Map the newest step of some buffers and begin to compare it on another thread; None if there is none.
 
-    The newest alone, for that is what nearly all restores take; of the others nothing is lost but time.
+    Only the newest, because nearly all restores use it. The comparison of others just starts later.
     """
     whole = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
     if not whole:
@@ -62,9 +61,9 @@ def begin(buffers: Iterable[Buffer], background: Executor) -> Verification | Non
     _, buffer, record = max(whole, key=operator.itemgetter(0))
     try:
         verification = Verification(buffer, record)
-    except IncompleteBuffer:  # who restores says so, if it comes to it
+    except IncompleteBuffer:  # `restore` reports it, if it needs this buffer
         return None
-    if verification.sums is None:  # the agent may be making them at this moment
+    if verification.sums is None:  # the agent may be computing them at this moment
         return None
     background.submit(populate, buffer, READ)
     verification.begin(background)

@@ -1,15 +1,14 @@
-"""The mean of all ranks' gradients, over whichever group there is at the moment.
+"""Averages the gradients of all ranks over the current process group.
 
-What DDP does, less what ties it to one group: a new group after a loss needs nothing built anew. Gradients go through a
-few flat buckets. A hook puts each gradient into its bucket when the backward pass has made it, divided by the world on
-the way, and what the optimizer sees is the bucket itself: one copy where DDP makes two. A bucket goes over the group as
-soon as it is full, while the backward pass goes on; the last pass of a step returns when all of them have come back, so
-whatever looks at gradients after it sees the mean. Buckets are made from the reversed order of the parameters alone,
-and go in that order, so the same world sums in the same order in every run: results are bit-identical.
+It does what DDP does without being tied to one group: a new group after a loss requires no rebuilding. Gradients go
+through a few flat buckets. A hook divides each gradient by the world size and puts it into its bucket as soon as the
+backward pass has computed it. The optimizer then sees the bucket's own memory: one copy where DDP makes two. A full
+bucket is sent at once, while the backward pass continues. The last pass of a step returns when all buckets are back, so
+code that reads gradients after it sees the mean. Buckets depend only on the reversed order of the parameters
+and are sent in that order. The same world therefore sums in the same order in every run: results are bit-identical.
 
-A parameter that no rank has a gradient for has none, as in a world of one: optimizers leave it alone. Each bucket ends
-with one number for each of its parameters, which says whether anybody had a gradient; a rank looks at it only for
-those that it had none for itself.
+A parameter without a gradient on any rank keeps none, and optimizers skip it, as in a world of one. Each bucket ends
+with one number per parameter that tells whether any rank had a gradient. A rank reads it only for gradients it lacks.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from torch.autograd.function import BackwardCFunction
 from resile.torch._loop.group import Group, GroupLost, wait
 
 BUCKET = 25 * 1024 * 1024
-"""Bytes. DDP's own default: large enough for the wire, small enough that the first is on its way early."""
+"""Bytes. DDP's default: large enough for the network, small enough that the first bucket is sent early."""
 FIRST_BUCKET = 1024 * 1024
-"""Bytes of the first bucket, as DDP has it: the wire is idle until it is full. A bucket is full when it has as many, or
-more: a small parameter before a large one is not sent by itself, and the rest late."""
+"""Bytes of the first bucket, as in DDP, because the network is idle until it is full. A bucket is full at this size or
+above, so that a small parameter followed by a large one is not sent alone."""
 DRAIN = 0.05
-"""Seconds for what is under way in a group to end once the group is broken off; it takes milliseconds, or it never does
+"""Seconds for pending collectives to end after their group was aborted. They need milliseconds, or never end
 (see `resile.torch._loop.group`)."""
 
 
 class TooManyPasses(ValueError):
-    """There were more backward passes in a step than were announced."""
+    """A step had more backward passes than were announced."""
 
 
 class _Bucket:
-    """Some gradients that go over the group together."""
+    """Gradients that are sent over the group together."""
 
     def __init__(self, members: list[torch.nn.Parameter]) -> None:
         first = members[0]
@@ -52,23 +51,23 @@ class _Bucket:
         *parts, self._had = self._divided(members)
         self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
         self.divisor: torch.Tensor | int = 1
-        """A tensor where that is exact: torch takes 3 us less for it than for a number, with every parameter."""
+        """A tensor where that is exact, because torch divides by it 3 us faster than by a number, per parameter."""
         self._world = 1
         self.missing = 0
-        """Gradients that are not in it yet."""
+        """Gradients that are not in the bucket yet."""
         self._without: list[int] = []
-        """Which of them this rank does not have."""
+        """Indices of the gradients that this rank does not have."""
 
     def begin(self, world: int) -> None:
-        """A step begins, in which gradients are divided by the world."""
+        """Begin a step whose gradients are divided by `world`."""
         self.missing = len(self.slots)
         if world != self._world:
             self._world = world
-            exact = self.flat.itemsize >= 4  # a half does not hold every world
+            exact = self.flat.itemsize >= 4  # half precision does not hold every world size
             self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
 
     def send(self) -> Any:
-        """Have it summed over the group."""
+        """Start the sum over the group."""
         self._had.fill_(1)
         self._without = [number for number, slot in enumerate(self.slots) if slot.without]
         for number in self._without:
@@ -76,7 +75,7 @@ class _Bucket:
         return dist.all_reduce(self.flat, async_op=True)
 
     def publish(self) -> None:
-        """The sums are here: they are the gradients."""
+        """Set the sums as the parameters' gradients."""
         for slot in self.slots:
             slot.parameter.grad = slot.view
         if self._without:
@@ -86,7 +85,7 @@ class _Bucket:
                     self.slots[number].parameter.grad = None
 
     def renew(self) -> None:
-        """Leave the memory to whoever may still use it."""
+        """Allocate new memory, because a collective may still write to the old."""
         self.flat = torch.zeros_like(self.flat)
         *parts, self._had = self._divided([slot.parameter for slot in self.slots])
         for slot, part in zip(self.slots, parts, strict=True):
@@ -97,41 +96,41 @@ class _Bucket:
 
 
 class _Slot:
-    """The place of one gradient."""
+    """The position of one gradient in its bucket."""
 
     def __init__(self, bucket: _Bucket, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
         self.bucket = bucket
         self.parameter = parameter
         self.view = view
         self.passes = 0
-        """Backward passes of this step that it is still to come from."""
+        """Backward passes of this step that will still contribute to it."""
         self.full = False
         self.without = False
-        """Full of zeros, because there was no gradient."""
+        """True if it is filled with zeros because there was no gradient."""
 
     def fill(self) -> None:
-        """Take the gradient from the parameter; none counts as 0."""
+        """Take the gradient from the parameter; a missing one counts as 0."""
         gradient = self.parameter.grad
         self.without = gradient is None
         if gradient is None:
             self.view.zero_()
         else:
             torch.div(gradient.detach() if gradient.requires_grad else gradient, self.bucket.divisor, out=self.view)
-            self.parameter.grad = None  # nobody is to see what is not the mean yet
+            self.parameter.grad = None  # hides the gradient until it is the mean
         self.full = True
         self.bucket.missing -= 1
 
 
 class Averager:
-    """The gradients of one model."""
+    """Averages the gradients of one model."""
 
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], bucket: int = BUCKET, first_bucket: int = FIRST_BUCKET
     ) -> None:
         """Hook into the backward pass of these parameters, until `close`.
 
-        Those that are frozen cost nothing. One that is unfrozen gets its place with the next step, and keeps it: models
-        that train their halves in turns would have places made all the time.
+        Frozen parameters cost nothing. A parameter that is unfrozen gets a slot at the next step and keeps it, because
+        models that train their halves in turns would otherwise rebuild the buckets all the time.
         """
         self._parameters = list(parameters)
         self._limits = (bucket, first_bucket)
@@ -139,29 +138,29 @@ class Averager:
         self._slots: list[_Slot] = []
         self._hooks: list[Any] = []
         self._flags: list[bool] = []
-        """Which parameters were trained when somebody last looked."""
+        """Which parameters required gradients at the last look."""
         self._ever: list[bool] = [False] * len(self._parameters)
-        """Which of them have a place."""
+        """Which parameters have a slot."""
         self._closed = False
         self._look()
         self._open = False
-        """Whether gradients belong to a step of several ranks."""
+        """True during a step of several ranks."""
         self._averaged = False
         self._passes = 0
-        """Backward passes that this step still has."""
+        """Backward passes left in this step."""
         self._tasks: set[int] = set()
-        """Backward passes of this step whose end will be told, as torch numbers them."""
+        """Torch's ids of this step's backward passes whose end will be reported."""
         self._group: Group | None = None
         self._sent = 0
         self._works: list[Any] = []
 
     @property
     def trained(self) -> dict[str, list[bool]]:
-        """Which parameters are trained, and which ever were, in their order: the same on all ranks."""
+        """Which parameters are trained now and which ever were, in an order that is the same on all ranks."""
         return {"now": [parameter.requires_grad for parameter in self._parameters], "ever": list(self._ever)}
 
     def train(self, trained: dict[str, list[bool]]) -> None:
-        """Freeze, unfreeze and divide parameters as another rank has."""
+        """Freeze, unfreeze and divide parameters as on another rank."""
         for parameter, now in zip(self._parameters, trained["now"], strict=True):
             if parameter.requires_grad != now:
                 parameter.requires_grad_(now)
@@ -171,12 +170,12 @@ class Averager:
             self._divide()
 
     def begin(self, world: int, backwards: int = 1, group: Group | None = None) -> None:
-        """A step begins. There are no gradients, and whatever a step that was broken off left of them is gone.
+        """Begin a step without gradients and discard what an aborted step has left.
 
         Args:
-            world: ranks.
+            world: number of ranks.
             backwards: backward passes that add up to this rank's gradient; ranks may have different numbers.
-            group: of the round, if there are rounds: when it is over a backward pass, which may be long, ends early.
+            group: of the round, if there are rounds. When the round is over, a long backward pass ends early.
         """
         self._group = group
         self._look()
@@ -190,12 +189,12 @@ class Averager:
             slot.parameter.grad = None
 
     def finish(self) -> None:
-        """The step has no more backward passes: every gradient is the mean over the world when this returns.
+        """End the step's backward passes. Every gradient is the mean over the world when this returns.
 
-        One that is missing here counts as 0; one that is missing everywhere is None.
+        A gradient that is missing here counts as 0; one that is missing on all ranks is None.
 
         Raises:
-            GroupLost: the group broke; the gradients are good for nothing.
+            GroupLost: the group broke, and the gradients are unusable.
         """
         if self._open:
             self._average()
@@ -203,28 +202,28 @@ class Averager:
 
     @property
     def under_way(self) -> bool:
-        """Whether something of this step went to the group and did not come back."""
+        """True while a collective of this step is pending."""
         return bool(self._works)
 
     def abandon(self) -> None:
-        """The step is broken off, and so is its group: nothing touches the buckets any more when this returns."""
+        """Abort the step after its group was aborted. Nothing writes to the buckets after this returns."""
         self._open = False
         deadline = time.monotonic() + DRAIN
-        for bucket, work in zip(self._buckets, self._works, strict=False):  # the rest was never sent
-            with contextlib.suppress(RuntimeError):  # what it came to does not matter
+        for bucket, work in zip(self._buckets, self._works, strict=False):  # the other buckets were not sent
+            with contextlib.suppress(RuntimeError):  # the outcome does not matter
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
             if not work.is_completed():
                 bucket.renew()
         self._works.clear()
 
     def close(self) -> None:
-        """Leave the parameters alone."""
+        """Remove the hooks."""
         self._closed = True
         for hook in self._hooks:
             hook.remove()
 
     def _look(self) -> None:
-        """Have a place for every parameter that is trained."""
+        """Make a slot for every trained parameter."""
         flags = [parameter.requires_grad for parameter in self._parameters]
         if flags == self._flags:
             return
@@ -263,9 +262,9 @@ class Averager:
         return arrived
 
     def _pass_ended(self) -> None:
-        """From torch, at the end of a backward pass: the last one of a step returns with the mean.
+        """Called by torch at the end of a backward pass; the last pass of a step returns with the mean.
 
-        Of passes that are made within another one, it is that one's end that counts, unless nothing is missing.
+        A pass nested in another one counts only with the outer pass, unless all buckets are already sent.
         """
         if self._open and not _within_another_pass():
             self._passes -= 1
@@ -290,7 +289,7 @@ class Averager:
         self._averaged = True
 
     def _send_full(self) -> None:
-        """Always in the same order, whichever is full first."""
+        """Send full buckets, always in the same order."""
         try:
             while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
                 self._works.append(self._buckets[self._sent].send())
@@ -300,9 +299,9 @@ class Averager:
 
 
 def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Call it whenever there is a gradient. One that is frozen at the moment may be unfrozen again."""
+    """Register a hook for every new gradient, also on a frozen parameter, which may be unfrozen later."""
     frozen = not parameter.requires_grad
-    if frozen:  # torch refuses a hook on those
+    if frozen:  # torch refuses a hook on it
         parameter.requires_grad_(True)
     handle = parameter.register_post_accumulate_grad_hook(hook)
     if frozen:
@@ -311,7 +310,7 @@ def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None])
 
 
 def _within_another_pass() -> bool:
-    """Whether a node of a backward pass makes the one that ends here, as reentrant checkpointing does."""
+    """True if a node of another backward pass runs the one that ends here, as reentrant checkpointing does."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -321,7 +320,7 @@ def _within_another_pass() -> bool:
 
 
 def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Iterable[list[torch.nn.Parameter]]:
-    """Parameters by bucket, in about the order in which a backward pass makes their gradients."""
+    """Parameters by bucket, in roughly the order in which a backward pass computes their gradients."""
     kinds: dict[tuple[torch.device, torch.dtype], list[list[torch.nn.Parameter]]] = {}
     filled: dict[tuple[torch.device, torch.dtype], int] = {}
     for parameter in reversed(parameters):

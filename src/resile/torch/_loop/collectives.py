@@ -1,6 +1,6 @@
-"""The ranks of a training, as far as they have to agree or to pass something on. They do so over their process group.
+"""Lets the ranks of a training agree and exchange data over their process group.
 
-In a round no wait is gloo's own: a peer that is frozen in the middle of a message would keep this rank, too.
+Within a round no wait is gloo's own, because a peer frozen in the middle of a message would block this rank, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from resile.torch._loop.group import Group, wait
 
 _BLOCK = 64 << 20
 LONGEST = 2000
-"""Bytes of what ranks tell each other in words."""
+"""Bytes of a message from one rank to the others."""
 
 
 class Collectives:
-    """The ranks of this training; what needs several of them needs a process group."""
+    """The ranks of this training. Several ranks need a process group."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """Nothing is said yet.
+        """Nothing is sent yet.
 
         Args:
             group: of the round, if there are rounds.
@@ -33,12 +33,10 @@ class Collectives:
 
     @property
     def rank(self) -> int:
-        """This process's place."""
         return int(dist.get_rank()) if self._grouped else int(os.environ.get("RANK", "0"))
 
     @property
     def world(self) -> int:
-        """How many there are."""
         return int(dist.get_world_size()) if self._grouped else int(os.environ.get("WORLD_SIZE", "1"))
 
     @property
@@ -47,16 +45,16 @@ class Collectives:
 
     @property
     def device(self) -> Any:
-        """Where tensors must be for this group."""
+        """The device that this group's tensors must be on."""
         if dist.get_backend() == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for so long.
+        """Sleep.
 
         Raises:
-            GroupLost: the round is over, maybe long before.
+            GroupLost: the round ended meanwhile or before.
         """
         if self.group is None:
             time.sleep(seconds)
@@ -64,14 +62,14 @@ class Collectives:
             self.group.pause(seconds)
 
     def meet(self, row: Sequence[int]) -> list[list[int]] | None:
-        """Every rank's row; None if there are several ranks and no process group: they cannot agree."""
+        """Every rank's row; None if several ranks have no process group and so cannot agree."""
         return None if self.world > 1 and not self._grouped else self.gather(row)
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, all of one length.
+        """Every rank's row, all of the same length.
 
         Raises:
-            RuntimeError: there are other ranks, and no way to reach them.
+            RuntimeError: there are several ranks and no process group.
         """
         if self.world == 1:
             return [list(row)]
@@ -81,7 +79,7 @@ class Collectives:
         return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, all of one shape and where this group's tensors must be; for several ranks.
+        """Every rank's tensor, all of one shape and on this group's device; for several ranks.
 
         Raises:
             RuntimeError: the group broke.
@@ -91,23 +89,23 @@ class Collectives:
         return rows
 
     def gather_all(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, whatever their lengths."""
+        """Every rank's row, of any length."""
         longest = max(length for (length,) in self.gather([len(row)]))
         rows = self.gather([len(row), *row, *[0] * (longest - len(row))])
         return [each[1 : 1 + each[0]] for each in rows]
 
     def tell(self, words: str) -> list[str]:
-        """Every rank's words, as far as they are not too many."""
+        """Every rank's message, cut to `LONGEST` bytes."""
         return [bytes(row).decode(errors="replace") for row in self.gather_all(list(words.encode()[:LONGEST]))]
 
     def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
-        """Bring `length` bytes from one rank to others. All ranks call it.
+        """Send `length` bytes from one rank to others. A collective.
 
         Args:
-            data: a uint8 tensor: what `source` gives, where a taker puts it; for other ranks None.
-            length: of the tensor, known to all.
-            source: the rank that gives.
-            takers: the ranks that get it.
+            data: a uint8 tensor: the source's data, or where a taker wants it; None on other ranks.
+            length: of the tensor, known to all ranks.
+            source: the rank that sends.
+            takers: the ranks that receive.
 
         Raises:
             RuntimeError: the group broke.

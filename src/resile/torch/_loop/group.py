@@ -1,13 +1,13 @@
-"""One round's process group: formed in a process that was in others before, and broken off from another thread.
+"""The process group of one round. One process forms several in turn, and another thread can abort them.
 
-A collective that waits for a lost peer has to end at once. With NCCL torch's own abort does that. With gloo it does not
-(torch 2.13: `abort()` leaves a collective with a frozen peer waiting), but most collectives raise within 2 ms when the
-connections below them end, and `waits` leaves the others. So a group remembers which sockets were opened while it, or
-another group after it, was made. Breaking it off ends exactly those, and they show whether a peer is gone. The price: a
+A collective that waits for a lost peer must end at once. With NCCL, torch's own abort does that. With gloo it does not
+(torch 2.13: `abort()` leaves a collective with a frozen peer waiting). But most collectives raise within 2 ms when
+their connections end, and `waits` abandons the others. So a group remembers which sockets were opened while it, or
+another group after it, was made. Aborting ends exactly these sockets, and they also show whether a peer is gone. The price: a
 connection that another thread of the script opens in those milliseconds counts as the group's and ends with the round.
 
-What is left of a group that still waits is left to a thread of its own. Nothing of an older round can reach a group:
-its store is a new one on a port of its own, hosted by rank 0 of the round.
+A thread of its own disposes of a group that still waits. Nothing of an older round can reach a group, because its store
+is a new one on a port of its own, hosted by rank 0 of the round.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FIRST_CONNECT, LONGEST_CONNECT = 2.0, 30.0
-"""Seconds for the members to connect to each other once all have come. That takes milliseconds. The time is doubled
-after each try that failed."""
+"""Seconds for the members to connect to each other once all have come, which normally takes milliseconds. The time
+doubles after each failed try."""
 PROBE = 0.002
 LONGEST_PROBE = 0.05
-"""Seconds between two looks for the round's store. torch's own client would try again after a whole second."""
+"""Seconds between two tries to reach the round's store. Torch's own client would wait a whole second."""
 BREAK_AGAIN = 0.005
-"""Seconds between two looks for new connections of a group that is broken off while it is made."""
+"""Seconds between two searches for new connections of a group that is aborted while it is being made."""
 
 
 class Group:
@@ -54,10 +54,10 @@ class Group:
         """Nothing happens before `form`.
 
         Args:
-            assignment: this process's rank in the round, and where its members meet.
+            assignment: this process's rank in the round, and the address where the members meet.
             backend: as for torch's `init_process_group`.
             timeout: seconds for peers to come, and for a collective.
-            connect: seconds for all to connect to each other once they have come.
+            connect: seconds for the members to connect to each other once they have come.
         """
         self.assignment = assignment
         self.round: Round = assignment.round
@@ -68,20 +68,20 @@ class Group:
         self._over_since = math.inf
         self._ended = threading.Event()
         self._timer: threading.Timer | None = None
-        """Breaks the group off when it runs out."""
+        """Aborts the group when it expires."""
         self._before: list[set[sockets.Known]] = []
-        """While a group is made: the sockets that this process had before."""
+        """While a group is being made: the sockets that this process had before."""
         self._own: set[sockets.Known] = set()
         self._peer_connections: set[sockets.Known] = set()
         self._store: dist.Store | None = None
         self._excepthook = sys.excepthook
-        """torch wraps it with every group, and never takes its own away."""
+        """Torch wraps it with every group and never restores it."""
         self._patches = contextlib.ExitStack()
-        """What torch's functions are replaced by while this group lives."""
+        """Replacements of torch's functions while this group lives."""
 
     @property
     def over(self) -> bool:
-        """Whether the group was broken off."""
+        """True after the group was aborted."""
         return self._over_since < math.inf
 
     def form(self) -> None:
@@ -116,7 +116,7 @@ class Group:
 
     @property
     def broken(self) -> bool:
-        """Whether it is over or a member has hung up: this tells the loss of a peer from any other error.
+        """True if the group is over or a member has disconnected. This tells the loss of a peer from other errors.
 
         With NCCL, whose connections are not known here, it may be False although a peer is lost.
         """
@@ -144,12 +144,12 @@ class Group:
             raise GroupLost(f"round {self.round} is over")
 
     def abort(self) -> None:
-        """Make every collective of this group raise, now and from now on. For any thread; does not block."""
+        """Make every pending and future collective of this group raise. Any thread may call it; does not block."""
         with self._lock:
             self._over_since = min(self._over_since, time.monotonic())
             making = bool(self._before)
         self._ended.set()
-        if self._backend == "nccl" and not making:  # not tried here: no GPU
+        if self._backend == "nccl" and not making:  # untested, as there was no GPU
             if dist.is_initialized():
                 dist.distributed_c10d._abort_process_group()
             return
@@ -159,21 +159,21 @@ class Group:
             self._break()
 
     def abort_in(self, seconds: float) -> None:
-        """Abort after so many seconds, unless the group is destroyed before. Does not keep the process from ending."""
+        """Abort after some seconds unless the group is destroyed before. Does not keep the process from ending."""
         if self._timer is None:
             self._timer = threading.Timer(seconds, self.abort)
             self._timer.daemon = True
             self._timer.start()
 
     def destroy(self, *, in_peace: bool = False) -> None:
-        """Leave the group; the process can form another one then.
+        """Leave the group, so that the process can form another one.
 
         Args:
-            in_peace: no collective is under way. Otherwise the group is broken off first, which frees its members.
+            in_peace: no collective is under way. Otherwise the group is aborted first, which frees its members.
         """
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()  # it may have begun, and what it breaks off must not be the next group
+            self._timer.join()  # it may be running already, and must not abort the next group
         self._patches.close()
         if dist.is_initialized():
             if not self.over and not in_peace and self._backend == "gloo":
@@ -181,7 +181,7 @@ class Group:
             groups = list(dist.distributed_c10d._world.pg_map) if self.over else []
             dist.destroy_process_group()
             sys.excepthook = self._excepthook
-            if groups:  # the last reference to a group waits for all that is under way in it
+            if groups:  # dropping the last reference to a group waits for everything pending in it
                 last = threading.Thread(target=groups.clear, name="resile-left-group", daemon=True)
                 last.start()
                 last.join(waits.GRACE)
@@ -193,7 +193,7 @@ class Group:
 
     @contextlib.contextmanager
     def _making(self) -> Iterator[None]:
-        """Count the sockets that are opened meanwhile as the group's: they end at once if it is broken off."""
+        """Count sockets that are opened meanwhile as the group's, so that aborting ends them."""
         with self._lock:
             if self.over:
                 raise GroupLost(f"round {self.round} is over")
@@ -208,9 +208,9 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Also break off the groups that the script makes in this round, those of a device mesh, say.
+        """Include the groups that the script makes in this round, such as those of a device mesh.
 
-        torch has no hook for that, but one function that makes them all.
+        Torch has no hook for that, but one function makes them all.
         """
         make = dist.distributed_c10d._new_process_group_helper
 
@@ -230,7 +230,7 @@ class Group:
             time.sleep(BREAK_AGAIN)
 
     def _break(self) -> bool:
-        """End all connections there are; whether more may come."""
+        """End all current connections. Returns True if more may follow."""
         with self._lock:
             making = bool(self._before)
             new = sockets.opened() - self._before[0] if self._before else set()
@@ -240,11 +240,11 @@ class Group:
         return making
 
     def _meet(self) -> dist.Store:
-        """The store of the round, once all members have come to it."""
+        """The store of the round, once all members have reached it."""
         assignment = self.assignment
         if assignment.rank != 0:
             self._await_store()
-        store = waits.call(  # torch's client calls again and again where nothing listens, mostly without a socket
+        store = waits.call(  # while nothing listens, torch's client retries, mostly without a socket to end
             lambda: dist.TCPStore(
                 assignment.master_addr,
                 assignment.master_port,
@@ -275,7 +275,7 @@ class Group:
 
 
 def wait(work: Any, group: Group | None) -> None:
-    """Wait for a collective; in a round, until that is over.
+    """Wait for a collective; in a round, only until the round is over.
 
     Raises:
         GroupLost: the round is over.
@@ -285,23 +285,23 @@ def wait(work: Any, group: Group | None) -> None:
 
 
 def time_to_connect(failures: int) -> float:
-    """Seconds for the members to connect to each other, after so many tries that failed."""
+    """Seconds for the members to connect to each other, after this many failed tries."""
     return min(LONGEST_CONNECT, FIRST_CONNECT * 2.0 ** min(failures, 10))
 
 
 def default_backend() -> str:
-    """The backend for this process: nccl with a GPU, else gloo."""
+    """NCCL with a GPU, otherwise gloo."""
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def _forget_meshes() -> None:
     """Empty torch's caches of device meshes.
 
-    A tensor that is made of a sharded one, a parameter's or an entry's of a `state_dict`, say, gets its mesh from a
-    cache, which does not tell meshes of equally many ranks apart. The mesh of an older round has the rank that this
-    process had in it, so a shard would be saved, and loaded, as another rank's.
+    A tensor derived from a sharded one, such as a `state_dict` entry, gets its mesh from a cache that does not tell
+    meshes of the same size apart. The mesh of an older round has this process's old rank, so a shard would be saved and
+    loaded as another rank's.
     """
-    if "torch.distributed.tensor" not in sys.modules:  # nothing was ever sharded, and it takes long to import
+    if "torch.distributed.tensor" not in sys.modules:  # nothing was ever sharded, and the import takes long
         return
     from torch.distributed.tensor import DTensor, _redistribute
 

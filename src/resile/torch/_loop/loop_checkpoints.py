@@ -1,8 +1,8 @@
-"""The checkpoints of an elastic loop: one commit holds all that makes up the training.
+"""The checkpoints of an elastic loop: each holds everything that makes up the training.
 
-They are for the moment when nobody is left who has the state: all processes killed at once, or the whole job started
-again. As long as one process lives its state counts, and no checkpoint is looked at. (No process has the whole state of
-a sharded model, so there it is looked at in every new round.)
+They are for the case that no process has the state any more, because all were killed at once or the job was started
+again. While one process lives, its state counts and no checkpoint is read. (A sharded model is different: no process
+has its whole state, so every new round reads the checkpoint.)
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSES = (0.1, 0.2, 0.5, *[1.0] * 600)
-"""Seconds between two tries to save the last step. Counted, not timed: all ranks try equally often."""
+"""Seconds between tries to save the last step. Counting tries keeps all ranks in step."""
 Parts = MutableMapping[str, Any]
-"""All that makes up a training, by name."""
+"""Everything that makes up a training, by name."""
 
 
 class LoopCheckpoints:
-    """Saves and brings back the parts of one loop. What does not say otherwise is for all ranks together."""
+    """Saves and restores the parts of one loop. Methods are collectives unless they say otherwise."""
 
     def __init__(self, checkpointer: Checkpointer, every: int) -> None:
         """Nothing happens yet.
 
         Args:
-            checkpointer: where to; how often something goes to storage is its own decision.
+            checkpointer: saves the steps and decides which of them go to storage.
             every: steps between two saves.
         """
         every = whole("every", every, least=1)
@@ -51,30 +51,30 @@ class LoopCheckpoints:
 
     @property
     def ranks(self) -> Collectives:
-        """Those that save and restore together."""
+        """The ranks that save and restore together."""
         return self._checkpointer.collectives
 
     def restore(self, parts: Parts) -> int | None:
-        """Bring the newest whole step back, in a new group; None if there is none, and nothing has changed.
+        """Restore the newest complete step in a new group; None if there is none, and then nothing has changed.
 
         Raises:
             RuntimeError: the group broke.
-            StateMismatch: what was saved is not of this training.
-            NotWritable: storage will never take a step, on some rank; on all of them.
+            StateMismatch: the checkpoint is of another training.
+            NotWritable: storage will never accept a step on some rank; raised on all ranks.
         """
-        self._saved = self._checkpointer.restore(parts, will_store=True)  # the last step, if no other
+        self._saved = self._checkpointer.restore(parts, will_store=True)  # at least the last step is stored
         if self._saved is not None and (told := _lost()) is not None:
             told.unlink(missing_ok=True)
         return self._saved
 
     def gives_up(self, trained: bool) -> bool:
-        """There is nothing to restore: whether that means that training is lost, and not that it is about to begin.
+        """With nothing to restore, True if training is lost, as opposed to about to begin.
 
-        Agents start other processes for those that give up, and these have taken no step: a file beside the agent's
-        socket tells them. It goes with the agent.
+        Agents replace processes that give up, and the new processes have taken no step. A file beside the agent's
+        socket tells them that training was lost. It goes with the agent.
 
         Args:
-            trained: one of the members has taken steps.
+            trained: True if one of the members has taken steps.
 
         Raises:
             RuntimeError: the group broke.
@@ -87,7 +87,7 @@ class LoopCheckpoints:
         return True
 
     def enter(self, parts: Parts) -> None:
-        """The group is a new one, and nothing was restored in it.
+        """Enter a new group in which nothing was restored.
 
         Raises:
             RuntimeError: the group broke.
@@ -97,28 +97,28 @@ class LoopCheckpoints:
         self._saved = None
 
     def taken(self, step: int, parts: Parts) -> None:
-        """A step was taken.
+        """Save after a step if it is due.
 
         Raises:
-            RuntimeError: the group broke; of a sharded state, which its ranks agree on.
+            RuntimeError: the group broke, which only saves of a sharded state notice.
         """
         if step % self._every == 0:
             self.save(step, parts)
 
     def save(self, step: int, parts: Parts, store: bool | None = None) -> None:
-        """Save now; what the next update changes is copied until then."""
+        """Save now. Copying what only an update changes may continue until `before_update`."""
         if self._checkpointer.save(step, parts, store=store, overlap=True):
             self._saved = step
 
     def before_update(self) -> None:
-        """The state is about to change: return when a save that is under way has it as it was. Needs no peer."""
+        """Return when a pending save has copied the state, which is about to change. No collective."""
         self._checkpointer.before_update()
 
     def finish(self, step: int, parts: Parts) -> None:
-        """The last step was taken: save it, unless every rank has it.
+        """Save the last step, unless every rank has it.
 
-        If storage or a copy is behind, so that ranks leave it out, it is tried again for as long as storage would be
-        waited for: no later save makes up for it. All ranks do so together, and notice if one of them is lost.
+        If storage or a copy is behind, the ranks skip a save. It is then tried again for as long as storage would be
+        waited for, since no later save makes up for it. All ranks do so together and notice if one of them is lost.
 
         Raises:
             RuntimeError: the group broke.
@@ -133,14 +133,14 @@ class LoopCheckpoints:
             self.ranks.pause(seconds)
 
     def wait_stored(self) -> None:
-        """Return when the last step is in storage, or in the agent's memory, which goes to storage. Needs no peer."""
+        """Return when the last step is in storage or in the agent's memory, which goes to storage. No collective."""
         try:
             self._checkpointer.wait()
-        except OSError as error:  # a TimeoutError, too. The training itself is complete.
+        except OSError as error:  # including TimeoutError; the training itself is complete
             log.error("the last checkpoint is not in storage: %s", error)
 
 
 def _lost() -> Path | None:
-    """What says on this node that nobody has the state of the training any more; None: there is no agent."""
+    """The file that says on this node that the state of the training is lost; None without an agent."""
     socket = os.environ.get(AGENT_SOCKET)
     return Path(socket).with_name("lost-for-good") if socket else None

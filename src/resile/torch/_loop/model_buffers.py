@@ -1,9 +1,9 @@
-"""A model's buffers (the running statistics of a batch norm, say), which a forward pass changes before its step.
+"""A model's buffers (such as the running statistics of a batch norm), which a forward pass changes before its step.
 
-As with DDP, rank 0's count. What a step did to them is kept when the step is taken, and undone when it is not. A module
-may assign another tensor to a buffer, or register one while it runs: they are looked up by name whenever they are
-needed, in the modules that the model had at the beginning. A tensor that was assigned since the last step is not
-written to, but replaced: it may be a part of somebody's data.
+As with DDP, rank 0's buffers count. A step's changes to them are kept when the step is taken and undone when it is not.
+A module may assign another tensor to a buffer or register one while it runs. Buffers are therefore looked up by name
+whenever they are needed, in the modules that the model had at the beginning. A tensor assigned since the last step is
+replaced instead of written to, because it may belong to the script's data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from resile.torch._loop.group import Group, GroupLost, wait
 
 Place = tuple[int, str]
-"""A module, by its number, and the name of a buffer in it."""
+"""The index of a module, and the name of a buffer in it."""
 
 
 class _Kept(NamedTuple):
@@ -27,8 +27,6 @@ class _Kept(NamedTuple):
 
 
 class ModelBuffers:
-    """All buffers of a model."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = [(f"{name}." if name else "", module) for name, module in model.named_modules()]
         self._homes = [module._buffers for _, module in self._modules]
@@ -38,13 +36,13 @@ class ModelBuffers:
         self._remember()
 
     def send(self, world: int) -> None:
-        """Begin to take rank 0's, for the step that is about to be taken.
+        """Begin to receive rank 0's buffers, for the step that is about to be taken.
 
         Raises:
             GroupLost: the group broke; nothing has changed.
         """
         self._flats.clear()
-        self._works.clear()  # of a step that was broken off; what they write to is nobody's any more
+        self._works.clear()  # of an aborted step; the tensors that they write to are not used any more
         if world == 1:
             return
         buffers = self._now()
@@ -60,7 +58,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {error}") from error
 
     def wait(self, group: Group | None = None) -> None:
-        """Rank 0's are here when this returns, and will be the model's with `keep`.
+        """Wait for rank 0's buffers, which `keep` will set in the model.
 
         Args:
             group: of the round, if there are rounds.
@@ -75,7 +73,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {error}") from error
 
     def keep(self) -> None:
-        """The step was taken, or the model was given another state."""
+        """Keep the buffers after a step was taken or the model was given another state."""
         for flat, places in self._flats:
             buffers = [self._homes[number][name] for number, name in places]
             parts = flat.split([buffer.numel() for buffer in buffers])
@@ -85,13 +83,13 @@ class ModelBuffers:
         self._remember()
 
     def undo(self) -> None:
-        """The step was broken off."""
+        """Restore the buffers after a step was aborted."""
         self._flats.clear()
         for place, kept in self._kept.items():
             self._write(place, kept.copy)
 
     def unsaved(self) -> dict[str, torch.Tensor]:
-        """Those that the model's `state_dict` leaves out (`persistent=False`), by name."""
+        """The buffers that the model's `state_dict` leaves out (`persistent=False`), by name."""
         found = {}
         for (number, name), buffer in self._now().items():
             prefix, module = self._modules[number]
@@ -100,7 +98,7 @@ class ModelBuffers:
         return found
 
     def load(self, unsaved: dict[str, torch.Tensor]) -> None:
-        """Have those of another rank. One that a module has not registered yet is registered."""
+        """Load another rank's buffers, registering those that a module has not registered yet."""
         for number, (prefix, module) in enumerate(self._modules):
             for full, tensor in unsaved.items():
                 name = full.removeprefix(prefix)

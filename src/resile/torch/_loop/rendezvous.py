@@ -1,11 +1,11 @@
-"""One process's way from round to round: it meets whoever is there, agrees with them on the state, and goes on.
+"""Takes one process from round to round: it joins the other members, agrees with them on the state, and goes on.
 
-A round ends when a member is lost or another one comes. Then every member leaves its group, says to its agent that it
-can meet, and is given a place in the next round. There the members say how far they are, and all take the state of
-whoever is most advanced, or that of the newest checkpoint if none of them has one. Should another one be lost meanwhile
-they meet again; nothing has changed then.
+A round ends when a member is lost or another one comes. Then every member leaves its group, tells its agent that it is
+ready, and is assigned a rank in the next round. There the members exchange how far they are. All take the state of the
+most advanced member, or that of the newest checkpoint if no member has one. If a member is lost meanwhile, they meet
+again, and nothing has changed.
 
-Without an agent there is one group, that of torchrun's variables, and no second one.
+Without an agent there is only one group, the one that torchrun's variables describe.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from resile.wire.rendezvous_client import RendezvousClient
 log = logging.getLogger(__name__)
 
 MOST_MEETINGS = 20
-"""Meetings of one regrouping that come to nothing in rounds that nobody ended before this process gives up: something
-other than a loss is wrong."""
+"""How many meetings may fail in one regrouping, in rounds that the master did not end, before this process gives up.
+Something other than a loss is wrong then."""
 WORD = 0.2
-"""Seconds for the word that a round is over to come here after a meeting in vain: a peer may have heard it first."""
+"""Seconds to wait for the news that a round is over after a failed meeting, because a peer may know it first."""
 LAST_WORDS = 1.0
-"""Seconds for peers to take what was said to them before an error."""
+"""Seconds for peers to receive this process's last messages before an error."""
 MOST_IN_VAIN = 5
 """How often the same processes meet again because a connection broke, without a step in between."""
 
 
 class StateLost(Exception):
-    """Nobody has the whole state any more; the text is one sentence."""
+    """No rank or checkpoint has the whole state any more; the text is one sentence."""
 
 
 class Rendezvous:
-    """The rounds of one process. For one thread; the end of a round is heard by another, and breaks the group off."""
+    """The rounds of one process, for one thread. Another thread learns of the end of a round and aborts the group."""
 
     def __init__(self, state: TrainState, backend: str, timeout: float) -> None:
-        """Call the agent, if there is one; the first `form` meets the peers.
+        """Connect to the agent, if there is one. The first `form` meets the peers.
 
         Args:
-            state: what the members agree on.
+            state: the state that the members agree on.
             backend: as for torch's `init_process_group`.
             timeout: seconds that a collective may take.
 
@@ -64,7 +64,7 @@ class Rendezvous:
         self.group: Group | None = None
         """Of this round; None without an agent."""
         self.loops = 0
-        """Loops of the script that are over for this process."""
+        """Loops of the script that this process has finished."""
         self._state = state
         self._ranks = Collectives() if state.checkpoints is None else state.checkpoints.ranks
         self._backend = backend
@@ -73,29 +73,29 @@ class Rendezvous:
         self._identity = int.from_bytes(os.urandom(7))
         self._members: frozenset[int] = frozenset()
         self._in_vain = 0
-        """Times that this round's members met again since the last step, though none of them was lost."""
+        """How often the members of this round met again since the last step although none of them was lost."""
         self._furthest = 0
-        """Loops that are over for whoever of this round is furthest in the script."""
+        """Loops that the member furthest in the script has finished."""
         self._client = RendezvousClient.from_environment(self._on_over)
         if self._client is not None and dist.is_initialized():
             raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
 
     @property
     def lost(self) -> bool:
-        """Whether the round is over, so that another one has to be formed."""
+        """True if the round is over, so that another one has to be formed."""
         return self.group is not None and self.group.over
 
     @property
     def has_peers_ahead(self) -> bool:
-        """Whether others wait for this process in a later loop of the script."""
+        """True if other members wait for this process in a later loop of the script."""
         return self.loops < self._furthest
 
     def form(self) -> None:
-        """Be in a round, with the state that its members have agreed on.
+        """Enter a round, with the state that its members agree on.
 
         Raises:
             StateLost: there is no such state any more.
-            RuntimeError: rounds do not come together, or there is nobody to form one.
+            RuntimeError: rounds keep failing, or there is no agent to form a second one.
         """
         client = self._client
         if client is None:
@@ -121,7 +121,7 @@ class Rendezvous:
                     raise
                 log.info("met in vain: %s", in_brief(error))
                 if client.await_over(assignment.round, WORD):
-                    continue  # somebody was lost, or came: however often that is, it is not this process's fault
+                    continue  # a member was lost or came, which is not this process's fault, however often it happens
                 in_vain += 1
                 if in_vain == MOST_MEETINGS:
                     raise RuntimeError(
@@ -131,7 +131,7 @@ class Rendezvous:
             return
 
     def await_members(self) -> None:
-        """Wait until every member of this round has come here.
+        """Wait until every member of this round has called this.
 
         Raises:
             RuntimeError: the group broke.
@@ -139,14 +139,14 @@ class Rendezvous:
         self._exchange(self._agreed_in)
 
     def note_step(self) -> None:
-        """A step was taken: nobody has met in vain."""
+        """Note that a step was taken, so that meetings count as successful."""
         self._in_vain = 0
 
     def is_loss(self, error: Exception) -> bool:
-        """Whether an error means that a peer is gone, so that a new round is the answer to it.
+        """True if an error means that a peer is gone, so that a new round is the answer to it.
 
-        It does if a member has hung up, unless the same processes met again and again and it came back each time; and
-        if the master ends the round. Else it is the script's own, whatever it says.
+        That is so if a member has disconnected, unless the same processes met repeatedly and the error came back each
+        time, or if the master ends the round. Otherwise the error is the script's own, whatever it says.
         """
         if self._client is None or self.group is None or not isinstance(error, RuntimeError):
             return False
@@ -155,14 +155,14 @@ class Rendezvous:
         return self._client.await_over(self.round, self.group.assignment.verdict)
 
     def complete(self) -> None:
-        """The last step is taken by all: the round is not ended for a newcomer any more."""
+        """Declare that all members have taken the last step. The round then does not end for a newcomer any more."""
         if self._client is not None:
             self._client.complete(self.round)
 
     def hang_up(self) -> bool:
-        """After `complete`: be in no round any more, as far as the agent is concerned; the group stays.
+        """Leave the round as far as the agent is concerned, after `complete`. The group stays.
 
-        Whether there is an agent.
+        Returns False without an agent.
         """
         if self._client is None:
             return False
@@ -170,15 +170,15 @@ class Rendezvous:
         return True
 
     def release_peers(self) -> None:
-        """An error that is no loss is passed on to the script: have no peer wait for what this process does not do.
+        """Free the peers after an error that is no loss and goes to the script: they must not wait for this process.
 
-        Those that pass on the same error still have a moment to hear of it.
+        Peers that raise the same error have a moment to receive it.
         """
         if self.group is not None:
             self.group.abort_in(LAST_WORDS)
 
     def call_again(self) -> None:
-        """After `hang_up`: the next `form` meets the peers anew. What the script did in between stays."""
+        """Have the next `form` meet the peers again, after `hang_up`. What the script did in between stays."""
         self._client = RendezvousClient.from_environment(self._on_over)
         self._state.training.loaded()
         if self.group is not None:
@@ -186,10 +186,10 @@ class Rendezvous:
             self.group = None
 
     def close(self, *, in_peace: bool) -> None:
-        """Leave the group, and hang up; fine to call twice.
+        """Leave the group and disconnect. Idempotent.
 
         Args:
-            in_peace: nothing is under way. Otherwise the group is broken off first, which frees its other members.
+            in_peace: nothing is under way. Otherwise the group is aborted first, which frees its other members.
         """
         if self._client is not None:
             self._client.close()
@@ -198,16 +198,16 @@ class Rendezvous:
             group, self.group, self._ranks.group = self.group, None, None
             group.destroy(in_peace=in_peace)
             self._state.close()
-            gc.collect()  # what is left of a gloo group aborts the interpreter if it goes at its exit
+            gc.collect()  # remains of a gloo group would abort the interpreter at its exit
 
     def _on_over(self, round_: Round) -> None:
-        """From the listening thread: whatever collective the training is in, end it."""
+        """Called by the listening thread: end any collective that the training is in."""
         group = self.group
         if group is not None and group.round <= round_ and not group.over:
             group.abort()
 
     def _meet_once(self) -> None:
-        """Without an agent: the group that torchrun's variables describe, or none."""
+        """Form the group that torchrun's variables describe, if any; used without an agent."""
         if self._agreed_in:
             raise RuntimeError("a peer was lost, and nobody is here to form a new round: run this with `resile run`")
         self._agreed_in = Round(1)
@@ -221,7 +221,7 @@ class Rendezvous:
         self._state.save_in_memory(found)
 
     def _agree(self, agreed_in: int, rank: int, world: int) -> state_sync.SyncResult:
-        """Come to one state with all members of the group; a living one comes before a checkpoint."""
+        """Reach one state with all members of the group. A member's state takes precedence over a checkpoint."""
         state = self._state
         state.resize(rank, world)
         sync = self._exchange(agreed_in)
@@ -241,14 +241,14 @@ class Rendezvous:
         return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
     def _exchange(self, agreed_in: int) -> state_sync.StateSync:
-        """What everybody says about itself."""
+        """Exchange with all members how far each of them is."""
         state = self._state
         standing = state_sync.MemberState(state.completed, agreed_in)
         message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if agreed_in else 0)
         return state_sync.exchange(message, self._ranks)
 
     def _enter(self, assignment: WorkerAssignment, found: state_sync.SyncResult) -> None:
-        """The members have agreed: this process is one of them now."""
+        """Make this process a member of the round, after the members have agreed."""
         self.rank, self.world, self.round = assignment.rank, assignment.world_size, assignment.round
         _tell_script(assignment)
         enter_round(assignment.round)
@@ -267,7 +267,7 @@ class Rendezvous:
 
 
 def _tell_script(assignment: WorkerAssignment) -> None:
-    """The variables that a script may look at, as torchrun would have set them for this round."""
+    """Set the variables that torchrun would have set for this round, for the script to read."""
     os.environ.update(
         RANK=str(assignment.rank),
         WORLD_SIZE=str(assignment.world_size),

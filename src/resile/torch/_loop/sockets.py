@@ -1,7 +1,7 @@
-"""The TCP sockets of this process, found and ended under whoever uses them.
+"""Finds the TCP sockets of this process and ends their connections while other code uses them.
 
-gloo and torch's stores keep theirs to themselves, so they are looked for in /proc. A socket is known by its descriptor
-and by the name that tells a reused descriptor.
+Gloo and torch's stores do not expose their sockets, so /proc is searched for them. A socket is identified by its
+descriptor and its name, because descriptors are reused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ KNOCK = 0.5
 
 
 def opened() -> set[Known]:
-    """All sockets of this process."""
     found = set()
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -30,7 +29,7 @@ def opened() -> set[Known]:
 
 
 def is_connected(known: Known) -> bool:
-    """Whether this is a TCP connection whose other side has not hung up."""
+    """True for a TCP connection that the other side has not closed."""
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is None or copy.type != socket.SOCK_STREAM:
             return False
@@ -43,9 +42,9 @@ def is_connected(known: Known) -> bool:
 
 
 def hang_up(known: Known) -> None:
-    """Let whoever reads from a TCP connection see its end. The descriptor stays its owner's to close.
+    """End the reading side of a TCP connection. Its owner still has to close the descriptor.
 
-    What is written still goes out: of a send that fails before gloo has seen the end, nobody is told (torch 2.13).
+    Writes still go out: if a send failed before gloo saw the end, gloo would not report it (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
@@ -53,15 +52,15 @@ def hang_up(known: Known) -> None:
 
 
 def turn_up(known: Iterable[Known], members: int, but: int) -> None:
-    """Connect to gloo's listeners among these sockets in the place of members who do not, and hang up at once.
+    """Connect to gloo's listeners among these sockets in place of members that do not come, and disconnect at once.
 
-    gloo waits for each of them with no socket that could be shut down, and shutting the listener down ends the process.
-    A connection begins with 8 bytes: the number of the member that it is for.
+    Gloo waits for each member without a socket that could be shut down, and shutting the listener down would end the
+    process. A connection begins with 8 bytes: the rank of the member that it is for.
 
     Args:
         known: sockets.
         members: of the group.
-        but: a port that is somebody else's.
+        but: a port of another listener, which is left alone.
     """
     for each in known:
         with contextlib.suppress(OSError), _copy(each) as copy:
@@ -78,7 +77,7 @@ def _listens(copy: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _copy(known: Known) -> Iterator[socket.socket | None]:
-    """A second descriptor of an internet socket; None if the number is another file's by now.
+    """A duplicate of an internet socket; None if the descriptor belongs to another file by now.
 
     Raises:
         OSError: there is no such descriptor.

@@ -1,8 +1,8 @@
-"""Training state as a description in msgpack and a list of tensors: what one process gives another over a group.
+"""Encodes training state as a msgpack description and a list of tensors, for sending it from one process to another.
 
-No pickle: the receiver makes numbers, strings, lists, dicts and tensors, and runs nothing that the sender wrote. The
-tensors themselves are not copied into the description; they travel one by one, straight from where they are. What
-arrives can be used as what was sent: numpy's numbers arrive as Python's, a named tuple as one with the same fields.
+Without pickle, the receiver constructs numbers, strings, lists, dicts and tensors, and runs no code of the sender. The
+description does not contain the tensors. They are sent one by one from where they are, without a copy. The result can
+be used like the original, except that numpy scalars become Python numbers. A named tuple has the same fields.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()
 
 
 class BadState(ValueError):
-    """A state cannot be sent, or what arrived is none; the text is one sentence that names the place in it."""
+    """A state cannot be sent, or the received data is no state; the text is one sentence that names the place."""
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """What a tensor looks like."""
+    """The type and sizes of a tensor."""
 
     dtype: str
     sizes: list[int]
 
     @property
     def nbytes(self) -> int:
-        """How much of it there is to send."""
+        """Bytes to send."""
         return math.prod(self.sizes) * int(self._type.itemsize)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A tensor of this shape with nothing in it yet."""
+        """A new uninitialized tensor of this shape."""
         return torch.empty(self.sizes, dtype=self._type, device=device)
 
     @property
@@ -74,7 +74,7 @@ def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def shapes_of(description: bytes) -> Description:
-    """Read a description.
+    """Decode a description.
 
     Raises:
         BadState: it is none.
@@ -86,7 +86,7 @@ def shapes_of(description: bytes) -> Description:
 
 
 def rebuild(description: Description, tensors: list[torch.Tensor]) -> Any:
-    """The state, from its description and its tensors.
+    """Build the state from its description and its tensors.
 
     Raises:
         BadState: the two do not belong together.
@@ -97,7 +97,7 @@ def rebuild(description: Description, tensors: list[torch.Tensor]) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same state, with its tensors on another device."""
+    """The same state with its tensors on another device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
@@ -108,12 +108,12 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:
-    """How much there is to send."""
+    """Bytes to send."""
     return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
-    """Every node is [kind, content], so that what comes back is what went in: tuples, and keys that are numbers."""
+    """Every node is [kind, content], so that types such as tuples and integer keys survive."""
     if depth > MAX_DEPTH:
         raise BadState(f"{where} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, torch.Tensor):

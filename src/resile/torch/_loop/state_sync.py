@@ -1,9 +1,9 @@
-"""Members of a new round agree on the most advanced step, and take its state from whoever has it. No disk.
+"""Members of a new round agree on the most advanced step and receive its state from a member that has it. No disk.
 
 A step is atomic: parameters, optimizer, sampler and the rest change together, after the last collective of the step. So
-some survivors of a loss may be one step ahead of others, and never more; whoever is ahead has a whole state. Survivors
-that were in the same round at the same step have the same state, bit by bit, and then nothing is sent. A digest of some
-of their parameters shows whether that is so: a script can make ranks differ in many ways, and would not hear of it.
+after a loss some survivors may be one step ahead of others, never more, and a survivor that is ahead has a whole state.
+Survivors of the same round at the same step have the same state, bit by bit, and then nothing is sent. A digest of some
+parameters verifies that, because a script can make ranks differ in many ways without noticing.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class MemberState(NamedTuple):
 
     step: int
     agreed_in: int
-    """NO_ROUND for one that never did: what it has is a beginning, not the outcome of training."""
+    """NO_ROUND for a process that never agreed: its state is a beginning, not the result of training."""
 
 
 class SyncMessage(NamedTuple):
-    """What a process says about itself when it meets others."""
+    """What a process tells the other members when it meets them."""
 
     state: MemberState
     identity: int
-    """A number that no other process has."""
+    """A number that identifies the process."""
     loops: int
-    """How many of its script's loops are behind it."""
+    """How many of its script's loops it has finished."""
     digest: int
-    """Of its parameters; 0: they are not to be compared."""
+    """Of its parameters; 0 if they are not to be compared."""
 
 
 class StateSync(NamedTuple):
@@ -53,27 +53,25 @@ class StateSync(NamedTuple):
 
     @property
     def states(self) -> list[MemberState]:
-        """How far each of them is."""
         return [message.state for message in self.messages]
 
     @property
     def members(self) -> frozenset[int]:
-        """The identities of all of them."""
         return frozenset(message.identity for message in self.messages)
 
     @property
     def loops(self) -> int:
-        """How many loops are behind the furthest."""
+        """How many loops the member furthest in the script has finished."""
         return max(message.loops for message in self.messages)
 
     @property
     def source(self) -> int:
-        """The rank of the most advanced, the first of several."""
+        """The rank of the most advanced member, the first of several."""
         return max(range(len(self.messages)), key=lambda rank: (self.messages[rank].state, -rank))
 
     @property
     def strays(self) -> list[int]:
-        """Ranks that took the same steps in the same rounds as the most advanced, and have other parameters."""
+        """Ranks whose parameters differ although they took the same steps in the same rounds as the most advanced."""
         best = self.messages[self.source]
         if not best.state.agreed_in:
             return []
@@ -82,7 +80,7 @@ class StateSync(NamedTuple):
 
     @property
     def takers(self) -> list[int]:
-        """Ranks that need the state of the most advanced; all others have it, bit by bit, and load nothing."""
+        """Ranks that need the state of the most advanced member. All others have it, bit by bit, and load nothing."""
         best, source = self.messages[self.source].state, self.source
         have = best.agreed_in and {rank for rank, message in enumerate(self.messages) if message.state == best}
         alike = (have or {source}).difference(self.strays)
@@ -90,7 +88,7 @@ class StateSync(NamedTuple):
 
     @property
     def trained(self) -> bool:
-        """Whether some state is the outcome of training, and not a beginning."""
+        """True if some member's state is the result of training and not a beginning."""
         return any(state.agreed_in for state in self.states)
 
 
@@ -99,20 +97,20 @@ class SyncResult(NamedTuple):
 
     step: int
     source: int
-    """The rank whose state counts; NOBODY: it is a checkpoint's."""
+    """The rank whose state counts; FROM_CHECKPOINT if it is a checkpoint's."""
     received: Any = None
-    """That state, for a process that had another one; None for those that have it."""
+    """That state, for a process that had another one; otherwise None."""
     takers: Sequence[int] = ()
-    """The ranks that had another one, as far as any state was sent."""
+    """The ranks that had another state and received this one."""
     sent: int = 0
-    """Bytes that this process sent or took."""
+    """Bytes that this process sent or received."""
 
 
 def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
-    """Hear how far everybody is. Nobody returns before all have come; ranks that have gone astray are named.
+    """Exchange how far every member is. Returns when all have come. Ranks with diverging parameters are logged.
 
     Args:
-        mine: this process's word.
+        mine: this process's message.
         ranks: the members of the group.
 
     Raises:
@@ -120,7 +118,7 @@ def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
     """
     rows = ranks.gather([*mine.state, *mine[1:]])
     sync = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
-    if sync.strays and mine == sync.messages[0]:  # one of them is enough to say it
+    if sync.strays and mine == sync.messages[0]:  # one rank logs it
         log.error(
             "at step %d ranks %s have other parameters than rank %d, although they took the same steps: something "
             "changed them, or their gradients, on some ranks alone",
@@ -133,10 +131,10 @@ def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
 
 @recorded_in_error_file(state_codec.BadState)
 def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
-    """Find the most advanced state of a group, and give it to those that have another one.
+    """Send the most advanced state of a group to the members that have another one.
 
-    What was received is in the host's memory, and complete when this returns: a group that breaks in the middle leaves
-    everybody as it was. Who neither gives nor takes is spared: one block at most goes through its memory.
+    A received state is in the host's memory and complete when this returns, so a group that breaks in the middle
+    changes no member. A rank that neither sends nor receives holds at most one block in memory.
 
     Args:
         sync: what all members said.
@@ -145,7 +143,7 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
 
     Raises:
         RuntimeError: the group broke.
-        BadState: the state cannot be had or sent. All members raise it: another one would have no better state to give.
+        BadState: the state cannot be described or sent. All members raise it, since no other has a better state.
     """
     source, takers = sync.source, sync.takers
     step = sync.states[source].step
@@ -166,14 +164,14 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
 
 
 def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
-    """What is to be given, for who gives it. All hear whether that is possible, also those that would take nothing."""
+    """What the source sends; None on other ranks. All ranks learn whether it can be sent, even if they need nothing."""
     described, words, cause = None, "", None
     if ranks.rank == source:
         try:
             described = state_codec.describe(state())
         except Exception as error:
             if _lacks_memory(error):
-                raise  # another one may have room
+                raise  # another member may have enough memory
             cause, words = error, str(error)
             if not isinstance(error, state_codec.BadState):
                 words = f"{type(error).__name__}: {words}"
@@ -184,7 +182,7 @@ def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tup
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Of a device or of the host; for the latter torch has no exception of its own."""
+    """True if memory of a device or of the host ran out; for the latter torch has no exception of its own."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
@@ -213,7 +211,7 @@ def _hear_of(ranks: Collectives, source: int, takers: Sequence[int]) -> tuple[st
 
 
 def _take(description: state_codec.Description, ranks: Collectives, source: int, takers: Sequence[int]) -> Any:
-    """On the host: next to its model and optimizer a device may have no room for a second state."""
+    """Receive into host memory, because a device may not hold a second state beside its model and optimizer."""
     shapes = description.shapes
     tensors = [shape.empty(torch.device("cpu")) for shape in shapes]
     for parcel in _parcels(shapes):
@@ -228,7 +226,7 @@ def _take(description: state_codec.Description, ranks: Collectives, source: int,
 
 
 def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
-    """Which tensors travel together, by their numbers: small ones, as every message costs a moment of its own."""
+    """Indices of tensors that are sent together. Small ones are grouped, because every message costs time."""
     parcel: list[int] = []
     length = 0
     for number, shape in enumerate(shapes):
@@ -248,5 +246,5 @@ def _length(shapes: Sequence[state_codec.Shape], parcel: Sequence[int]) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes, which every backend can send, whatever the tensor's type."""
+    """The tensor's memory as bytes, which every backend can send."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""What a loop trains and how far that is, on one rank: all that the members of a round agree on before they go on.
+"""What a loop trains and how far it is, on one rank: everything that the members of a round agree on.
 
-A step changes it (`LoopTraining`), checkpoints keep it (`LoopCheckpoints`), and a new round brings it to where all
-members go on. How the members come to know where that is, is not decided here.
+A step changes it (`LoopTraining`), checkpoints keep it (`LoopCheckpoints`), and a new round sets it to where all
+members go on. `rendezvous` decides where that is.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class TrainState:
         """Nothing is built yet.
 
         Args:
-            made: a model and what moves it, or a function that builds them anew in the group of each round.
-            rest: the rest of the state, by name; the sampler among it.
-            sampler: deals the samples to the ranks of a round.
-            checkpoints: of this loop; None: it has none.
+            made: a model with its optimizer and scheduler, or a function that builds them in the group of each round.
+            rest: the rest of the state, by name, including the sampler.
+            sampler: divides the samples among the ranks of a round.
+            checkpoints: of this loop, if it has any.
             completed: steps already taken.
         """
         self.sampler = sampler
@@ -57,13 +57,13 @@ class TrainState:
 
     @property
     def rebuilt(self) -> bool:
-        """Whether every round has another model: no rank has the whole state of one, and only a checkpoint does."""
+        """True if every round builds another model. No rank then has a whole state; only a checkpoint does."""
         return self._build is not None
 
     def commit(self, samples: int) -> None:
-        """Take a step of so many samples: the one moment at which the state changes.
+        """Take a step of this many samples, the only moment at which the state changes.
 
-        No collective is in that, so a loss cannot divide it.
+        It contains no collective, so a loss cannot interrupt it.
         """
         if self.checkpoints is not None:
             self.checkpoints.before_update()
@@ -73,31 +73,31 @@ class TrainState:
         self.completed += 1
 
     def undo(self) -> None:
-        """Be as before a step that was broken off."""
+        """Restore the state from before an aborted step."""
         if self._training is not None:
             self._training.undo()
 
     def resize(self, rank: int, world: int) -> None:
-        """Be of a new group of so many ranks. A model that is built in it is a beginning.
+        """Join a new group. A model that is built in it is a beginning.
 
-        What the last one had is a part of a state whose other parts may be lost.
+        The previous model held a part of a state whose other parts may be lost.
         """
-        if self.sampler is not None:  # first, so that it says what is left for each of these ranks
+        if self.sampler is not None:  # first, because the model's construction may ask it for this rank's share
             self.sampler.resize(rank, world)
         if self._build is None:
             return
         if self._training is not None:
             self._training.close()
             self._training = None
-            gc.collect()  # the old shards go before the new ones come
+            gc.collect()  # frees the old shards before the new ones are allocated
         self._training = LoopTraining(self._build(), self._rest)
 
     def digest(self) -> int:
-        """A number that is the same on ranks with the same state; 0 if they are not to be compared."""
+        """A number that is equal on ranks with the same state; 0 if they are not to be compared."""
         return 0 if self.rebuilt else self.training.digest()
 
     def adopt(self, found: state_sync.SyncResult) -> None:
-        """Have the state that was agreed on. Nobody is waited for."""
+        """Take over the state that was agreed on. No collective."""
         if found.received is not None:
             if self.checkpoints is not None:
                 self.checkpoints.before_update()
@@ -107,7 +107,7 @@ class TrainState:
         self.completed = found.step
 
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
-        """Have the state in memory wherever it is not yet: who joined has none, and shards are others in this world.
+        """Save in memory if some rank lacks the state there: a rank that joined, or all ranks of a resharded model.
 
         Raises:
             RuntimeError: the group broke.
@@ -120,6 +120,6 @@ class TrainState:
             self.checkpoints.save(found.step, self.training.parts, store=False)
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         if self._training is not None:
             self._training.close()

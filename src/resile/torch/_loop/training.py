@@ -1,7 +1,7 @@
-"""What a training consists of on one rank, and the few ways in which it changes: as a whole, or not at all.
+"""A training on one rank, and the few ways in which it changes: as a whole or not at all.
 
-Model, optimizer, scheduler and whatever else belongs to the state change together, at the end of a step and in one
-place. Until then a step leaves traces only in gradients and in the model's buffers, and those can be undone.
+Model, optimizer, scheduler and the rest of the state change together, at the end of a step and in one place. Until then
+a step changes only gradients and the model's buffers, and these changes can be undone.
 """
 
 from __future__ import annotations
@@ -23,31 +23,29 @@ DIGEST = 64
 
 
 class EarlyStep(Exception):
-    """The script took a step that would be taken twice; the text is one sentence. No RuntimeError: nobody was lost."""
+    """The script took a step that would be taken twice; the text is one sentence. No RuntimeError, as no peer was lost."""
 
 
 class Stateful(Protocol):
-    """What a state may hold: samplers, averages, the factor of a scaler, anything with these two."""
+    """An object that a state may hold, such as a sampler, an average or a gradient scaler."""
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """All there is to know."""
+    def state_dict(self) -> Mapping[str, Any]: ...
 
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Be that again."""
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, torch.optim.Optimizer, Any]
-"""A model, its optimizer and, maybe, its scheduler."""
+"""A model, its optimizer and optionally its scheduler."""
 
 
 class LoopTraining:
-    """One model on its way."""
+    """One model in training."""
 
     def __init__(self, built: Built, rest: Mapping[str, Stateful]) -> None:
-        """Take hold of the model's gradients, until `close`.
+        """Hook into the model's gradients, until `close`.
 
         Args:
-            built: the model and what moves it.
+            built: the model with its optimizer and scheduler.
             rest: the rest of the state, by name.
         """
         self.model, self.optimizer = built[0], built[1]
@@ -65,23 +63,23 @@ class LoopTraining:
         self._group: Group | None = None
         self._can_be_given = False
         self._open = False
-        """A step has begun, and nothing but its end may change the parameters."""
+        """True during a step, in which only its end may change the parameters."""
         self._hook = self.optimizer.register_step_pre_hook(self._refuse_early_step)
 
     @property
     def under_way(self) -> bool:
-        """Whether something of this step went to the group and did not come back."""
+        """True while a collective of this step is pending."""
         return self._averager.under_way
 
     def begin(self, world: int, backwards: int, group: Group | None) -> None:
-        """A step begins, in the group of a round if there are rounds; nothing is left of one that was broken off."""
+        """Begin a step, in the group of a round if there are rounds, and discard what an aborted one has left."""
         self._world, self._group, self._open = world, group, True
         self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
             parameter.grad = None
 
     def share(self) -> None:
-        """The backward passes are done: gradients are the mean over the world, buffers will be those of rank 0.
+        """Average the gradients over the world and fetch rank 0's buffers, after the backward passes.
 
         Raises:
             GroupLost: the group broke.
@@ -91,10 +89,10 @@ class LoopTraining:
         self._buffers.wait(self._group)
 
     def update(self) -> None:
-        """Take the step. Nobody is waited for, so a loss cannot divide it.
+        """Take the step. It contains no collective, so a loss cannot interrupt it.
 
         Raises:
-            BadState: the state could not be given to a newcomer; found out in the first step, and not at a loss.
+            BadState: the state could not be sent to a newcomer. This is found at the first step, not at a loss.
         """
         self._open = False
         self.optimizer.step()
@@ -106,25 +104,25 @@ class LoopTraining:
             self._can_be_given = True
 
     def leave(self) -> None:
-        """The step ended with an error: the script may do with the optimizer what it likes."""
+        """End a step that raised an error, so that the script may use the optimizer again."""
         self._open = False
 
     def abandon(self) -> None:
-        """The step is broken off, and so is its group: nothing of it touches the training when this returns."""
+        """Abort the step after its group was aborted. Nothing of it changes the training after this returns."""
         self._averager.abandon()
 
     def undo(self) -> None:
-        """Be as before the step that was broken off."""
+        """Restore the buffers from before an aborted step."""
         self._buffers.undo()
 
     def digest(self) -> int:
-        """A number that is the same on ranks with the same parameters, from a few values of each: it costs no time.
+        """A number that is equal on ranks with the same parameters. It uses a few values of each, to cost no time.
 
-        What makes ranks differ (gradients that were not averaged, say) changes nearly all values at once.
+        Errors that make ranks differ, such as gradients that were not averaged, change nearly all values at once.
         """
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for parameter in self.model.parameters():
-            if parameter.is_contiguous() and not _is_sharded(parameter):  # in any other order it would be a copy
+            if parameter.is_contiguous() and not _is_sharded(parameter):  # otherwise flattening would copy it
                 flat = parameter.detach().view(-1)
                 some = flat[:: max(1, flat.numel() // DIGEST)][:DIGEST]
                 kinds.setdefault((parameter.device, parameter.dtype), []).append(some)
@@ -134,7 +132,7 @@ class LoopTraining:
         return digest
 
     def state(self) -> dict[str, Any]:
-        """All of it, to be given to another rank."""
+        """The whole state, for sending it to another rank."""
         return {
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "buffers": self._buffers.unsaved(),
@@ -142,21 +140,21 @@ class LoopTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Be what another rank is. What is given is on the host, and where it has to be afterwards."""
+        """Take over another rank's state, which is given in host memory."""
         for name, part in self.parts.items():
             theirs = state["parts"][name]
-            copies = part is self.model or part is self.optimizer  # whatever else may just hold what it is given
+            copies = part is self.model or part is self.optimizer  # other parts may keep the tensors they are given
             part.load_state_dict(theirs if copies else state_codec.moved(theirs, self.device))
         self._buffers.load(state_codec.moved(state["buffers"], self.device))
         self._averager.train(state["trained"])
         self.loaded()
 
     def loaded(self) -> None:
-        """The parts were given another state: there is nothing to undo."""
+        """Accept a state that was loaded into the parts, so that there is nothing to undo."""
         self._buffers.keep()
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Remove the hooks from the model."""
         self._averager.close()
         self._hook.remove()
 
@@ -169,11 +167,11 @@ class LoopTraining:
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
-    """What a script made itself.
+    """Check the model and optimizer that a script made itself.
 
     Raises:
-        TypeError: something is not what it should be.
-        ValueError: something is missing.
+        TypeError: one of them has the wrong type.
+        ValueError: one of them is missing.
     """
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
@@ -182,10 +180,10 @@ def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | N
 
 
 def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
-    """What belongs to a state beside the model and what moves it.
+    """What belongs to a state beside the model, its optimizer and scheduler.
 
     Raises:
-        ValueError: a name is taken.
+        ValueError: a name is reserved.
     """
     for name in state:
         if name in ("model", "optimizer", "scheduler", "sampler"):
@@ -194,5 +192,5 @@ def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> di
 
 
 def _is_sharded(parameter: torch.nn.Parameter) -> bool:
-    """Whether it is a DTensor, whose gradients whoever sharded it averages. Its class would cost an import."""
+    """True for a DTensor, whose gradients the sharding library averages. Importing its class would take time."""
     return hasattr(parameter, "device_mesh")

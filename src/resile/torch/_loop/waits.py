@@ -1,11 +1,11 @@
-"""Waits for a collective that end with the round, also where torch, the script or `fully_shard` does the waiting.
+"""Makes every wait for a collective end with the round, also waits in torch, the script or `fully_shard`.
 
 When a connection ends, gloo wakes the collectives that still wait for their first byte. It forgets those of which a
-part was sent or received, and those whose write fails before the end was read: they wait for their own time-out, half
-an hour. With small messages that is about one in twenty-five groups that are broken off (torch 2.13). So no wait of a
-round is gloo's own: as long as a round runs, the two functions of torch that wait for a collective look every `LOOK`
-seconds whether it is over. The price is that two private names of torch are replaced; a wait costs some microseconds
-more, and one by `wait_tensor` (DTensor's) a thread.
+part was sent or received, and those whose write fails before the end was read. These wait for their own time-out, half
+an hour. With small messages that happens in about one of twenty-five aborted groups (torch 2.13). So no wait in a round
+is gloo's own: the two functions of torch that wait for a collective check every `LOOK` seconds whether the round is
+over. The price is that two private names of torch are replaced. A wait costs some microseconds more, and one by
+`wait_tensor` (DTensor's) a thread.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from typing import Any, TypeVar
 from torch.distributed import Work
 
 LOOK = 0.05
-"""Seconds between two looks whether the round is over, in a wait for a collective."""
+"""Seconds between two checks whether the round is over, in a wait for a collective."""
 GRACE = 0.05
-"""Seconds for a collective to raise once its group is broken off; it takes milliseconds, or it never does."""
+"""Seconds for a collective to raise after its group was aborted. It needs milliseconds, or never raises."""
 _POINT_TO_POINT = frozenset({12, 13, 14})
-"""torch's numbers for send, receive, and receive from any rank."""
+"""Torch's numbers for send, receive, and receive from any rank."""
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _torch_wait = Work.wait
 
 T = TypeVar("T")
 OverSince = Callable[[], float]
-"""When the round was over, by the monotonic clock; infinity as long as it is not."""
+"""When the round ended, by the monotonic clock; infinity while it runs."""
 
 
 class GroupLost(RuntimeError):
-    """The process group is broken or could not be made: a member was lost, or the round is over."""
+    """The process group is broken or could not be made, because a member was lost or the round is over."""
 
 
 def wait(work: Any, over_since: OverSince) -> None:
     """Wait for a gloo collective, or a message to or from one rank, until the round is over.
 
     Raises:
-        GroupLost: the round is over first.
+        GroupLost: the round ended first.
         RuntimeError: the collective failed.
     """
-    if work._get_op_type() in _POINT_TO_POINT:  # gloo hangs up when such a wait times out, so none may be short
+    if work._get_op_type() in _POINT_TO_POINT:  # gloo disconnects when such a wait times out, so it must not be short
         call(lambda: _torch_wait(work), over_since)
         return
     while not _ends_within(work, LOOK):
@@ -54,10 +54,10 @@ def wait(work: Any, over_since: OverSince) -> None:
 
 
 def call(function: Callable[[], T], over_since: OverSince) -> T:
-    """What a function returns or raises; if the round is over first, its thread is left behind.
+    """Call a function on a thread. If the round ends first, the thread is abandoned.
 
     Raises:
-        GroupLost: the round is over first.
+        GroupLost: the round ended first.
     """
     found: list[T] = []
     errors: list[Exception] = []
@@ -81,7 +81,7 @@ def call(function: Callable[[], T], over_since: OverSince) -> T:
 
 @contextlib.contextmanager
 def end_with_round(over_since: OverSince) -> Iterator[None]:
-    """Have every wait for a collective of this process end with the round, as long as this lasts."""
+    """Make every wait for a collective of this process end with the round, within this context."""
 
     def wait_for_work(work: Any, *timeout: Any, **options: Any) -> Any:
         if timeout or options or work.is_completed():
@@ -89,12 +89,12 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
         wait(work, over_since)
         return True
 
-    functional = sys.modules.get(_FUNCTIONAL)  # not imported yet: nothing is sharded, and its import takes long
+    functional = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
     wait_tensor = getattr(functional, "wait_tensor", None)
 
     def wait_for_tensor(tensor: Any) -> Any:
         assert wait_tensor is not None
-        alias = tensor.detach()  # a wait for any tensor of the same memory is one for all
+        alias = tensor.detach()  # waiting for any tensor of the same memory is enough
         call(lambda: wait_tensor(alias), over_since)
         return wait_tensor(tensor)
 
@@ -110,10 +110,10 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
 
 
 def _ends_within(work: Any, seconds: float) -> bool:
-    """Whether a collective ends within so many seconds.
+    """True if a collective ends within some seconds.
 
     Raises:
-        RuntimeError: it ends badly.
+        RuntimeError: it failed.
     """
     try:
         _torch_wait(work, timedelta(seconds=seconds))
@@ -121,5 +121,5 @@ def _ends_within(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-    _torch_wait(work)  # raises what it came to, unless it ended well just after it was given up
+    _torch_wait(work)  # raises the collective's error, unless it succeeded just after the time-out
     return True
