@@ -1,4 +1,4 @@
-"""Errors of storage, divided into those that may pass and those that last.
+"""Errors of storage. Some may pass, others last.
 
 A full disk or an unreachable mount may pass, so the write is tried again. A read-only file system or a file in place of
 the directory lasts: it is reported once, if possible before training begins, and not tried again. Missing permissions

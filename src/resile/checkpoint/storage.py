@@ -359,7 +359,7 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
         layout = buffer.layout(record)
         if layout.directory and (not layout.is_anothers or (layout.whole and pause is not None)):
             keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
-            if not layout.is_anothers or pause is None or _nobody_brings(record.step, keep, layout.rank, pause):
+            if not layout.is_anothers or pause is None or _is_left_to_us(record.step, keep, layout.rank, pause):
                 keep.store(buffer, record)
             buffer.note_stored(record)
     except IncompleteBuffer as error:
@@ -367,7 +367,7 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
     return ""
 
 
-def _nobody_brings(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
+def _is_left_to_us(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
     """True if a step is not in storage and no rank is seen to write it, after a moment for others to begin.
 
     Ranks that have the same step wait for different times, so that two of them seldom write it.

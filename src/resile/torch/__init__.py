@@ -1,8 +1,7 @@
 """What a training script imports: the elastic loop, checkpoints, data that survive resizing, reports of progress.
 
-Importing this package costs some 40 ms and does not import torch, so a launcher or a data process may do so; what needs
-torch imports it when it is asked for. Everything here works the same under plain `torchrun` or `python`, where there is
-no agent to talk to.
+Importing this package costs some 40 ms and does not import torch, so a launcher or a data process may do so. Names that
+need torch import it on first use. Everything works the same under plain `torchrun` or `python`, without an agent.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for."""
+    """Import names that need torch on first use."""
     if name == "Checkpointer":
         from resile.torch.checkpointer import Checkpointer
 

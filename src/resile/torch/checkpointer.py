@@ -1,4 +1,4 @@
-"""Checkpoints that cost one copy in memory: saved as often as every step, kept by the agent, stored in the background.
+"""Checkpoints that cost one copy in memory. They may be saved at every step and are stored in the background.
 
     checkpointer = Checkpointer("checkpoints", store_every=1000)
     state = {"model": model, "optimizer": optimizer, "sampler": sampler, "epoch": 0}
@@ -10,11 +10,11 @@
         checkpointer.save(step, state)
 
 Under an agent (`resile run`) a save goes into shared memory that the agent owns, so it survives the end of this
-process, and the agent writes it to storage: every `store_every` steps, and when the node's processes end. Under
-plain torchrun or python, only the steps that are due for storage are saved, by a thread of this process.
+process. The agent writes it to storage every `store_every` steps and when the node's processes end. Under plain
+torchrun or python only the steps that are due for storage are saved, by a thread of this process.
 
-What is the same on all ranks (plain tensors and values, as in DCP) is kept once per node and stored once. What is
-sharded (DTensor, as `fully_shard` makes it) is kept and stored by each rank.
+What is the same on all ranks (plain tensors and values, as in DCP) is kept once per node and stored once. Sharded
+tensors (DTensor, as `fully_shard` makes them) are kept and stored by each rank.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 STORE_PATIENCE = 600.0
 """Seconds that `wait` gives storage by default."""
 COPY_PATIENCE = 30.0
-"""Seconds that a save which is due for storage waits for the copies of the one before it."""
+"""Seconds that a save due for storage waits for the copies of the previous one."""
 BEHIND = "storage is two saves behind: saves are left out until it has caught up"
 BUSY = "storage still writes an earlier step: steps that are due meanwhile may stay in memory alone"
 
@@ -73,11 +73,11 @@ class Checkpointer:
         """Ask the agent for memory, if there is one. Nothing is read or written yet.
 
         Args:
-            directory: where storage is, the same for all ranks: a path, or the URL of an object store that fsspec
-                knows (`s3://bucket/run`, with resile[storage] and the store's own package); None: memory only.
-            store_every: steps between two that go to storage by themselves; 0: none do.
-            keep_last: how many steps storage keeps; 0: all.
-            keep_every: steps divisible by it are kept for ever; 0: none.
+            directory: the storage, the same for all ranks: a path, or the URL of an object store that fsspec knows
+                (`s3://bucket/run`, with resile[storage] and the store's own package); None for memory only.
+            store_every: steps between two that go to storage automatically; 0 for none.
+            keep_last: how many steps storage keeps; 0 keeps all.
+            keep_every: steps divisible by it are kept for ever; 0 for none.
         """
         store_every, keep_last = whole("store_every", store_every), whole("keep_last", keep_last)
         keep_every = whole("keep_every", keep_every)
@@ -87,12 +87,12 @@ class Checkpointer:
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
         self._known_writable = self.storage is None
-        """It is known by now, or no matter."""
+        """True if storage was tested already, or need not be."""
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
         self._local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        """Processes that this node has when none is lost."""
+        """Processes of this node when none is lost."""
         self.collectives = Collectives()
         """The ranks that save and restore together."""
         self._memory: MemoryClient | ProcessBuffers | None = None
@@ -102,59 +102,59 @@ class Checkpointer:
         self._save_group = SaveGroup(self.collectives, self._memory, self._log_once)
         self._layout: tuple[Layout, bytes] | None = None
         self._packed: dict[int, tuple[bytes, int, PackedState]] = {}
-        """By buffer: for which layout and size it is prepared."""
+        """By buffer: the layout and size that it is prepared for."""
         self._copier = ThreadPoolExecutor(1, "resile-copy")
         self._sealer = ThreadPoolExecutor(1, "resile-seal")
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
         self._populating: list[Future[None]] = []
         self._verifying: dict[Buffer, Verification] = {}
-        """What a process before this one has left, while it is compared with its checksums."""
+        """Checkpoints of an earlier process that are being compared with their checksums."""
         self._store_requested = 0
-        """The last sequence that storage was asked for."""
+        """The last sequence that was sent to storage."""
         self.behind = False
-        """The last save was left out because storage, or a copy on another node, is not done with an earlier one."""
+        """True if the last save was skipped because storing or copying an earlier one is not done."""
         self._store_error = ""
-        """Why storage did not take the last one that was waited for; empty: it did."""
+        """Why storage refused the last checkpoint that was waited for; empty if it did not."""
         self._deferred: tuple[int, int] | None = None
-        """Buffer and sequence of a save that was due while storage was busy with the one before."""
+        """Buffer and sequence of a save that was due while storage was busy with the previous one."""
         self._verify_ahead()
 
     @property
     def in_memory(self) -> bool:
-        """Whether saves survive the end of this process without storage."""
+        """True if saves survive the end of this process without storage."""
         return isinstance(self._memory, MemoryClient)
 
     # saving ----------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, state: State, *, store: bool | None = None, overlap: bool = False) -> bool:
-        """Keep the state as that of `step`; all ranks save the same steps. Whether it was kept.
+        """Keep the state as that of `step`; all ranks save the same steps. Returns True if it was kept.
 
-        Returns after one copy of the state. With `overlap` it returns at once and parameters and optimizer state are
-        copied while the next forward and backward run; call `before_update()` before the optimizer changes them, or
-        have `guard(optimizer)` do so.
+        This returns after one copy of the state. With `overlap` it returns at once, and parameters and optimizer state
+        are copied during the next forward and backward. Then call `before_update()` before the optimizer changes them,
+        or let `guard(optimizer)` do so.
 
-        What is sharded is kept by all ranks or by none, which they agree on in a collective: then there always is a
-        step of which each has its part. If it is sharded over several nodes it is also copied to another node, in the
-        background, and the next save is kept when all nodes have done so: then that step outlives the loss of any node.
+        All ranks keep a sharded state or none does, which they agree on in a collective. So there always is a step of
+        which every rank has its part. A state that is sharded over several nodes is also copied to another node, in the
+        background. The next save is kept only when all nodes have copied it, so the step outlives the loss of any node.
 
-        Storage gets one step at a time. One that is due while another is on its way is kept in memory, and follows if
-        it is still there at the next save, or at `wait()`.
+        Storage gets one step at a time. A step that is due while another is being stored is kept in memory. It is
+        stored later if it is still there at the next save or at `wait()`.
 
-        False means that there was nothing to do (no agent, and the step is not due for storage), that there is no room,
-        that storage is two saves behind (without an agent), or that of what is sharded some node's copy is under way,
-        or storage has the step that no copy may replace; the last kept step is whole in any case.
+        False means one of these: there is no agent and the step is not due for storage; there is no memory; storage is
+        two saves behind (without an agent); or, for a sharded state, some node is still copying the previous save or
+        storing the one that must not be overwritten. The last kept step is complete in any case.
 
-        A storage that refuses for good costs no step in memory: it is told in the log, and by `wait()`.
+        Storage that refuses for good costs no step in memory. The log and `wait()` report it.
 
         Args:
             step: steps completed; the number to go on with.
             state: modules, optimizers, anything with `state_dict`, tensors and plain values, by name.
-            store: whether it goes to storage; None: as `store_every` says.
+            store: whether it goes to storage; None follows `store_every`.
             overlap: copy in the background.
 
         Raises:
-            NotWritable: nothing was restored, and this first save finds that storage will never take a step.
+            NotWritable: nothing was restored, and this first save finds that storage will never accept a step.
         """
         step = whole("step", step)
         self._check(state)
@@ -182,27 +182,27 @@ class Checkpointer:
             return self._save(step, leaves, slot, due, overlap)
 
     def before_update(self) -> None:
-        """Wait until an overlapped save has copied everything: call it before the optimizer steps."""
+        """Wait until an overlapped save has copied everything. Call it before the optimizer steps."""
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.result()
 
     def guard(self, optimizer: Any) -> None:
-        """Have every step of this optimizer call `before_update()` first."""
+        """Make every step of this optimizer call `before_update()` first."""
         optimizer.register_step_pre_hook(lambda *_: self.before_update())
 
     def wait(self, timeout: float = STORE_PATIENCE) -> None:
-        """Wait until all work in the background is done: the last step that was to go to storage is written.
+        """Wait until all work in the background is done and the last step due for storage is written.
 
         Raises:
-            TimeoutError: it is not yet.
-            OSError: it could not be written; the text says why. A second call says so, too.
+            TimeoutError: it is not written yet.
+            OSError: it could not be written; the text says why. A second call raises it again.
         """
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
             working.result(timeout)
         self._await_stored(timeout)
-        self._follow_up(None)  # storage may take this one, whatever it said of the one before
+        self._follow_up(None)  # storage may accept this one, even if it refused the one before
         self._await_stored(timeout)
         if self._store_error:
             raise OSError(self._store_error)
@@ -217,7 +217,7 @@ class Checkpointer:
             self._store_error = answer
 
     def close(self) -> None:
-        """Finish what was begun. The agent keeps what it has. A second time does nothing."""
+        """Finish pending work. The agent keeps its checkpoints. Idempotent."""
         self.before_update()
         self._copier.shutdown()
         self._sealer.shutdown()
@@ -231,24 +231,24 @@ class Checkpointer:
     # restoring -------------------------------------------------------------------------------------------------------
 
     def restore(self, state: State, *, will_store: bool | None = None) -> int | None:
-        """Load the newest step that is whole for all ranks; None if there is none, and nothing was changed.
+        """Load the newest step that is complete for all ranks; None if there is none, and then nothing was changed.
 
-        All ranks call it together, after `init_process_group` where there are several. In order of preference among
-        equally new ones: this node's memory, another node's (for state that all ranks have alike), storage. What is
-        damaged is passed over with a warning that says what and why. Objects get what is theirs. Plain values are
-        replaced in `state`, and a `state_dict()` is one: give the object, or load it from there yourself.
+        All ranks call it together, after `init_process_group` if there are several. Among equally new steps this node's
+        memory is preferred, then another node's (for state that all ranks have alike), then storage. Damaged steps are
+        passed over with a warning that says what is damaged and why. Objects load their part. Plain values are replaced
+        in `state`. A `state_dict()` is a plain value: give the object, or load it from there yourself.
 
         Args:
             state: as it was given to `save`.
-            will_store: whether this training is going to store steps, so that a storage which takes none must be known
-                now; None: if it has `store_every`.
+            will_store: whether this training is going to store steps, so that unwritable storage must be reported now;
+                None: if it has `store_every`.
 
         Raises:
             StateMismatch: the checkpoint is sound, but it is of another model or another state.
-            NotReadable: storage may have a step but does not give it, and memory has none.
-            NotWritable: steps are to be stored, and storage will never take one (it is a read-only file system, say, or
-                a file): on all ranks, if it is so for one. Not looked at by who goes on from memory.
-            PartsMissing: memory has a part of a step whose other parts are not here, and there is no other step.
+            NotReadable: storage may have a step but does not return it, and memory has none.
+            NotWritable: steps are to be stored, and storage will never accept one (for example, it is a read-only file
+                system or a file). Raised on all ranks if it is so on one; not tested when training goes on from memory.
+            PartsMissing: memory has only some parts of a step, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
         self._check(state)
@@ -268,16 +268,16 @@ class Checkpointer:
         from_memory = step is not None and not restoring.from_storage
         if will_store is None:
             will_store = bool(self.store_every)
-        if will_store and not from_memory:  # alike on all ranks
+        if will_store and not from_memory:  # the same on all ranks
             check_writable(None if self._known_writable else self.storage, self.collectives.tell)
         self._known_writable = self._known_writable or will_store or from_memory
         self.reserve(state)
         return step
 
     def regroup(self) -> None:
-        """The process group is another one now: what is saved from here on belongs to it. For all ranks together.
+        """Begin with a new process group, to which later saves belong. A collective.
 
-        Its members have a state to go on from, and do so whatever becomes of storage.
+        Its members have a state to go on from, whatever happens to storage.
         """
         self._leave_group()
         self._known_writable = True
@@ -288,9 +288,9 @@ class Checkpointer:
         self._deferred = None
 
     def reserve(self, state: State) -> None:
-        """Take the memory that saves of this state will need, in the background, so that the first is no slower.
+        """Allocate the memory for saves of this state in the background, so that the first is no slower.
 
-        `restore` does it. What an optimizer will add at its first step is guessed.
+        `restore` does it. What an optimizer will add at its first step is estimated.
         """
         self._save_group.meet()
         if not self.in_memory:
@@ -325,13 +325,13 @@ class Checkpointer:
             )
 
     def _verify_ahead(self) -> None:
-        """Map and check what a process before this one has left, while the script builds its model."""
+        """Map and check what an earlier process has left, while the script builds its model."""
         for client in (self._memory, self._leader):
             if isinstance(client, MemoryClient) and (verifying := begin(client.buffers, self._sealer)) is not None:
                 self._verifying[verifying.buffer] = verifying
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
-        """Lines to what the other processes of this node have saved: one that is lost cannot offer it itself."""
+        """Connections to the buffers of this node's other ranks, because a lost process cannot offer its own."""
         for local_rank in range(self._local_world if self.in_memory else 0):
             if local_rank != self._local_rank:
                 with contextlib.suppress(NoCheckpointServer):
@@ -340,13 +340,13 @@ class Checkpointer:
                     yield client
 
     def _copies(self) -> list[Buffer]:
-        """What this node keeps of another node's processes."""
+        """The replicas that this node keeps for another."""
         return self._memory.copies() if isinstance(self._memory, MemoryClient) else []
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
-        """The buffer that this rank overwrites, so that all keep the same steps; None: all leave this one out.
+        """The buffer that this rank overwrites, so that all keep the same steps; None if all skip this one.
 
-        A collective. One that is due for storage waits a little for copies of the one before it.
+        A collective. A save that is due for storage waits a little for copies of the previous one.
         """
         copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
@@ -435,7 +435,7 @@ class Checkpointer:
         return packed
 
     def _follow_up(self, overwritten: int | None) -> None:
-        """Storage has time again: give it the step that was due while it had none, unless that is gone, or goes now."""
+        """Send storage the step that was due while it was busy, unless that step is overwritten."""
         deferred, self._deferred = self._deferred, None
         if deferred is None or deferred[0] == overwritten or self._memory is None:
             return
@@ -471,12 +471,12 @@ class Checkpointer:
                 f"checkpoints go to storage alone, and saving waits for it: {why}"
                 if self.storage
                 else f"no checkpoints are kept: {why}, and no directory for storage was given",
-                about="room",  # how much is missing may change from save to save
+                about="room",  # the missing amount may change from save to save
             )
         return not why
 
     def _store_directly(self, step: int, layout: Layout, leaves: list[Leaf]) -> bool:
-        """Without memory to spare: wait for the disk."""
+        """Store without a buffer, and wait for the disk."""
         assert self.storage is not None
         try:
             store_directly(self.storage, step, layout, leaves)
@@ -497,7 +497,7 @@ def _absolute(directory: str | Path) -> str:
 
 
 def _local_rank(worker: str) -> int:
-    """The place of this process on its node, by the name that the agent gave it."""
+    """This process's local rank, taken from the name that the agent gave it."""
     with contextlib.suppress(ValueError):
         return int(worker.partition("/")[0].rpartition(".")[2])
     return 0

@@ -1,4 +1,4 @@
-"""A few lines around an ordinary training loop, and the loss of a peer costs a moment instead of a restart.
+"""A few lines around an ordinary training loop, so that the loss of a peer costs a moment instead of a restart.
 
     sampler = ElasticBatchSampler(len(dataset), batch_size=32)
     loader = DataLoader(dataset, batch_sampler=sampler)
@@ -8,17 +8,17 @@
             loss = criterion(model(inputs), labels)
             (loss * share.weight).backward()
 
-The backward pass averages the gradients over all ranks, as with DDP; the end of `with elastic.step()` takes the
-optimizer's step and counts it. When a peer is lost, in whatever collective this process is, the step is broken off:
-nothing of it is kept. The processes that are left (and, later, those that come) form a new group, take the state of
-whoever is most advanced, and the rest of the epoch is dealt anew. The process is not restarted, no checkpoint is read,
-every sample enters the model exactly once.
+The backward pass averages the gradients over all ranks, as with DDP. The end of `with elastic.step()` takes the
+optimizer's step and counts it. When a peer is lost, in whatever collective this process is, the step is aborted and
+nothing of it is kept. The remaining processes (and later newcomers) form a new group and take the state of the most
+advanced process, and the rest of the epoch is divided among them. The process is not restarted, no checkpoint is read,
+and every sample enters the model exactly once.
 
-With a `checkpointer` all of it is saved in one commit, and the loop goes on from the newest one when there is nobody
-left who has the state: when all processes were killed at once, or the whole job is started again.
+With a `checkpointer` everything is saved in one commit. The loop goes on from the newest checkpoint when no process has
+the state any more, because all were killed at once or the whole job was started again.
 
-A model that is sharded (`fully_shard`) belongs to one group, and a lost rank takes the only copy of its shard along. So
-every round builds it anew with a function, and goes on from the newest checkpoint that is whole, dealt to its ranks:
+A sharded model (`fully_shard`) belongs to one group, and a lost rank takes the only copy of its shard along. So every
+round builds the model again with a function and loads the newest complete checkpoint, divided among its ranks:
 
     def build():
         model = Transformer()
@@ -31,10 +31,10 @@ every round builds it anew with a function, and goes on from the newest checkpoi
             loss = criterion(elastic.model(inputs), labels)  # another model after a loss
             (loss * share.weight).backward()
 
-What it asks: all that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`, and changes
-at the end of a step alone (a model's buffers are put back if a step is broken off). Code after the `with` runs for a
-broken step, too: ask `elastic.stepped`. Collectives of its own between two steps belong into `with elastic.together()`.
-Under plain torchrun or python the same script runs; a loss ends it, as ever.
+It requires that everything that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`,
+and changes only at the end of a step (a model's buffers are put back if a step is aborted). Code after the `with` also
+runs for an aborted step: ask `elastic.stepped`. The script's own collectives between two steps belong into `with
+elastic.together()`. The same script runs under plain torchrun or python, where a loss ends it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT = 1800.0
-"""Seconds that a collective may take; torch's own default."""
+"""Seconds that a collective may take; torch's default."""
 
 
 class Elastic:
@@ -88,23 +88,23 @@ class Elastic:
         backend: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Prepare; the first of `epochs`, `steps` or `meet` meets the peers.
+        """Prepare. The first of `epochs`, `steps` or `meet` meets the peers.
 
         Args:
-            model: not wrapped in DDP: gradients are averaged here.
+            model: not wrapped in DDP, because gradients are averaged here.
             optimizer: of the model's parameters.
-            build: instead of a model and its optimizer, for sharded models: makes both, and maybe a scheduler, in the
-                group of each round anew, the same on every rank. Needs a checkpointer.
-            sampler: deals the samples, or loads them, too; its rank and world are set here, and its position belongs
+            build: for sharded models, instead of a model and its optimizer: a function that makes both, and optionally
+                a scheduler, in the group of each round, the same on every rank. Needs a checkpointer.
+            sampler: divides the samples, or loads them, too. Its rank and world are set here, and its position belongs
                 to the state.
             scheduler: takes a step with every step of the optimizer.
-            state: whatever else has to be the same everywhere, by name.
-            before_step: called between averaging and the optimizer's step: the place to change `state`, as the last
-                thing that it does: a loss before that breaks the step off.
-            checkpointer: keeps all of the above, and gives it back when no process is left that has it.
+            state: anything else that has to be the same on all ranks, by name.
+            before_step: called between averaging and the optimizer's step. This is the place to change `state`, as its
+                last action, because a loss before that aborts the step.
+            checkpointer: saves all of the above, and restores it when no process has it any more.
             every: steps between two checkpoints.
             completed: steps already taken, if the state comes from elsewhere.
-            backend: as for torch's `init_process_group`; None: nccl with a GPU, else gloo.
+            backend: as for torch's `init_process_group`; None: nccl with a GPU, otherwise gloo.
             timeout: seconds that a collective may take.
         """
         check_checkpointer(checkpointer, every)
@@ -118,7 +118,7 @@ class Elastic:
             raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
         show_info_logs()
         self.stepped = False
-        """Whether the last `with elastic.step()` was taken; False: a peer was lost, and its samples will come again."""
+        """True if the last `with elastic.step()` was taken. If not, a peer was lost, and the samples come again."""
         self._before_step = before_step
         self._state = TrainState(
             built_of(model, optimizer, scheduler) if build is None else build,
@@ -131,7 +131,7 @@ class Elastic:
         self._met = False
         self._asked = False
         self._done = False
-        """Whether the last loop is over, and nobody is waited for."""
+        """True if the last loop is over and no peer waits for this process."""
         self._samples = 0
         self._passes = 1
         self._total = 0
@@ -139,32 +139,31 @@ class Elastic:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model; if it is built for each round, that of this one."""
+        """The model; if each round builds one, that of this round."""
         return self._state.training.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The model's optimizer."""
         return self._state.training.optimizer
 
     @property
     def sampler(self) -> ElasticBatchSampler | ElasticLoader | None:
-        """What deals the samples."""
+        """The sampler or loader that divides the samples."""
         return self._state.sampler
 
     @property
     def completed(self) -> int:
-        """Steps taken, by whoever took them."""
+        """Steps taken by the training, whichever processes took them."""
         return self._state.completed
 
     @property
     def rank(self) -> int:
-        """This process's place in its round."""
+        """This process's rank in its round."""
         return self._rendezvous.rank
 
     @property
     def world(self) -> int:
-        """How many ranks the round has."""
+        """The number of ranks in the round."""
         return self._rendezvous.world
 
     @property
@@ -175,10 +174,11 @@ class Elastic:
     # the loop ---------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int, loader: Iterable[Any]) -> Iterator[Any]:
-        """The steps of `count` epochs, from where the sampler stands.
+        """The steps of `count` epochs, from the sampler's position.
 
-        Of an `ElasticLoader` they are what it gives. Any other loader asks the sampler for its batches; they come with
-        this rank's share of the step: (share, batch). Returns when every member of the round has taken the last step.
+        An `ElasticLoader` gives its own steps. Any other loader takes its batches from the sampler, and each batch
+        comes with this rank's share of the step: (share, batch). Returns when every member of the round has taken the
+        last step.
         """
         count, sampler = whole("count", count), self.sampler
         if sampler is None:
@@ -207,7 +207,7 @@ class Elastic:
                 return
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps up to `total`, from where training stands: for data that no sampler deals."""
+        """The numbers of the steps up to `total`, from where training stands, for data without a sampler."""
         total = whole("total", total)
         self.meet()
         self._total = total
@@ -230,13 +230,13 @@ class Elastic:
         """One step: compute gradients inside. At the end the optimizer's step is taken.
 
         Gradients are averaged during the last backward pass. When it returns they are the mean over all ranks, as with
-        DDP: clip them inside, too. A step in which a peer is lost ends quietly and is not taken; any other exception is
-        passed on. A batch that the loop gave counts with the first step that is taken after it.
+        DDP, so clip them inside, too. A step in which a peer is lost ends quietly and is not taken. Any other exception
+        is passed on. A batch that the loop gave counts with the first step that is taken after it.
 
         Args:
-            backwards: how often `backward` is called, on this rank, for gradients to add up: nothing is sent before the
-                last time. Ranks may have different numbers; with 0 a rank adds nothing to the gradients of the others.
-                None: once for each pass of the step that an `ElasticLoader` gave, and once with any other data.
+            backwards: how often `backward` is called on this rank for gradients to add up; nothing is sent before the
+                last time. Ranks may have different numbers. With 0 a rank adds nothing to the gradients of the others.
+                None: once for each pass of a step from an `ElasticLoader`, and once with any other data.
         """
         self.meet()
         training = self._state.training
@@ -258,11 +258,11 @@ class Elastic:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Collectives of the script's own, between steps, to validate a model, say: a loss does not end this process.
+        """Collectives of the script's own between steps, such as for validation. A loss does not end this process.
 
-        A block in which a peer is lost ends quietly, and is not run again; the loop forms a new round before its next
-        step. Ask `lost` whether it came to its end here. On other ranks it may have, so what it gave must not change
-        the training.
+        A block in which a peer is lost ends quietly and is not run again. The loop forms a new round before its next
+        step. `lost` tells whether the block was completed here. Other ranks may have completed it, so its result must
+        not change the training.
         """
         self.meet()
         try:
@@ -275,23 +275,23 @@ class Elastic:
 
     @property
     def lost(self) -> bool:
-        """Whether the round is over, so that the loop forms a new one before its next step."""
+        """True if the round is over, so that the loop forms a new one before its next step."""
         return self._rendezvous.lost
 
     # rounds -----------------------------------------------------------------------------------------------------------
 
     def meet(self) -> None:
-        """Form the group and agree on the state, if that has not been done; called by the loop itself."""
+        """Form the group and agree on the state, if that has not been done. The loop calls it itself."""
         if self._met:
             return
         self._met = True
-        if self._done:  # with another loop
+        if self._done:  # another loop begins
             self._done = False
             self._rendezvous.call_again()
         self._regroup()
 
     def close(self) -> None:
-        """Leave the group. Called at exit; fine to call twice."""
+        """Leave the group. Called at exit; idempotent."""
         atexit.unregister(self.close)
         self._rendezvous.close(in_peace=self._done)
 
@@ -311,7 +311,7 @@ class Elastic:
             return
         try:
             state.checkpoints.taken(state.completed, state.training.parts)
-        except Exception as error:  # the step is taken; a new round says from where all go on
+        except Exception as error:  # the step is taken, and a new round decides from where all go on
             if not self._rendezvous.is_loss(error):
                 self._rendezvous.release_peers()
                 raise
@@ -319,7 +319,7 @@ class Elastic:
             log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
-        """Whether the step that the loop was given is in the model now; if so it is told."""
+        """True if the loop's last step is in the model; it is then reported."""
         if not self._asked:
             raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
         if self.stepped:
@@ -327,16 +327,16 @@ class Elastic:
         return self.stepped
 
     def _steps_until(self, epochs: int) -> int:
-        """How many steps it will have been in this world at the end of so many epochs; 0: nobody knows."""
+        """Steps at the end of `epochs` epochs in this world; 0 if unknown."""
         sampler = self.sampler
         if sampler is None or sampler.size is None:
             return 0
         return self.completed + len(sampler) + (epochs - sampler.epoch - 1) * sampler.steps_per_epoch
 
     def _all_done(self) -> bool:
-        """Whether every member has taken the last step, so that nobody is needed any more; if not, a new round."""
+        """True if every member has taken the last step, so that no peer needs this process. Otherwise a new round."""
         rendezvous, checkpoints = self._rendezvous, self._state.checkpoints
-        if rendezvous.has_peers_ahead:  # it is over for others already, who wait for this process in a later one
+        if rendezvous.has_peers_ahead:  # other members have finished this loop and wait in a later one
             rendezvous.loops += 1
             return True
         try:
@@ -351,7 +351,7 @@ class Elastic:
             return False
         self._done = True
         rendezvous.loops += 1
-        rendezvous.complete()  # whoever is lost or comes while storage takes its time is none of our business
+        rendezvous.complete()  # from now on losses and newcomers do not matter, although storage may take its time
         if checkpoints is not None:
             checkpoints.wait_stored()
         if rendezvous.hang_up():
@@ -359,7 +359,7 @@ class Elastic:
         return True
 
     def _break_off(self, lost: bool) -> None:
-        """Nothing of this step is under way any more. Peers that wait for the rest of it are not left waiting."""
+        """Abort pending work of this step, and free peers that wait for the rest of it."""
         self._state.training.leave()
         if self._rendezvous.group is not None and (lost or self._state.training.under_way):
             self._rendezvous.group.abort()

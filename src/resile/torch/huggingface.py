@@ -3,9 +3,9 @@
     trainer = Trainer(model=model, args=args, train_dataset=dataset)
     ResileCallback("checkpoints", save_every=10).train(trainer)  # instead of trainer.train()
 
-Under `resile run` every tenth step is kept in the agent's memory. A lost rank restarts the processes, as the `Trainer`
-has no other way, and they go on after the newest step, at the next sample, with the same random numbers. Under
-torchrun and python the same script goes on from storage.
+Under `resile run` every tenth step is kept in the agent's memory. A lost rank restarts all processes, because the
+`Trainer` cannot exchange its group. They go on after the newest step, at the next sample, with the same random numbers.
+Under torchrun and python the same script goes on from storage.
 
 Why `trainer.train()` is not enough: the `Trainer` decides where in the data it begins before it calls any callback.
 """
@@ -35,17 +35,17 @@ except ImportError as error:
     ) from error
 
 STATE_FILE = "trainer_state.json"
-"""What the `Trainer` calls its own state in a checkpoint folder."""
+"""The `Trainer`'s name for its own state in a checkpoint folder."""
 
 
 class ResileCallback(TrainerCallback):  # type: ignore[misc]
     """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
 
     def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
-        """Nothing is read or asked before `train`.
+        """Nothing is read or requested before `train`.
 
         Args:
-            directory: where storage is, the same for all ranks, and not the Trainer's `output_dir`; None: memory only.
+            directory: the storage, the same for all ranks, and not the Trainer's `output_dir`; None for memory only.
             saving: `save_every`, `store_every`, `keep_last` and `overlap`, as in `Continuation`.
         """
         self._continuation = Continuation(directory, **saving)
@@ -54,18 +54,18 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         self._goes_on = False
         self._parts: dict[str, Any] = {}
         self._random: dict[str, Any] | None = None
-        """To be put back when the first step begins."""
+        """Random number generators to restore when the first step begins."""
 
     def train(self, trainer: Any, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """`trainer.train()`, from the newest step that all ranks can have.
+        """Call `trainer.train()`, from the newest step that all ranks can have.
 
         Args:
-            trainer: the `Trainer`; this callback is added to it, if it is not there yet.
+            trainer: the `Trainer`; this callback is added to it if necessary.
             resume_from_checkpoint: where to begin if there is no such step, as in `trainer.train`.
             options: for `trainer.train`.
 
         Returns:
-            What `trainer.train` does.
+            The result of `trainer.train`.
 
         Raises:
             ValueError: it trains in a way that cannot be saved here; the text says which.
@@ -92,7 +92,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
     # what the Trainer calls ------------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """All objects are there: load them, if there is something to load."""
+        """Load all objects, which exist by now, if there is a step to load."""
         if self._trainer is None:
             raise RuntimeError(
                 "call ResileCallback.train(trainer) instead of trainer.train(): that would begin anew at every restart"
@@ -110,7 +110,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             self._random = restored.own["random"]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """The step before is logged and evaluated now, and this one's samples are fetched: here it goes on."""
+        """Save the previous step, which is logged and evaluated by now."""
         if self._random is not None:
             reinstate(self._random)
             self._random = None
@@ -118,15 +118,14 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             self._save(state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Parameters change next."""
+        """Finish an overlapped save before parameters change."""
         self._continuation.before_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Tell the agent."""
         report_step(state.global_step, state.max_steps)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Keep the end too, unless the model is the best one by now and no longer that of the last step."""
+        """Save the last step, unless the model is the best one by now and no longer that of the last step."""
         if not args.load_best_model_at_end and state.global_step:
             self._save(state, last=True)
 
@@ -137,14 +136,14 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         self._continuation.save(state.global_step, self._parts, common, {"random": capture()}, last=last)
 
     def _described(self, state: Any) -> str:
-        """The `TrainerState` as the `Trainer` writes it: with the states of the callbacks that have one."""
+        """The `TrainerState` as the `Trainer` writes it, with the states of callbacks that have one."""
         callbacks: dict[str, list[Any]] = {}
         for callback in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
             if isinstance(callback, ExportableState):
                 callbacks.setdefault(type(callback).__name__, []).append(callback.state())
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         fields["stateful_callbacks"] = {name: one[0] if len(one) == 1 else one for name, one in callbacks.items()}
-        return msgspec.json.encode(fields, enc_hook=float).decode()  # numpy's numbers are no floats to msgspec
+        return msgspec.json.encode(fields, enc_hook=float).decode()  # msgspec does not take numpy scalars for floats
 
 
 def _see_that_ranks_are_alike(trainer: Any) -> None:
@@ -157,7 +156,7 @@ def _see_that_ranks_are_alike(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def _folder(state: str) -> Iterator[str]:
-    """A checkpoint folder that says where training stands and nothing else."""
+    """A checkpoint folder that holds the `Trainer`'s position and nothing else."""
     with tempfile.TemporaryDirectory(prefix="resile-") as folder:
         Path(folder, STATE_FILE).write_text(state, encoding="utf-8")
         yield folder
@@ -165,9 +164,9 @@ def _folder(state: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _no_weights_in_it(trainer: Any) -> Iterator[None]:
-    """Keep the `Trainer` from looking for weights in that folder: `on_train_begin` loads them, straight from memory.
+    """Keep the `Trainer` from looking for weights in that folder: `on_train_begin` loads them from memory.
 
-    It is the one thing here that is not public. If its name changes, the `Trainer` says that it finds no weights.
+    This is the only private name used here. If it changes, the `Trainer` reports that it finds no weights.
     """
     trainer._load_from_checkpoint = lambda *_, **__: None
     try:

@@ -9,9 +9,9 @@
     )
     trainer.fit(module)
 
-Under `resile run` every tenth step is kept in the agent's memory. A lost rank restarts the processes, as Lightning has
-no other way, and they go on after the newest step, at the next sample, with the same random numbers. Under torchrun
-and python the same script goes on from storage.
+Under `resile run` every tenth step is kept in the agent's memory. A lost rank restarts all processes, because Lightning
+cannot exchange its group. They go on after the newest step, at the next sample, with the same random numbers. Under
+torchrun and python the same script goes on from storage.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ except ImportError as error:
     raise ImportError(f"resile.torch.lightning needs lightning: pip install 'resile[lightning]' ({error})") from error
 
 LOADERS = "combined_loader"
-"""Where Lightning's loop keeps the states of the loaders."""
+"""The key under which Lightning's loop keeps the states of the loaders."""
 
 
 class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
-    """Ranks and addresses as `resile run` or torchrun gave them to this process; alone under plain python.
+    """Ranks and addresses as `resile run` or torchrun gave them to this process; one rank under plain python.
 
-    It starts no processes: `devices` and `num_nodes` are what the `Trainer` must be given.
+    It starts no processes. Give its `devices` and `num_nodes` to the `Trainer`.
     """
 
     @property
@@ -58,51 +58,45 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     @property
     def creates_processes_externally(self) -> bool:
-        """They are there already."""
+        """True, because the launcher has started them."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 listens."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """The port it listens on."""
         return _variable("MASTER_PORT", 0)
 
     @staticmethod
     def detect() -> bool:
-        """Whether a launcher has started this process."""
+        """True if a launcher has started this process."""
         return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
     def world_size(self) -> int:
-        """All training processes."""
         return _variable("WORLD_SIZE", 1)
 
     def set_world_size(self, size: int) -> None:
-        """The launcher has decided that."""
+        """Does nothing, because the launcher decides it."""
 
     def global_rank(self) -> int:
-        """This process among all."""
         return _variable("RANK", 0)
 
     def set_global_rank(self, rank: int) -> None:
-        """The launcher has decided that."""
+        """Does nothing, because the launcher decides it."""
 
     def local_rank(self) -> int:
-        """This process on its node."""
         return _variable("LOCAL_RANK", 0)
 
     def node_rank(self) -> int:
-        """This node among all."""
         return _variable("GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """See that the `Trainer` counts as the launcher does.
+        """Check that the `Trainer` has the launcher's numbers.
 
         Raises:
-            ValueError: it does not.
+            ValueError: it has others.
         """
         if (num_devices, num_nodes) != (self.devices, self.num_nodes):
             raise ValueError(
@@ -115,10 +109,10 @@ class ResileCallback(Callback):  # type: ignore[misc]
     """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
 
     def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
-        """Nothing is read or asked before `fit`.
+        """Nothing is read or requested before `fit`.
 
         Args:
-            directory: where storage is, the same for all ranks; None: memory only.
+            directory: the storage, the same for all ranks; None for memory only.
             saving: `save_every`, `store_every`, `keep_last` and `overlap`, as in `Continuation`.
         """
         self._continuation = Continuation(directory, **saving)
@@ -129,17 +123,17 @@ class ResileCallback(Callback):  # type: ignore[misc]
         """The last step."""
         self._total = 0
         self._positions: list[Any] = []
-        """Of loaders that are yet to be made."""
+        """Positions of loaders that do not exist yet."""
         self._random: dict[str, Any] | None = None
-        """To be put back when the first step begins."""
+        """Random number generators to restore when the first step begins."""
 
     # the beginning ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """See that this training can be saved, and have its loaders know where they are.
+        """Check that this training can be saved, and make its loaders resumable.
 
         Raises:
-            ValueError: it cannot; the text says why.
+            ValueError: it cannot be saved; the text says why.
         """
         if stage != "fit":
             return
@@ -153,7 +147,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
         strategy.process_dataloader = self._resumable(trainer, strategy.process_dataloader)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """All objects are there: load them, if there is something to load.
+        """Load all objects, which exist by now, if there is a step to load.
 
         Raises:
             ValueError: Lightning is about to load something else.
@@ -185,24 +179,24 @@ class ResileCallback(Callback):  # type: ignore[misc]
         if trainer.datamodule is not None and common["datamodule"]:
             trainer.datamodule.load_state_dict(common["datamodule"])
         trainer.fit_loop.load_state_dict(common["loops"])
-        if common["epoch_begins"]:  # Lightning would take it for the end of the epoch before
+        if common["epoch_begins"]:  # Lightning would take it for the end of the previous epoch
             trainer.fit_loop.epoch_loop.restarting = False
         if trainer.train_dataloader is None:
             self._positions = own["loaders"]
-        elif own["loaders"]:  # the module has asked how many steps there will be, so there are loaders already
+        elif own["loaders"]:  # the module has asked for the number of steps, so the loaders exist already
             for loader, state in zip(_stateful_loaders(trainer), own["loaders"], strict=True):
                 loader.load_state_dict(state)
         self._random = own["random"] if restored.same_world else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The loop knows its length now."""
+        """Note the loop's length, which is known now."""
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if steps > 0 and not math.isinf(steps) else 0
 
     # every step ------------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The step before is logged and validated now, and this one's samples are fetched: here it goes on."""
+        """Save the previous step, which is logged and validated by now."""
         if self._random is not None:
             reinstate(self._random)
             self._random = None
@@ -213,11 +207,11 @@ class ResileCallback(Callback):  # type: ignore[misc]
             self._loops = None
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Parameters change next."""
+        """Finish an overlapped save before parameters change."""
         self._continuation.before_update()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Tell the agent; a batch whose gradients are only added up is no step."""
+        """Report a step to the agent. A batch whose gradients are only accumulated is no step."""
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             report_step(self._step, self._total)
@@ -227,12 +221,12 @@ class ResileCallback(Callback):  # type: ignore[misc]
     # the end ---------------------------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the end too."""
+        """Save the last step."""
         if self._step:
             self._save(trainer, trainer.fit_loop.state_dict(), [], last=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave what was saved to the agent. The loss of a peer costs a few lines of the log, not Lightning's stack."""
+        """Leave the saved steps to the agent. For a lost peer, print a few lines instead of Lightning's stack."""
         if is_peer_loss(exception):
             print_briefly(exception)
         self._continuation.close()
@@ -244,7 +238,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
     # inside ----------------------------------------------------------------------------------------------------------
 
     def _resumable(self, trainer: Any, process: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """What Lightning has a strategy do with every loader; those for training then know and find their place."""
+        """Extend what a strategy does with every loader: loaders for training become resumable."""
 
         def processed(loader: Any) -> Any:
             done = process(loader)
@@ -283,7 +277,7 @@ def _checkpoint(trainer: Any, step: int) -> dict[str, Any]:
 
 
 def _extra(trainer: Any, step: int) -> dict[str, Any]:
-    """What the hooks of the module and of callbacks add to a checkpoint, or put in the place of something."""
+    """What the hooks of the module and of callbacks add to a checkpoint or replace in it."""
     module = trainer.lightning_module
     checkpoint = _checkpoint(trainer, step)
     before = checkpoint | {"state_dict": dict(checkpoint["state_dict"])}
@@ -305,7 +299,7 @@ def _is_stateful(loader: Any) -> bool:
 
 
 def _without_the_first_batch(loops: dict[str, Any]) -> dict[str, Any]:
-    """The loop's state when the first batch of an epoch was fetched, as it was just before."""
+    """The loop's state before the first batch of an epoch, made from its state after that batch was fetched."""
     for count in ("total", "current"):
         batches = loops["epoch_loop.batch_progress"][count]
         batches["ready"] = batches["completed"]
@@ -317,7 +311,7 @@ def _stateful_loaders(trainer: Any) -> list[Any]:
 
 
 def _positions(trainer: Any, states: list[Any], batch_idx: int) -> list[Any]:
-    """Where the loaders stand before batch `batch_idx`; of those that are the script's own, what they said then."""
+    """The loaders' positions before batch `batch_idx`; of the script's own loaders, the states they gave then."""
     loaders = _stateful_loaders(trainer)
     given = [loader.batches for loader in loaders if isinstance(loader, ResumableLoader)]
     ahead = max(given, default=0) - batch_idx

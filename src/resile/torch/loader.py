@@ -8,14 +8,14 @@
                 loss = criterion(model(inputs), targets)  # the mean over these samples
                 (loss * share.weight).backward()
 
-A step has the same 512 samples whatever the world: each rank takes its part of them in as many passes as it needs to
-hold no more than 32 at a time, and the weights make the sum of all that the mean over the 512. The position moves when
-a step is in the model and not when it is loaded, so what worker processes have read ahead when the world changes comes
-again, dealt anew.
+A step has the same 512 samples whatever the world. Each rank takes its part of them in as many passes as it needs to
+hold no more than 32 at a time. The weights make the sum of all passes the mean over the 512. The position moves when a
+step is in the model and not when it is loaded. So what worker processes have read ahead when the world changes is read
+again by the ranks of the new world.
 
 Data sets are those of torch: with `__len__` and `__getitem__`, or iterable. An iterable one must give the same samples
-in the same order every time and everywhere (after `set_epoch(epoch)`, if it has that): each reader goes through all of
-it and keeps its part, so `transform` is the place for what is expensive. Its length need not be known.
+in the same order every time on every rank (after `set_epoch(epoch)`, if it has that). Each reader goes through all of
+it and keeps its part, so expensive work belongs into `transform`. Its length need not be known.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from resile.torch._support.arguments import check_known, whole
 from resile.torch.sampler import ElasticBatchSampler, Position, StepSize
 
 OURS = ("batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "shuffle", "generator", "worker_init_fn")
-"""Arguments of torch's `DataLoader` that mean something else here, or nothing."""
+"""Arguments of torch's `DataLoader` that have another meaning here, or none."""
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One rank's part of one step: iterate over it for its passes, each a share and a batch."""
+    """One rank's part of one step. Iterate over it for its passes, each a share and a batch."""
 
     total: int
     """Samples of the whole world."""
@@ -55,9 +55,9 @@ class Step(msgspec.Struct, frozen=True):
 class ElasticLoader(Position):
     """The steps of one rank for the rest of an epoch, and the world's position in it.
 
-    Two ways to go through it. `Elastic.epochs(count, loader)` counts a step when it is in the model. `for step in
-    loader` counts it when it is given, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the step's
-    update. An epoch that ended begins again with `set_epoch`.
+    There are two ways to use it. `Elastic.epochs(count, loader)` counts a step when it is in the model. `for step in
+    loader` counts a step when it is given, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the
+    step's update. An epoch that ended begins again with `set_epoch`.
     """
 
     def __init__(
@@ -83,22 +83,22 @@ class ElasticLoader(Position):
         Args:
             dataset: the data.
             batch_size: samples of one rank in a step; the global batch grows and shrinks with the world.
-            global_batch_size: instead: samples of the whole world in a step, whatever its size.
-            micro_batch_size: samples that a rank can hold in one pass; None: any number.
-            rank: this process's place in the world; None: that in the process group or the environment, or `Elastic`'s.
+            global_batch_size: instead of `batch_size`: samples of the whole world in a step, whatever its size.
+            micro_batch_size: samples that a rank can hold in one pass; None for any number.
+            rank: this process's rank; None: that of the process group, the environment or `Elastic`.
             world: number of processes; None: as with `rank`.
-            seed: together with the epoch, fixes the order.
+            seed: together with the epoch, determines the order.
             shuffle: False keeps the data's own order.
-            shuffle_block: of an iterable data set so many samples at a time are held and shuffled.
-            drop_last: leave out the last step of an epoch if there are too few samples for a whole one.
-            transform: what is done to each sample of this rank, in a worker if there are some.
+            shuffle_block: how many samples of an iterable data set are held and shuffled at a time.
+            drop_last: skip the last step of an epoch if there are too few samples for a whole one.
+            transform: applied to each sample of this rank, in a worker process if there are some.
             collate_fn: makes a batch of a list of samples.
             worker_init_fn: called with its number by each worker process.
             loading: for torch's `DataLoader`: `num_workers`, `prefetch_factor` (in steps), `pin_memory`, ...
 
         Raises:
-            TypeError: one of these is not what it should be.
-            ValueError: these make no sense.
+            TypeError: an argument has the wrong type, or is unknown.
+            ValueError: an argument or a combination is invalid.
         """
         for name in OURS:
             if name in loading:
@@ -131,8 +131,8 @@ class ElasticLoader(Position):
             batch_size=None,
             sampler=self._asks,
             collate_fn=_as_it_is,
-            worker_init_fn=_NobodysWorker(worker_init_fn) if stream else worker_init_fn,
-            generator=torch.Generator().manual_seed(seed),  # an iteration must not touch the script's own generator
+            worker_init_fn=_HideWorker(worker_init_fn) if stream else worker_init_fn,
+            generator=torch.Generator().manual_seed(seed),  # iterating must not change the script's own generator
             **loading,
         )
 
@@ -146,25 +146,25 @@ class ElasticLoader(Position):
         """Steps of a whole epoch in this world.
 
         Raises:
-            TypeError: the data are a stream, whose length nobody knows.
+            TypeError: the data are a stream of unknown length.
         """
         return steps_in(self._known_size(), self.step_size, self._drop_last)
 
     def __len__(self) -> int:
-        """Steps left in this epoch: the same number on every rank."""
+        """Steps left in this epoch, the same number on every rank."""
         return steps_in(self._known_size() - self.completed, self.step_size, self._drop_last)
 
     def __iter__(self) -> Iterator[Step]:
-        """The rest of this epoch; a step counts as consumed when it is given."""
+        """The rest of this epoch. A step counts as consumed when it is given."""
         for step in self.steps():
             self.advance(step.total)
             yield step
 
     def steps(self) -> Iterator[Step]:
-        """The rest of this epoch; the position stays, until somebody calls `advance` for a step that was taken.
+        """The rest of this epoch. The position moves only when the caller calls `advance` for a step that was taken.
 
-        It deals for the world, epoch and position of the moment it begins: begin anew after `resize` or
-        `load_state_dict`. What an earlier one has read ahead is dropped then.
+        It uses the world, epoch and position of the moment it begins, so begin again after `resize` or
+        `load_state_dict`. What an earlier iteration has read ahead is then dropped.
         """
         rank, world, step_size = self.rank, self.world, self.step_size
         self._newest.value += 1
@@ -187,10 +187,10 @@ class ElasticLoader(Position):
 
 
 def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """The rest of an epoch: how many samples the world has in each step, and what the script is given of it.
+    """The rest of an epoch: the world's number of samples in each step, and what the script is given of it.
 
     Raises:
-        ValueError: these two do not belong together.
+        ValueError: the sampler and the loader do not belong together.
     """
     if isinstance(loader, ElasticLoader):
         if loader is not sampler:
@@ -202,7 +202,7 @@ def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]
 
 
 class _Asks:
-    """The `sampler` of torch's loader: whatever there is to ask for at the moment."""
+    """The `sampler` of torch's loader: it gives the requests that are current at the moment."""
 
     def __init__(self) -> None:
         self.now: Iterator[ReadRequest] = iter(())
@@ -211,8 +211,8 @@ class _Asks:
         return self.now
 
 
-class _NobodysWorker:
-    """Hides from a stream that it is read by one of several workers: many share themselves out among those."""
+class _HideWorker:
+    """Hides from a stream that one of several workers reads it. Many streams would divide themselves among them."""
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
         self._then = then
@@ -224,5 +224,5 @@ class _NobodysWorker:
 
 
 def _as_it_is(batches: Batches) -> Batches:
-    """Readers collate; torch's loader has nothing left to do."""
+    """Does nothing, because readers collate."""
     return batches

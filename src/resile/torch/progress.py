@@ -1,7 +1,6 @@
-"""Tells the agent how far training got, so that speed, goodput and the time to the next step after a fault are known.
+"""Tells the agent how far training is, which gives speed, goodput and the time to the next step after a fault.
 
-A training script must never suffer from being watched: outside resile this does nothing, and an agent that is gone
-costs a report, not the training.
+Reporting must never harm a training script. Outside resile it does nothing, and a missing agent costs only the report.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from resile.wire.env import AGENT_SOCKET
 
 
 def report_step(step: int, total: int = 0) -> None:
-    """Say that training has completed `step` steps.
+    """Report that training has completed `step` steps.
 
-    Never raises for want of an agent and never waits for one. Call it at every step: under plain torchrun or python it
-    costs about a microsecond, under resile it sends at most 20 messages a second.
+    It never raises if there is no agent and never waits for one. Call it at every step. Under plain torchrun or python
+    it costs about a microsecond; under resile it sends at most 20 messages a second.
 
     Args:
-        step: Steps completed since the training began, those before a restart included.
-        total: Steps of the whole training as far as known now; 0 if unknown.
+        step: steps completed since the training began, including those before a restart.
+        total: steps of the whole training as far as known now; 0 if unknown.
     """
     if not os.environ.get(AGENT_SOCKET):
         return
-    from resile.wire.agent_client import AgentClient  # here, so that a script outside resile does not pay for it
+    from resile.wire.agent_client import AgentClient  # imported here to cost nothing outside resile
 
     channel = AgentClient.from_environment()
     if channel is not None:
@@ -32,7 +31,7 @@ def report_step(step: int, total: int = 0) -> None:
 
 
 def enter_round(round_: Round) -> None:
-    """From now on steps are steps of this round; for a process that goes from round to round."""
+    """Count later steps as steps of this round, in a process that goes from round to round."""
     from resile.wire.agent_client import AgentClient
 
     channel = AgentClient.from_environment()

@@ -1,10 +1,9 @@
-"""Deals the samples of an epoch to a world whose size may change at any step, each sample exactly once.
+"""Divides the samples of an epoch among a world whose size may change at any step, each sample exactly once.
 
-The position in an epoch is counted in samples that the whole world has consumed, not in batches of one rank, so it
-means the same to any number of ranks: after a resize the rest of the epoch is dealt again from there. Nothing is
-padded and, unless asked for, nothing is dropped. What this asks in return is that the last step of an epoch (and every
-step, if the global batch does not divide by the world) may give ranks different numbers of samples, so the loss must be
-scaled:
+The position in an epoch counts the samples that the whole world has consumed, not the batches of one rank. So it means
+the same to any number of ranks, and after a resize the rest of the epoch is divided again from there. Nothing is padded
+and, unless asked for, nothing is dropped. In return, ranks may have different numbers of samples in the last step of an
+epoch (and in every step, if the global batch is not divisible by the world), so the loss must be scaled:
 
     sampler = ElasticBatchSampler(len(dataset), batch_size=32)
     loader = DataLoader(dataset, batch_sampler=sampler)
@@ -16,10 +15,9 @@ scaled:
             optimizer.step()
             sampler.advance(share.total)             # belongs to the step: save state_dict() with the model
 
-`ElasticLoader` does all of this by itself. The guarantee, held by `tests/torch/data/test_sampler.py`: with a state
-that is saved and restored together with the model, through any sequence of resizes, every sample of an epoch enters
-the model exactly once, all ranks take the same number of steps, and the gradient of a step is the mean over the
-samples of that step.
+`ElasticLoader` does all of this by itself. `tests/torch/data/test_sampler.py` holds the guarantee: with a state that is
+saved and restored together with the model, through any sequence of resizes, every sample of an epoch enters the model
+exactly once, all ranks take the same number of steps, and the gradient of a step is the mean over its samples.
 
 This module does not import torch: a `DataLoader` takes any iterable of indices or of index lists.
 """
@@ -47,10 +45,10 @@ UNKNOWN = -1
 
 
 class Position:
-    """Where a world stands in its data: which epoch, and how many samples of it are consumed.
+    """A world's position in its data: the epoch, and how many samples of it are consumed.
 
-    Unless this process's place in the world is given, or `Elastic` has set it, it is looked up whenever it is needed:
-    in the process group if there is one, else in `RANK` and `WORLD_SIZE`. So a sampler may be made before the group.
+    Unless rank and world are given or set by `Elastic`, they are looked up whenever they are needed: in the process
+    group if there is one, otherwise in `RANK` and `WORLD_SIZE`. So a sampler may be made before the group.
     """
 
     def __init__(
@@ -65,11 +63,11 @@ class Position:
         """Start at the beginning of epoch 0.
 
         Args:
-            size: Samples of an epoch; None: nobody knows before its end.
-            rank: This process's place in the world; None: that in the process group or the environment, or `Elastic`'s.
-            world: Number of processes; None: as with `rank`.
-            seed: Together with the epoch, fixes the order.
-            shuffled_together: How many samples change places with each other; 0: the order is the data's own.
+            size: samples of an epoch; None if unknown before its end.
+            rank: this process's rank; None: that of the process group, the environment or `Elastic`.
+            world: number of processes; None: as with `rank`.
+            seed: together with the epoch, determines the order.
+            shuffled_together: how many samples are shuffled among each other; 0 keeps the data's own order.
         """
         if size is not None and size < 0:
             raise ValueError(f"size must be at least 0, not {size}")
@@ -80,9 +78,9 @@ class Position:
         self._seed = seed
         self._shuffled_together = shuffled_together
         self._place: tuple[int, int] | None = None
-        """Rank and world; None: to be looked up."""
+        """Rank and world; None to look them up."""
         self._announces_loads = True
-        """In an elastic loop rank 0 says for all ranks where the data go on."""
+        """False in an elastic loop on all ranks but 0, which logs for all where the data go on."""
         if rank is not None and world is not None:
             self._place = _checked(rank, world)
         elif rank is not None or world is not None:
@@ -90,25 +88,23 @@ class Position:
 
     @property
     def rank(self) -> int:
-        """This process's place in the world."""
         return (self._place or _found_place())[0]
 
     @property
     def world(self) -> int:
-        """Number of processes."""
         return (self._place or _found_place())[1]
 
     def resize(self, rank: int, world: int) -> None:
-        """Take place `rank` in a world of `world`; the rest of the epoch is dealt anew."""
+        """Become `rank` in a world of `world`. The rest of the epoch is divided again."""
         self._place = _checked(rank, world)
         self._announces_loads = rank == 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process, a loader's worker, say: it has no group to look the place up in."""
+        """Include the rank for another process, such as a loader's worker, which has no group to look it up in."""
         return {**self.__dict__, "_place": self._place or _place_in_group()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch`; a no-op for the epoch this sampler is in, so the position restored from a checkpoint stays."""
+        """Begin `epoch`. Does nothing in that epoch, so a position restored from a checkpoint stays."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.completed = 0
@@ -121,17 +117,17 @@ class Position:
         self.completed += samples
 
     def state_dict(self) -> dict[str, int]:
-        """The position: plain numbers, the same on every rank, meaningful to any world."""
+        """The position: plain numbers, the same on every rank, valid in any world."""
         return {"epoch": self.epoch, "completed": self.completed, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a saved position.
 
         Raises:
-            ValueError: The state is not a position in this data set and order; this sampler has not moved.
+            ValueError: the state is no position in this data set and order; this sampler has not moved.
         """
         here = self._identity
-        state = {"shuffled": here["shuffled"], **state}  # states of older releases do not say it
+        state = {"shuffled": here["shuffled"], **state}  # states of older releases lack it
         for field in ("epoch", "completed", *here):
             if type(state.get(field)) is not int:
                 raise ValueError(f"a sampler state needs a whole number `{field}`, not {state.get(field)!r}")
@@ -153,28 +149,28 @@ class Position:
 
     @property
     def _identity(self) -> dict[str, int]:
-        """What must be the same for a position to mean the same sample."""
+        """What must be equal for a position to mean the same sample."""
         size = UNKNOWN if self.size is None else self.size
         return {"size": size, "seed": self._seed, "shuffled": self._shuffled_together}
 
     def has(self, completed: int) -> bool:
-        """Whether so many samples of an epoch can have been consumed."""
+        """True if this many samples of an epoch can have been consumed."""
         return completed >= 0 and (self.size is None or completed <= self.size)
 
     def left_per_rank(self, completed: int) -> str:
-        """How many samples are left for a rank then, in words."""
+        """How many samples are left for a rank then, as text."""
         return "unknown" if self.size is None else str(-(-(self.size - completed) // self.world))
 
 
 class Iteration(Iterator[T]):
-    """One way through the rest of an epoch, which can say how far it is and be taken there.
+    """An iteration over the rest of an epoch, whose position can be saved and restored.
 
-    It runs ahead of the position by what is prefetched. With these two methods torchdata's `StatefulDataLoader`, which
-    keeps count of what it has prefetched, saves the place of the last batch that it gave.
+    It runs ahead of the sampler's position by what is prefetched. Torchdata's `StatefulDataLoader`, which counts what
+    it has prefetched, uses these two methods to save the position of the last batch that it gave.
     """
 
     def __init__(self, position: Position, deal: Callable[[int], Iterator[tuple[int, T]]]) -> None:
-        """Begin at the position; `deal` gives, from a place on, what comes and the place after it."""
+        """Begin at the position. `deal` gives, from a position on, each item with the position after it."""
         self._position = position
         self._deal = deal
         self._at = position.completed
@@ -185,14 +181,14 @@ class Iteration(Iterator[T]):
         return dealt
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is, in samples that the world has been dealt."""
+        """The position, in samples that the world has been given."""
         return {"completed": self._at}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go there.
+        """Go to a saved position.
 
         Raises:
-            ValueError: there is no such place.
+            ValueError: there is no such position.
         """
         at = state.get("completed")
         if type(at) is not int or not self._position.has(at):
@@ -205,7 +201,7 @@ class Iteration(Iterator[T]):
 
 
 class _Sampler(Position):
-    """What samplers of data with a known size have in common."""
+    """The common part of samplers of data with a known size."""
 
     size: int
 
@@ -214,17 +210,17 @@ class _Sampler(Position):
         self._shuffle = shuffle
 
     def _order(self) -> Callable[[int, int], list[int]]:
-        """What stands at the places from one to another, in the order of this epoch."""
+        """A function that returns the samples between two positions of this epoch's order."""
         if self._shuffle:
             return EpochOrder(self.size, self._seed, self.epoch).between
         return lambda start, stop: list(range(start, stop))
 
 
 class ElasticBatchSampler(_Sampler):
-    """The batches of one rank for the rest of an epoch; use it as the `batch_sampler` of a `DataLoader`.
+    """The batches of one rank for the rest of an epoch, for use as the `batch_sampler` of a `DataLoader`.
 
-    Iterating does not move the position, so a loader may prefetch as far as it likes; only `advance` moves it. An
-    iteration deals for the world, epoch and position of the moment it began: begin a new one after `resize` or
+    Iterating does not move the position, so a loader may prefetch as far as it likes. Only `advance` moves it. An
+    iteration uses the world, epoch and position of the moment it began: begin a new one after `resize` or
     `load_state_dict`.
 
     A rank without samples in a step repeats one sample with weight 0. Layers that look across the batch (batch
@@ -246,15 +242,15 @@ class ElasticBatchSampler(_Sampler):
         """Start at the beginning of epoch 0.
 
         Args:
-            size: Samples in the data set.
-            rank: This process's place in the world; None: that in the process group or the environment, or `Elastic`'s.
-            world: Number of processes; None: as with `rank`.
-            batch_size: Samples of one rank in a step; the global batch grows and shrinks with the world.
-            global_batch_size: Instead of `batch_size`: samples of the whole world in a step, whatever its size. The
+            size: samples in the data set.
+            rank: this process's rank; None: that of the process group, the environment or `Elastic`.
+            world: number of processes; None: as with `rank`.
+            batch_size: samples of one rank in a step; the global batch grows and shrinks with the world.
+            global_batch_size: instead of `batch_size`: samples of the whole world in a step, whatever its size. The
                 mathematics of training then do not depend on the world.
-            seed: Together with the epoch, fixes the order.
+            seed: together with the epoch, determines the order.
             shuffle: False keeps the data set's own order.
-            drop_last: Leave out the last step of an epoch if there are too few samples for a whole one.
+            drop_last: skip the last step of an epoch if there are too few samples for a whole one.
         """
         self._step = StepSize(batch_size, global_batch_size)
         super().__init__(size, rank=rank, world=world, seed=seed, shuffle=shuffle)
@@ -271,7 +267,7 @@ class ElasticBatchSampler(_Sampler):
         return steps_in(self.size, self.step_size, self._drop_last)
 
     def __len__(self) -> int:
-        """Steps left in this epoch: the same number on every rank."""
+        """Steps left in this epoch, the same number on every rank."""
         return steps_in(self.size - self.completed, self.step_size, self._drop_last)
 
     def __iter__(self) -> Iteration[list[int]]:
@@ -286,7 +282,7 @@ class ElasticBatchSampler(_Sampler):
         return Iteration(self, deal)
 
     def shares(self) -> Iterator[Share]:
-        """How much this rank has of each step, in step with `__iter__`; costs no look at the samples."""
+        """This rank's share of each step, in step with `__iter__`. The samples are not read."""
         rank, world = self.rank, self.world
         steps = spans(self.completed, self.size, self.step_size, self._drop_last)
         return (passes(span.total, rank, world)[0].share for span in steps)
@@ -295,9 +291,9 @@ class ElasticBatchSampler(_Sampler):
 class ElasticSampler(_Sampler):
     """The samples of one rank for the rest of an epoch, one by one: the `sampler` of a `DataLoader` with a batch size.
 
-    It stands in for torch's `DistributedSampler` where a library makes the batches. Ranks take turns, so after any
-    number of samples on every rank the position is that number times the world. Iterating does not move it: `advance`
-    does, or torchdata's `StatefulDataLoader` keeps its own count of what it gave.
+    It replaces torch's `DistributedSampler` where a library makes the batches. Ranks take turns, so after any number of
+    samples on every rank the position is that number times the world. Iterating does not move the position: `advance`
+    does, or torchdata's `StatefulDataLoader` counts what it gave.
     """
 
     def __init__(
@@ -313,12 +309,12 @@ class ElasticSampler(_Sampler):
         """Start at the beginning of epoch 0.
 
         Args:
-            size: Samples in the data set.
-            rank: This process's place in the world; None: that in the process group or the environment.
-            world: Number of processes; None: as with `rank`.
-            seed: Together with the epoch, fixes the order.
+            size: samples in the data set.
+            rank: this process's rank; None: that of the process group or the environment.
+            world: number of processes; None: as with `rank`.
+            seed: together with the epoch, determines the order.
             shuffle: False keeps the data set's own order.
-            tail: What becomes of the last samples of an epoch if they are fewer than ranks. "uneven": some ranks have
+            tail: what happens to the last samples of an epoch if they are fewer than ranks. "uneven": some ranks have
                 one sample more than others, and every sample comes exactly once; "drop": they are left out; "repeat":
                 others come a second time, as in torch's `DistributedSampler`. Ranks that take steps together need one
                 of the last two, or `ElasticLoader`.
@@ -336,7 +332,6 @@ class ElasticSampler(_Sampler):
         return turns + (self._tail == "repeat" and odd > 0)
 
     def __iter__(self) -> Iteration[int]:
-        """The samples of this rank."""
         rank, world, size, order, tail = self.rank, self.world, self.size, self._order(), self._tail
 
         def deal(start: int) -> Iterator[tuple[int, int]]:
@@ -354,7 +349,7 @@ class ElasticSampler(_Sampler):
 
 
 class StepSize:
-    """How many samples a world takes in a step: a number for each rank, or one for all of them together."""
+    """How many samples a world takes in a step: a number per rank, or one for all ranks together."""
 
     def __init__(self, batch_size: int | None, global_batch_size: int | None) -> None:
         given = [each for each in (batch_size, global_batch_size) if each is not None]
@@ -364,7 +359,6 @@ class StepSize:
         self._of_all = None if global_batch_size is None else whole("global_batch_size", global_batch_size, least=1)
 
     def of(self, world: int) -> int:
-        """Of a world of that size."""
         return self._of_all or (self._of_a_rank or 0) * world
 
 
@@ -375,13 +369,13 @@ def _checked(rank: int, world: int) -> tuple[int, int]:
 
 
 def _place_in_group() -> tuple[int, int] | None:
-    """Rank and world of the process group; None: there is none."""
-    dist = sys.modules.get("torch.distributed")  # whoever has a group has imported it
+    """Rank and world of the process group; None without one."""
+    dist = sys.modules.get("torch.distributed")  # a process with a group has imported it
     if dist is None or not (dist.is_available() and dist.is_initialized()):
         return None
     return int(dist.get_rank()), int(dist.get_world_size())
 
 
 def _found_place() -> tuple[int, int]:
-    """Rank and world of the process group, or as the environment says, or of a process that is alone."""
+    """Rank and world of the process group, of the environment, or of a single process."""
     return _place_in_group() or _checked(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))

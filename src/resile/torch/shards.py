@@ -1,9 +1,9 @@
-"""Shards of a data set, handed out by the job's ledger: each record of each epoch is counted done exactly once.
+"""Shards of a data set, handed out by the job's ledger. Each record of each epoch is counted done exactly once.
 
-For training whose workers need not step together (parameter servers, evaluation, batch inference): a fast worker
-takes more, a lost worker's unfinished part goes to somebody else, and the number of workers may change at any time.
-What is guaranteed is the accounting: a record counts once. A worker that dies between processing a record and saying so
-leaves it to be processed again, so keep the work and the word about it close together.
+For training whose workers need not step together (parameter servers, evaluation, batch inference). A fast worker takes
+more, a lost worker's unfinished part goes to another worker, and the number of workers may change at any time. The
+guarantee is about accounting: a record counts once. If a worker dies between processing a record and reporting it, the
+record is processed again, so report soon after the work.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 from resile.wire.agent_client import AgentClient
 
 FOR_EVER = math.inf
-"""An answer takes as long as it takes: a master may be away, and another worker may be slow with the last shard."""
+"""No time limit: a master may be away, and another worker may be slow with the last shard."""
 
 
 class NoAgentError(RuntimeError):
-    """The process was not started by an agent, so nobody keeps a ledger."""
+    """No agent started this process, so there is no ledger."""
 
 
 class NotServedError(RuntimeError):
-    """The ledger does not serve this process, and cannot say whether there are more shards."""
+    """The ledger does not serve this process and cannot say whether there are more shards."""
 
 
 class LostLeaseError(RuntimeError):
-    """The shard was taken from this worker, because it was thought lost: somebody else has it now."""
+    """This worker was considered lost, and its shard belongs to another worker now."""
 
 
 class Shard:
-    """Records [start, end) of `epoch`, this worker's until they are done."""
+    """Records [start, end) of `epoch`, which belong to this worker until they are done."""
 
     def __init__(self, channel: AgentClient, dataset: str, lease: int, epoch: int, start: int, end: int) -> None:
         self._channel = channel
@@ -48,10 +48,10 @@ class Shard:
         return self.end - self.start
 
     def done(self, upto: int | None = None) -> None:
-        """Everything before `upto` is done (None: all of it). Returns when the ledger has it.
+        """Report everything before `upto` as done; None for the whole shard. Returns when the ledger has recorded it.
 
         Raises:
-            LostLeaseError: this worker does not hold the shard any more; what it says does not count.
+            LostLeaseError: the shard belongs to another worker now, and the report does not count.
         """
         word = ShardProgress(
             worker="",
@@ -67,7 +67,8 @@ class Shard:
 class ElasticShards:
     """Iterate over it to work through a data set together with all other workers of the job.
 
-    Every worker opens it with the same words. The iteration ends when every record of every epoch is done, by whomever.
+    Every worker opens it with the same arguments. The iteration ends when the workers have done every record of every
+    epoch.
     """
 
     def __init__(self, name: str, size: int, shard_size: int, *, epochs: int = 1, seed: int | None = None) -> None:
@@ -75,14 +76,14 @@ class ElasticShards:
 
         Args:
             name: tells the job's data sets apart.
-            size: how many records it has.
-            shard_size: how many of them are handed out together.
-            epochs: how often to go through it; 0 never ends.
+            size: number of records.
+            shard_size: how many records are handed out together.
+            epochs: how often to go through the data; 0 never ends.
             seed: shuffles the order of shards, differently in each epoch; None keeps them in order.
 
         Raises:
             NoAgentError: there is no agent.
-            ValueError: it is open already with other values, or they make no sense.
+            ValueError: the data set is open with other values, or they are invalid.
         """
         channel = AgentClient.from_environment()
         if channel is None:
@@ -95,10 +96,10 @@ class ElasticShards:
         self._name = name
 
     def __iter__(self) -> Iterator[Shard]:
-        """The next shards for this worker; the last ones are awaited, in case the worker that holds them is lost.
+        """The next shards for this worker. It waits for the last ones, in case the worker that holds them is lost.
 
         Raises:
-            NotServedError: this process was taken for gone (it had hung up), so what is left goes to others.
+            NotServedError: the agent took this process for gone, so the remaining shards go to other workers.
         """
         while True:
             granted = self._channel.request(TakeShard(worker="", request=0, dataset=self._name), FOR_EVER)

@@ -93,7 +93,7 @@ def best_plan(
     found = [RestorePlan(step, Source.STORAGE) for step in stored]
     for step, attempt, world, shared in {(*offer[:3], offer.shared) for row in rows for offer in row}:
         of_step = [[o for o in row if o[:3] == (step, attempt, world) and o.shared == shared] for row in rows]
-        transfers = _of_anybody(of_step) if shared else _of_everybody(of_step, world)
+        transfers = _ways_of_shared_step(of_step) if shared else _ways_of_sharded_step(of_step, world)
         found += [
             RestorePlan(step, source, attempt, world, bool(shared), tuple(given)) for source, given in transfers.items()
         ]
@@ -115,7 +115,7 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
     ]
 
 
-def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
+def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
     """Ways to restore a step of one part. The first holder sends it to ranks that lack it, or the last one to all."""
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
@@ -129,7 +129,7 @@ def _of_anybody(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]
     return ways
 
 
-def _of_everybody(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, list[Transfer]]:
+def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, list[Transfer]]:
     """Ways to restore a step that needs every rank's part; none unless all parts are there."""
     holders: dict[int, list[int]] = {}
     copies: dict[int, list[int]] = {}

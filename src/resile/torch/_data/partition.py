@@ -1,9 +1,9 @@
-"""Who gets which samples of a step, in how many passes, and what they weigh: arithmetic alone, the same on every rank.
+"""Computes which rank gets which samples of a step, in how many passes, and with which weight. No I/O.
 
-A step takes the samples at places [begin, begin + total) of the epoch's order. They are split as evenly as possible:
-two ranks differ by one sample at most, and so do two passes of a rank. All ranks make the same number of passes,
-because a sharded model meets its peers in each of them; a pass for which a rank has no sample repeats one that counts
-for nothing.
+A step takes the samples at positions [begin, begin + total) of the epoch's order. They are split as evenly as possible:
+two ranks differ by at most one sample, and so do two passes of a rank. All ranks make the same number of passes,
+because each pass of a sharded model involves all ranks. In a pass without samples of its own, a rank repeats one with
+weight 0.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import msgspec
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one rank has of one step, or of one pass of it."""
+    """One rank's share of a step, or of one pass of it."""
 
     count: int
     """Samples of this rank that count. With 0 the rank is given one sample to repeat, so that it takes part in the
-    collectives of the step; it counts for nothing because `weight` is 0."""
+    collectives of the step; its `weight` is 0."""
     total: int
-    """Samples of the whole world in this step: what to `advance` by once the step is done."""
+    """Samples of the whole world in this step, for `advance` once the step is done."""
     weight: float
-    """count * world / total: multiply the mean loss of these samples by it, and the average over the ranks of what the
-    passes add up to is the mean over all samples of the step. 1.0 wherever all have the same number of samples and make
-    one pass."""
+    """count * world / total. Multiply the mean loss of these samples by it. The average over the ranks of the sum of
+    passes is then the mean over all samples of the step. It is 1.0 if all ranks have the same number of samples and one
+    pass."""
     last: bool = True
-    """Whether this is the rank's last pass of the step: gradients are complete after it."""
+    """True for the rank's last pass of the step, after which gradients are complete."""
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One forward and backward pass of a rank: the samples at places [first, end) of its step."""
+    """One forward and backward pass of a rank: the samples at positions [first, end) of its step."""
 
     first: int
     end: int
@@ -38,14 +38,14 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """The samples of one step: `total` of them, from place `begin` of the epoch's order on."""
+    """The samples of one step: `total` of them, from position `begin` of the epoch's order on."""
 
     begin: int
     total: int
 
 
 def part(total: int, rank: int, world: int) -> tuple[int, int]:
-    """Where the part of `rank` begins and ends when `total` samples are split as evenly as possible."""
+    """Begin and end of the part of `rank` when `total` samples are split as evenly as possible."""
     return total * rank // world, total * (rank + 1) // world
 
 
@@ -54,9 +54,9 @@ def passes(total: int, rank: int, world: int, largest: int | None = None) -> lis
 
     Args:
         total: samples of the step, at least 1.
-        rank: whose passes.
-        world: how many share the step.
-        largest: samples that a rank can hold in one pass; None: any number, and there is one pass.
+        rank: the rank that makes them.
+        world: number of ranks.
+        largest: samples that a rank can hold in one pass; None for any number, in one pass.
     """
     begin, end = part(total, rank, world)
     most = -(-total // world)
@@ -71,7 +71,7 @@ def passes(total: int, rank: int, world: int, largest: int | None = None) -> lis
 
 
 def spans(start: int, size: int, step_size: int, drop_last: bool) -> Iterator[Span]:
-    """The steps left of an epoch of `size` samples, from place `start` on."""
+    """The steps left of an epoch of `size` samples, from position `start` on."""
     for begin in range(start, size, step_size):
         total = min(step_size, size - begin)
         if total == step_size or not drop_last:
@@ -79,5 +79,4 @@ def spans(start: int, size: int, step_size: int, drop_last: bool) -> Iterator[Sp
 
 
 def steps_in(samples: int, step_size: int, drop_last: bool) -> int:
-    """How many steps `samples` samples make."""
     return samples // step_size if drop_last else -(-samples // step_size)

@@ -1,8 +1,7 @@
-"""Reads the samples of one rank's part of one step, wherever it runs: in the training process or in a loader's worker.
+"""Reads the samples of one rank's part of one step, in the training process or in a loader's worker.
 
-A reader is asked for a step by its place, and the ask says everything: epoch, place, rank, world. So workers that live
-on through a resize need not be told of it, what was read ahead for another world is thrown away, and the same ask
-gives the same samples in any process.
+A request says everything: epoch, position, rank, world. So workers that survive a resize need not be told of it, what
+was read ahead for another world is thrown away, and the same request gives the same samples in any process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from resile.torch._data.partition import Pass, passes, spans
 from resile.torch._data.shuffle import EpochOrder
 
 Batches = tuple[int, list[Any]]
-"""Samples of the whole world in the step, 0 if the stream is over; and one batch for each pass of this rank."""
+"""The world's number of samples in the step (0 at the end of a stream), and one batch for each pass of this rank."""
 
 NOWHERE = -1
 """The epoch of a stream that is not open."""
@@ -28,17 +27,17 @@ class ReadRequest(msgspec.Struct, frozen=True):
 
     epoch: int
     begin: int
-    """Place of the step's first sample in the epoch's order."""
+    """Position of the step's first sample in the epoch's order."""
     total: int
-    """Samples of the whole world in the step; of a stream, as many as there are up to that."""
+    """Samples of the whole world in the step. A stream may end earlier."""
     rank: int
     world: int
     generation: int
-    """Which of the loader's iterations asks; older ones do not want an answer any more."""
+    """The loader's iteration that asks. Requests of older iterations need no answer."""
 
 
 def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[ReadRequest]:
-    """This and the following steps of the epoch: all of them, or without end if nobody knows its size."""
+    """The requests for this and the following steps of the epoch; without end if its size is unknown."""
     if size is None:
         for begin in itertools.count(first.begin, first.total):
             yield msgspec.structs.replace(first, begin=begin)
@@ -48,15 +47,14 @@ def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[Read
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """What becomes of samples."""
+    """How samples become batches."""
 
     collate: Callable[[list[Any]], Any]
     largest: int | None
-    """Samples in one pass, at most."""
+    """Most samples in one pass."""
     transform: Callable[[Any], Any] | None = None
 
     def batch(self, samples: Iterable[Any]) -> Any:
-        """One batch of samples of this rank."""
         return self.collate([self.transform(sample) for sample in samples] if self.transform else list(samples))
 
     def passes(self, ask: ReadRequest, total: int) -> list[Pass]:
@@ -65,13 +63,13 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Newest(Protocol):
-    """The generation that still wants answers, in memory that processes share."""
+    """The generation whose requests still need answers, in memory that processes share."""
 
     value: int
 
 
 class Reader:
-    """Answers asks, unless they are of an iteration that was given up."""
+    """Answers requests, unless their iteration was abandoned."""
 
     def __init__(self, samples: Samples, newest: Newest) -> None:
         self._samples = samples
@@ -87,7 +85,7 @@ class Reader:
 
 
 class MapReader(Reader):
-    """Of a data set whose samples have numbers."""
+    """Reads a data set whose samples have numbers."""
 
     def __init__(self, dataset: Any, samples: Samples, newest: Newest, *, size: int, seed: int, shuffle: bool) -> None:
         super().__init__(samples, newest)
@@ -113,14 +111,14 @@ class MapReader(Reader):
 
 
 class StreamReader(Reader):
-    """Of a data set that can only be read from its beginning to its end, the same way every time.
+    """Reads a data set that can only be read from its beginning to its end, the same way every time.
 
-    Every reader goes through the whole stream and makes batches of its own part alone. A data set with a method
-    `iter_from(place)` is asked for the rest from there; of any other, what comes before is read and thrown away.
+    Every reader goes through the whole stream and makes batches of its own part only. A data set with a method
+    `iter_from(place)` is asked for the rest from there. With any other, the samples before are read and thrown away.
     """
 
     def __init__(self, dataset: Iterable[Any], samples: Samples, newest: Newest, *, seed: int, block: int) -> None:
-        """`block`: samples that are shuffled together; 0: none."""
+        """`block`: samples that are shuffled together; 0 for none."""
         super().__init__(samples, newest)
         self._dataset = dataset
         self._seed = seed
@@ -129,14 +127,14 @@ class StreamReader(Reader):
         self._at = 0
         self._rest: Iterator[Any] = iter(())
         self._end = (NOWHERE, 0)
-        """An epoch, and a place in it from which on there is nothing: whoever reads ahead asks for that, too."""
+        """An epoch and the position of its end, because a loader that reads ahead also asks for steps behind it."""
 
     def _read(self, ask: ReadRequest) -> Batches:
         if ask.epoch == self._end[0] and ask.begin >= self._end[1]:
             return 0, []
         if ask.epoch != self._epoch or ask.begin < self._at:
             self._open(ask.epoch, ask.begin)
-        self._epoch = NOWHERE  # as long as nobody knows how far the stream was read
+        self._epoch = NOWHERE  # stays so if an error leaves the stream's position unknown
         step = list(itertools.islice(self._rest, ask.begin - self._at, ask.begin - self._at + ask.total))
         if len(step) < ask.total:
             self._end = (ask.epoch, ask.begin + len(step))
@@ -159,14 +157,14 @@ class StreamReader(Reader):
 
 
 def shuffled_by_blocks(samples: Iterator[Any], block: int, seed: int, epoch: int, start: int) -> Iterator[Any]:
-    """Samples in another order, in which each stays within its block: so it can be entered at any block.
+    """Shuffle samples within blocks, so that the order can be entered at any block.
 
     Args:
-        samples: from place `start` on.
+        samples: from position `start` on.
         block: samples of a block; that many are held in memory.
-        seed: fixes the order.
+        seed: determines the order.
         epoch: changes it.
-        start: where a block begins.
+        start: the beginning of a block.
     """
     for number in itertools.count(start // block):
         together: Sequence[Any] = list(itertools.islice(samples, block))

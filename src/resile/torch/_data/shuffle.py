@@ -1,9 +1,7 @@
-"""The shuffled order of an epoch, many places at a time.
+"""The shuffled order of an epoch, computed for many positions at a time.
 
-Python needs 3 to 6 microseconds for each, numpy about a quarter of that for some hundred places at once, and a tenth or
-less for thousands.
-
-Without torch: who asks for a sampler need not wait for its import.
+Python needs 3 to 6 microseconds for each position. Numpy needs about a quarter of that for some hundred positions at
+once, and a tenth or less for thousands. This module does not import torch, so that samplers need not wait for it.
 """
 
 from __future__ import annotations
@@ -14,14 +12,14 @@ from typing import Any
 from resile.common.permutation import MIX, ShuffledOrder
 
 FEW = 16
-"""Below so many places, Python is faster."""
+"""Below this many positions, Python is faster."""
 
 
 class EpochOrder(ShuffledOrder):
-    """The same order, number for number."""
+    """The same order as `ShuffledOrder`, number for number."""
 
     def between(self, start: int, stop: int) -> list[int]:
-        """What stands at the places from `start` to `stop` (not included), both within the order."""
+        """The samples at positions from `start` to `stop` (excluded), both within the order."""
         numpy: Any = sys.modules.get("numpy")
         if numpy is None or stop - start < FEW or self._carries:
             return super().between(start, stop)
@@ -35,7 +33,7 @@ class EpochOrder(ShuffledOrder):
 
     @property
     def _carries(self) -> bool:
-        """Whether a sum with a key may not fit into 64 bits, which Python minds and numpy does not."""
+        """True if a sum with a key may exceed 64 bits, where Python and numpy differ."""
         return max(map(max, self.keys)) + max(self.low_mask, self.high_mask) >= 1 << 64
 
     def _pass(self, places: Any, word: Any) -> Any:

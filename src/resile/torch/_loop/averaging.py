@@ -79,9 +79,9 @@ class _Bucket:
         for slot in self.slots:
             slot.parameter.grad = slot.view
         if self._without:
-            anybody = self._had.tolist()
+            any_rank = self._had.tolist()
             for number in self._without:
-                if not anybody[number]:
+                if not any_rank[number]:
                     self.slots[number].parameter.grad = None
 
     def renew(self) -> None:

@@ -3,8 +3,9 @@
 A collective that waits for a lost peer must end at once. With NCCL, torch's own abort does that. With gloo it does not
 (torch 2.13: `abort()` leaves a collective with a frozen peer waiting). But most collectives raise within 2 ms when
 their connections end, and `waits` abandons the others. So a group remembers which sockets were opened while it, or
-another group after it, was made. Aborting ends exactly these sockets, and they also show whether a peer is gone. The price: a
-connection that another thread of the script opens in those milliseconds counts as the group's and ends with the round.
+another group after it, was made. Aborting ends exactly these sockets, and they also show whether a peer is gone. The
+price: a connection that another thread of the script opens in those milliseconds counts as the group's and ends with
+the round.
 
 A thread of its own disposes of a group that still waits. Nothing of an older round can reach a group, because its store
 is a new one on a port of its own, hosted by rank 0 of the round.

@@ -98,7 +98,7 @@ class ModelBuffers:
         return found
 
     def load(self, unsaved: dict[str, torch.Tensor]) -> None:
-        """Load another rank's buffers, registering those that a module has not registered yet."""
+        """Load another rank's buffers, registering any that a module has not registered yet."""
         for number, (prefix, module) in enumerate(self._modules):
             for full, tensor in unsaved.items():
                 name = full.removeprefix(prefix)

@@ -23,7 +23,7 @@ DIGEST = 64
 
 
 class EarlyStep(Exception):
-    """The script took a step that would be taken twice; the text is one sentence. No RuntimeError, as no peer was lost."""
+    """The script took a step that would be taken twice. No RuntimeError, because no peer was lost."""
 
 
 class Stateful(Protocol):

@@ -1,6 +1,6 @@
-"""What a script gave, looked at before anything is done with it: each mistake is one sentence that names the argument.
+"""Checks a script's arguments before they are used. Each error is one sentence that names the argument.
 
-Only what would otherwise fail later and elsewhere, or quietly do nothing, is refused.
+Only values that would otherwise fail later and elsewhere, or silently do nothing, are refused.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
-    """A whole number, as Python's; whatever can be an index is one, but for True and False.
+    """A whole number as Python's int. Anything that can be an index is accepted, except True and False.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is no whole number.
         ValueError: it is less than `least`.
     """
     wanted = f"{name}: must be a whole number of {least} or more, not"
@@ -32,7 +32,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 
 
 def check_directory(directory: Any, store_every: int) -> None:
-    """See that it can name a storage, and that there is one if something is to go there.
+    """Check that it can name a storage, and that there is one if steps are to be stored.
 
     Raises:
         TypeError: it is neither a path nor a URL.
@@ -48,17 +48,17 @@ def check_directory(directory: Any, store_every: int) -> None:
 
 
 def check_state(state: Any) -> None:
-    """See that what is saved and restored has names.
+    """Check that the state to be saved or restored is a dictionary.
 
     Raises:
-        TypeError: it has none.
+        TypeError: it is none.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f'state: must be a dictionary, such as {{"model": model}}, not {_shown(state)}')
 
 
 def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
-    """The names in a state of what is a module's or an optimizer's `state_dict()`, instead of the object itself."""
+    """The names of values that are a module's or an optimizer's `state_dict()` instead of the object itself."""
     return [
         name
         for name, value in state.items()
@@ -67,13 +67,13 @@ def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """See that the two are what they are called, and belong together.
+    """Check the types of the two, and that they belong together.
 
     Raises:
-        TypeError: one is not, maybe because they were given in the other order.
-        ValueError: the optimizer is that of another model: nothing would be trained.
+        TypeError: a type is wrong, maybe because they were given in the other order.
+        ValueError: the optimizer belongs to another model, so nothing would be trained.
     """
-    import torch  # this module is for those, too, that do without it
+    import torch  # here, because this module also serves code without torch
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: must be a torch.nn.Module, not {_shown(model)}; the optimizer comes after it")
@@ -81,16 +81,16 @@ def check_model(model: Any, optimizer: Any) -> None:
         raise TypeError(f"optimizer: must be an optimizer of torch, not {_shown(optimizer)}")
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    torchs = type(optimizer).__module__.startswith("torch.optim")  # another may train copies, and write them back
+    torchs = type(optimizer).__module__.startswith("torch.optim")  # others may train copies and write them back
     if torchs and parameters and not any(id(parameter) in trained for parameter in parameters):
         raise ValueError("optimizer: has no parameter of this model, so nothing would be trained; make it for this one")
 
 
 def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> None:
-    """See that what belongs to a training besides its model has the methods that are called.
+    """Check that the other parts of a training have the methods that are called.
 
     Raises:
-        TypeError: something has not.
+        TypeError: a part lacks one.
     """
     if sampler is not None and not hasattr(sampler, "resize"):
         raise TypeError(f"sampler: must be an ElasticBatchSampler or an ElasticLoader, not {_shown(sampler)}")
@@ -109,10 +109,10 @@ def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> N
 
 
 def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
-    """See that no argument is misspelt.
+    """Check that no argument is misspelt.
 
     Raises:
-        TypeError: one is not known.
+        TypeError: one is unknown.
     """
     for name in given:
         if name not in known:
@@ -122,7 +122,7 @@ def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) 
 
 
 def check_checkpointer(checkpointer: Any, every: Any) -> None:
-    """See that there is one if checkpoints are wished for.
+    """Check that there is a checkpointer if checkpoints are requested.
 
     Raises:
         TypeError: it is something else.
@@ -132,7 +132,7 @@ def check_checkpointer(checkpointer: Any, every: Any) -> None:
         if every != 1:
             raise ValueError("every: steps between two checkpoints need a checkpointer to save them; give one")
         return
-    from resile.torch.checkpointer import Checkpointer  # whoever has one has imported it
+    from resile.torch.checkpointer import Checkpointer  # already imported by a script that has one
 
     if not isinstance(checkpointer, Checkpointer):
         raise TypeError(
@@ -141,5 +141,5 @@ def check_checkpointer(checkpointer: Any, every: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Plain values as they are; a model would fill the screen."""
+    """Plain values as they are, others by their type, because a model would fill the screen."""
     return repr(value) if isinstance(value, int | float | str | bytes | os.PathLike) else f"a {type(value).__name__}"

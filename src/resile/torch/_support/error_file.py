@@ -1,8 +1,8 @@
-"""Tells the agent, and the user, in one sentence why this process ends.
+"""Tells the agent and the user in one sentence why this process ends.
 
-torch's `@record` leaves an error file for the agent; here the same is written for scripts that are not decorated. The
-file and what the interpreter prints begin at the script's own line: what lies below it is resile's and torch's, says
-nothing to the user, and would be printed by every rank.
+Torch's `@record` leaves an error file for the agent. This module writes the same file for scripts that are not
+decorated. The file, and what the interpreter prints, begin at the script's own line. The frames below belong to resile
+and torch, do not help the user, and would be printed by every rank.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _RESILE, _STDLIB = str(Path(__file__).parents[2]), os.path.dirname(os.__file__)
 _LOSSES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""How gloo says that a rank is gone."""
+"""Gloo's messages when a rank is gone."""
 
 
 @contextlib.contextmanager
 def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> Iterator[None]:
     """Make an error of these kinds the job's reason to fail, if the script lets it end this process.
 
-    If the script catches the error, and the process ends badly later without another one, this one is shown all the
-    same: such scripts are thought to be rarer than those that do not know of `@record`.
+    If the script catches the error and the process fails later without another one, this one is shown all the same.
+    Such scripts are assumed to be rarer than scripts without `@record`.
 
     Args:
-        kinds: their text is one sentence that says all.
+        kinds: errors whose text is one complete sentence.
         permanent: another try would fail in the same way, so the job ends at once, whatever restarts are left.
     """
     try:
@@ -44,7 +44,7 @@ def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> 
 
 
 def print_briefly(error: BaseException) -> None:
-    """Have the interpreter print the script's own lines alone, should this error end it."""
+    """Make the interpreter print only the script's own lines if this error ends it."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], raised: BaseException, trace: object) -> None:
@@ -57,12 +57,12 @@ def print_briefly(error: BaseException) -> None:
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether gloo raised this error because a rank is gone."""
+    """True if gloo raised this error because a rank is gone."""
     return isinstance(error, RuntimeError) and any(loss in str(error) for loss in _LOSSES)
 
 
 def in_brief(error: BaseException) -> str:
-    """The first sentence of an error, without the line of gloo's source that it comes from."""
+    """The first sentence of an error, without gloo's source location."""
     line = str(error).strip().partition("\n")[0]
     if line.startswith("[/"):
         line = line.partition("] ")[2]
@@ -70,7 +70,7 @@ def in_brief(error: BaseException) -> str:
 
 
 def _record(error: Exception, permanent: bool) -> str:
-    """What `@record` writes. The call stack is that of the script, which has not seen the error yet."""
+    """What `@record` writes. The call stack is the script's, which has not seen the error yet."""
     outside = traceback.extract_stack(error.__traceback__.tb_frame if error.__traceback__ else None)
     extra = {"py_callstack": _brief(error, outside), "timestamp": str(int(time.time())), "permanent": permanent}
     return json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})

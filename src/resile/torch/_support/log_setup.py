@@ -1,8 +1,8 @@
-"""Where training goes on, and what was broken off, is seen also in a script that says nothing about logging.
+"""Shows resile's INFO logs in scripts that configure no logging.
 
-Python drops what is below WARNING until somebody asks for it, so the lines that tell of a recovery would be seen by
-those alone who know of them. As long as nobody configures logging they go to stderr. Once somebody does, before or
-after, what is written and where is theirs alone: no line comes twice, and none that they did not ask for.
+Python drops messages below WARNING by default, so a user would have to know of the messages about a recovery to see
+them. As long as logging is not configured they go to stderr. Once the script configures it, before or after, only its
+own handlers write: no message comes twice, and none that was not asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from resile.common.log_format import LOG_FORMAT
 
 _UNASKED = logging.INFO - 1
-"""The level that is set here: as good as INFO, and told from what a script sets itself."""
+"""The level that is set here. It works like INFO, but differs from any level that a script sets."""
 _UNHEARD = -1
 """Below every handler's level."""
 
 
 def show_info_logs() -> None:
-    """Have the lines of resile written to stderr, unless logging is configured. Fine to call often."""
+    """Write resile's messages to stderr unless logging is configured. Idempotent."""
     ours = logging.getLogger("resile")
     if ours.handlers or logging.getLogger().handlers:
         return
@@ -29,19 +29,19 @@ def show_info_logs() -> None:
 
 
 class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to stderr what nobody else does."""
+    """Writes messages to stderr that no other handler writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter(LOG_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record in one piece, or leave it to those who were asked to."""
+        """Write a record, or leave it to the script's own handlers."""
         source = logging.getLogger(record.name)
         if not self._is_alone(source):
             self._retire(source, record)
             return
-        self.stream = sys.stderr  # as it is now
+        self.stream = sys.stderr  # which the script may have replaced
         super().emit(record)
 
     def _is_alone(self, logger: logging.Logger | None) -> bool:
@@ -52,10 +52,10 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return True
 
     def _retire(self, source: logging.Logger, record: logging.LogRecord) -> None:
-        """Logging was configured since. It stays in place, silent: handlers are being gone through."""
+        """Stop writing, because logging was configured since. Removal is unsafe while handlers are being iterated."""
         ours = logging.getLogger("resile")
         if ours.level != _UNASKED:
             return
         ours.setLevel(logging.NOTSET)
         if not source.isEnabledFor(record.levelno):
-            record.levelno = _UNHEARD  # it would not have been made
+            record.levelno = _UNHEARD  # without our level this record would not exist

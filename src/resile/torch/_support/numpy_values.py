@@ -1,4 +1,4 @@
-"""numpy's numbers, arrays and sums, where there is numpy: torch can do without it, so it is not imported here."""
+"""Handles numpy's scalars, arrays and sums without importing numpy, because torch works without it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
-"""What most values are, and is not numpy's: a state is looked through at every save."""
+"""The most frequent types, none of them numpy's. They shorten the search through a state at every save."""
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one of numpy's numbers (`np.float64(0.1)`): `item()` makes it Python's."""
+    """True for a numpy scalar (`np.float64(0.1)`), which `item()` turns into a Python number."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of something that torch has a type for."""
+    """True for an array of a type that torch has, too."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(value) is not numpy.ndarray or value.dtype.kind not in "biufc":
         return False
@@ -26,17 +26,17 @@ def is_array(value: Any) -> bool:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """An array as a tensor: the same memory, if torch can work in it."""
+    """An array as a tensor, in the same memory if torch can use it."""
     return torch.from_numpy(array if array.flags.c_contiguous and array.flags.writeable else array.copy())
 
 
 def sums_of_rows(words: torch.Tensor) -> list[int]:
-    """The sum of each row of 64-bit words, with wrap-around, made by this thread alone.
+    """The wrapping sum of each row of 64-bit words, computed on this thread only.
 
-    torch would spread it over threads of its own, and wait for all of them even if one finds no free core.
+    Torch would use its own threads and wait for all of them, even if one finds no free core.
     """
     numpy = sys.modules.get("numpy")
-    if numpy is None:  # one by one: few enough words for torch not to spread them
+    if numpy is None:  # row by row, which is too little for torch to use threads
         return [int(row.sum()) for row in words]
     sums: list[int] = numpy.add.reduce(words.numpy(), axis=1).tolist()
     return sums

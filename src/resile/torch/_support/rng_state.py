@@ -1,6 +1,6 @@
-"""The random number generators of a process, as a value that can be saved: Python's, torch's and, where used, numpy's.
+"""Saves and restores a process's random number generators: Python's, torch's and, if imported, numpy's.
 
-With them a resumed training draws the same dropout masks as one that was never interrupted.
+With them a resumed training draws the same dropout masks as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """Where the generators stand: plain values and tensors. Costs some 50 microseconds."""
+    """The state of the generators as plain values and tensors. Costs some 50 microseconds."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
@@ -28,7 +28,6 @@ def capture() -> dict[str, Any]:
 
 
 def reinstate(state: dict[str, Any]) -> None:
-    """Put the generators back to where they stood."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     torch.set_rng_state(state["torch"])

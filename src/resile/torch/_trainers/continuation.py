@@ -1,12 +1,12 @@
-"""What the adapters to other libraries' training loops share: saving a step in one commit, and going on from it.
+"""Saves steps for other libraries' training loops, each in one commit, and lets them go on from the newest.
 
-Such a loop cannot exchange its group of ranks, so a lost rank costs a restart of all processes. It need not cost steps:
-the newest one comes back from the agent's memory, or from storage if the agent is lost too.
+Such a loop cannot exchange its process group, so a lost rank costs a restart of all processes. It need not cost steps:
+the newest one is restored from the agent's memory, or from storage if the agent is lost too.
 
 A step is saved when the next one begins. By then it has been logged and evaluated, so a restart neither skips nor
-repeats that. Modules, optimizers and the like are saved as they are. Beside them stand two descriptions in plain
-values: `common`, which is the same on all ranks, and `own`, which each rank has for itself (its random numbers, its
-place in the data). The latter are gathered, so that whichever node is lost, another one has them all.
+repeats that. Modules, optimizers and similar objects are saved as they are. Two descriptions in plain values accompany
+them: `common`, which is the same on all ranks, and `own`, which belongs to one rank (its random numbers, its position
+in the data). The ranks' `own` values are gathered, so that after the loss of any node another one has them all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Saving(TypedDict, total=False):
-    """How an adapter's steps are saved: the words that `Continuation` explains."""
+    """How an adapter's steps are saved; `Continuation` explains the options."""
 
     save_every: int
     store_every: int
@@ -44,14 +44,14 @@ class Saving(TypedDict, total=False):
 
 
 class Restored(NamedTuple):
-    """What came back beside the modules and optimizers."""
+    """What was restored beside modules and optimizers."""
 
     step: int
     common: Any
     own: Any
-    """This rank's; of another rank, if there are more ranks now than there were."""
+    """This rank's; another rank's if there are more ranks now than at the save."""
     same_world: bool
-    """There are as many ranks as there were: each goes on exactly where it was."""
+    """True if there are as many ranks as at the save, so that each goes on exactly where it was."""
 
 
 class Continuation:
@@ -66,16 +66,16 @@ class Continuation:
         keep_last: int = 3,
         overlap: bool = False,
     ) -> None:
-        """Nothing is read or asked yet.
+        """Nothing is read or requested yet.
 
         Args:
-            directory: where storage is, the same for all ranks; None: memory only.
+            directory: the storage, the same for all ranks; None for memory only.
             save_every: steps between two saves into memory.
-            store_every: steps between two that go to storage by themselves; 0: only the last one does, and what the
+            store_every: steps between two that go to storage automatically; 0: only the last one does, and what the
                 agent stores when processes end.
-            keep_last: how many steps storage keeps; 0: all.
-            overlap: copy parameters and optimizer state while the next step computes its gradients; only where nothing
-                but the optimizer changes parameters.
+            keep_last: how many steps storage keeps; 0 keeps all.
+            overlap: copy parameters and optimizer state while the next step computes its gradients. Only allowed if
+                nothing but the optimizer changes parameters.
         """
         self._directory = directory
         self._save_every = whole("save_every", save_every, least=1)
@@ -89,13 +89,13 @@ class Continuation:
         """The last step that was to be kept."""
 
     def peek(self) -> Any | None:
-        """What `common` was at the newest step that all ranks can have; None if there is no step."""
+        """`common` of the newest step that all ranks can have; None if there is no step."""
         state: dict[str, Any] = {COMMON: None}
         step = self._restored(state)
         return None if step is None else _unpacked(state[COMMON])
 
     def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
-        """Load the newest step into `parts` (modules, optimizers, whatever has `state_dict`); None if there is none.
+        """Load the newest step into `parts` (modules, optimizers, objects with `state_dict`); None if there is none.
 
         Args:
             parts: by name; plain values are replaced.
@@ -122,21 +122,20 @@ class Continuation:
         return Restored(step, _unpacked(state[COMMON]), own, len(rows) == ranks.world)
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is to be saved."""
         return step - self._tried >= self._save_every
 
     def save(self, step: int, parts: Mapping[str, Any], common: Any, own: Any, *, last: bool = False) -> None:
-        """Keep all of it as that of `step`, once; returns after one copy, or less with `overlap`.
+        """Keep everything as the state of `step`, once. Returns after one copy, or earlier with `overlap`.
 
-        What a rank does not keep (storage is behind, there is no room) counts as not saved on all of them: if it was to
-        go to storage the next one that is due does.
+        If one rank does not keep it (storage is behind, there is no memory), it counts as not saved on all ranks. If it
+        was to go to storage, the next step that is due goes instead.
 
         Args:
             step: steps completed.
             parts: what `restore` will be given.
             common: plain values and tensors, the same on all ranks.
-            own: the same, but of this rank.
-            last: training ends here: it goes to storage, even if that has to be waited for.
+            own: plain values and tensors of this rank.
+            last: True if training ends here. The step goes to storage, even if that takes a wait.
 
         Raises:
             BadState: `common` or `own` holds something else; the text says where.
@@ -153,27 +152,27 @@ class Continuation:
             self._last = step
 
     def before_update(self) -> None:
-        """Call it before parameters change: an overlapped save may still be copying them."""
+        """Wait for an overlapped save that is still copying. Call it before parameters change."""
         if self._checkpointer is not None:
             self._checkpointer.before_update()
 
     def close(self) -> None:
-        """Wait for storage and let go of the agent's memory. A second time does nothing."""
+        """Wait for storage and release the agent's memory. Idempotent."""
         self._settle()
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
             checkpointer.close()
 
     def _settle(self) -> None:
-        """Let storage catch up, so that it takes the next step or has the last."""
+        """Let storage catch up, so that it can take the next step or has the last."""
         try:
             if self._checkpointer is not None:
                 self._checkpointer.wait()
-        except OSError as error:  # TimeoutError among them; training itself has not failed
+        except OSError as error:  # including TimeoutError; training itself has not failed
             log.error("a checkpoint is not in storage: %s", error)
 
     def _restored(self, state: State) -> int | None:
-        return self._opened().restore(state, will_store=True)  # the last step, if no other
+        return self._opened().restore(state, will_store=True)  # at least the last step is stored
 
     def _opened(self) -> Checkpointer:
         if self._checkpointer is None:
@@ -182,7 +181,7 @@ class Continuation:
 
 
 def _packed(value: Any) -> torch.Tensor:
-    """A value made of plain values and tensors as bytes."""
+    """Plain values and tensors as bytes."""
     description, tensors = describe(value)
     raw = [tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     body = msgspec.msgpack.encode([description, raw])

@@ -1,8 +1,8 @@
-"""A data loader that can begin in the middle of a pass, at the very sample that would have come next.
+"""A data loader that can begin in the middle of a pass, at the exact sample that would have come next.
 
-The order of a pass follows from the random numbers with which it began, and from what the sampler was told about the
-epoch. So those numbers and a count of batches are all that has to be saved. Batches that were used already are skipped
-by their indices, without loading them, where the loader is torch's own.
+The order of a pass follows from the random numbers with which it began and from the epoch that the sampler was told. So
+these numbers and a count of batches are all that has to be saved. If the loader is torch's own, batches that were used
+already are skipped by their indices, without loading them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class ResumableLoader:
-    """Wraps a loader; in all else it is that loader.
+    """Wraps a loader, and otherwise behaves like it.
 
-    A pass begins when its first batch is asked for, not when `iter` is called, so that a sampler can be told the epoch
+    A pass begins when its first batch is requested, not when `iter` is called, so that a sampler can be told the epoch
     in between.
     """
 
@@ -27,11 +27,11 @@ class ResumableLoader:
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_loader", loader)
         self._batches = 0
-        """Batches that this pass has given, those before a restart included."""
+        """Batches that this pass has given, including those before a restart."""
         self._began_with: dict[str, Any] = {}
         self._resume: tuple[int, dict[str, Any]] | None = None
         self._workers_stay = False
-        """An earlier pass has left its worker processes to the next one."""
+        """True if an earlier pass has left its worker processes to the next one."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_loader"), name)
@@ -60,27 +60,27 @@ class ResumableLoader:
         return self._batches
 
     def state_dict(self, unused: int = 0) -> dict[str, Any]:
-        """Where it stands; the last `unused` batches count as not given."""
+        """The position; the last `unused` batches count as not given."""
         return {"batches": max(self._batches - unused, 0), "random": self._began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass begin there."""
+        """Make the next pass begin there."""
         self._resume = (state["batches"], state["random"])
 
     def _rest(self) -> Iterator[Any]:
-        """What is left of the pass that began with these random numbers, after so many batches."""
+        """The rest of the pass that began with the saved random numbers."""
         self._set_random(self._began_with)
         loader = self._loader
         plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
         if not plain or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             return itertools.islice(iter(loader), self._batches, None)
-        if not self._began_with["workers_stay"]:  # the loader has drawn a number for its workers first
+        if not self._began_with["workers_stay"]:  # the loader drew a number for its workers first
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         indices = iter(loader.batch_sampler)
-        first = list(itertools.islice(indices, self._batches, self._batches + 1))  # this is what draws the order
+        first = list(itertools.islice(indices, self._batches, self._batches + 1))  # draws the order
         random = self._random()
         if loader.persistent_workers:
-            iter(loader)  # as before the restart: the next pass finds workers
+            iter(loader)  # starts workers for the next pass, as before the restart
         batches = iter(_with_indices(loader, itertools.chain(first, indices)))
         self._set_random(random)
         return batches
@@ -96,7 +96,7 @@ class ResumableLoader:
 
 
 class _Indices:
-    """A sampler of batches that are known."""
+    """A sampler of known batches."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -106,7 +106,7 @@ class _Indices:
 
 
 def _with_indices(loader: Any, indices: Iterator[Any]) -> Iterable[Any]:
-    """A loader like this one, for one pass."""
+    """A loader like this one, with given indices, for one pass."""
     alike: Iterable[Any] = DataLoader(
         loader.dataset,
         batch_sampler=_Indices(indices),
