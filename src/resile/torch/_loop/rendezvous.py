@@ -209,7 +209,7 @@ class Rendezvous:
     def _meet_once(self) -> None:
         """Form the group that torchrun's variables describe, if any; used without an agent."""
         if self._agreed_in:
-            raise RuntimeError("a peer was lost, and nobody is here to form a new round: run this with `resile run`")
+            raise RuntimeError("a peer was lost, and there is no agent to form a new round: run this with `resile run`")
         self._agreed_in = Round(1)
         if not dist.is_initialized() and "RANK" in os.environ:
             dist.init_process_group(self._backend)
