@@ -16,8 +16,8 @@ from pathlib import Path
 from resile.api.ids import Seconds
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView, OutageView
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.kinds.elasticjob.resource import ElasticJob
+from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
 from resile.chaos.faults import Injected, NothingToInjectError
 from resile.chaos.local import kill_node, kill_process
 from resile.cli.commands.submit import read_manifest_file

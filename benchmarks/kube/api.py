@@ -7,11 +7,11 @@ from lightkube import Client
 from lightkube.core.exceptions import ConfigError
 from lightkube.generic_resource import create_namespaced_resource
 
-from resile.api.kinds.elasticjob import KIND, PLURAL
-from resile.api.manifests.metadata import GROUP, VERSION
+from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 
 PODS = create_namespaced_resource("", "v1", "Pod", "pods")
-JOBS = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL)
+_JOB = ELASTIC_JOB.definition
+JOBS = create_namespaced_resource(_JOB.group, _JOB.version, _JOB.kind, _JOB.plural)
 
 CALL_SECONDS = 10.0
 CANNOT_REACH = (httpx2.HTTPError, httpx2.StreamError, ConfigError, LookupError, ValueError, TypeError, AttributeError)

@@ -19,8 +19,8 @@ from benchmarks.harness import Row, cpu_seconds, memory_mb, say, wait_for
 from benchmarks.kube import api
 from benchmarks.kube.namespace import IDLE, IMAGE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import Pods, api_only
-from resile.api.manifests.names import master_name
-from resile.kube.timestamps import stamp
+from resile.api.kinds.elasticjob.names import master_name
+from resile.api.moments import stamp
 from resile.master.kubernetes.status_writer import STEPS_SECONDS
 
 JOBS = 200

@@ -24,8 +24,8 @@ from lightkube.types import PatchType
 
 from benchmarks.harness import BIN, GaveUp, Workplace, say, wait_for
 from benchmarks.kube import api
-from resile.api.manifests.metadata import API_VERSION
-from resile.kube.timestamps import stamp
+from resile.api.kinds.elasticjob.resource import API_VERSION
+from resile.api.moments import stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"

@@ -19,7 +19,7 @@ from benchmarks.harness import Row, say, wait_for
 from benchmarks.kube import dlrover_figures
 from benchmarks.kube.namespace import BenchNamespace
 from benchmarks.kube.training import WORKERS, Training
-from resile.api.manifests.names import master_name
+from resile.api.kinds.elasticjob.names import master_name
 
 BAR_SECONDS = 12.0
 OURS_BAR_SECONDS = 2.0

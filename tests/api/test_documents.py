@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.scaleplan import ScalePlan
+from resile.api.kinds.elasticjob.resource import ElasticJob
+from resile.api.kinds.scaleplan.resource import ScalePlan
 from resile.api.manifests.documents import MAX_DEPTH, MAX_NODES, MAX_TEXT, load_documents
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
-from resile.api.kinds.scaleplan import ScalePlan
 from resile.api.kinds.scaleplan.kind import SCALE_PLAN
+from resile.api.kinds.scaleplan.resource import ScalePlan
 from resile.api.manifests.reader import read_manifest
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 

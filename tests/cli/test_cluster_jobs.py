@@ -16,6 +16,7 @@ from resile.client.cluster import backend
 from resile.client.cluster.backend import ClusterJobs
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.target import Target
+from tests.support.kinds import ELASTIC_JOBS
 
 kube: Any = backend.kube
 MANIFEST = """
@@ -24,6 +25,9 @@ kind: ElasticJob
 metadata: {name: demo}
 spec: {replicaSpecs: {worker: {replicas: 1, template: {spec: {containers: [{name: main, image: i}]}}}}}
 """
+
+
+KIND = {"apiVersion": ELASTIC_JOBS.api_version, "kind": ELASTIC_JOBS.name}
 
 
 class FakeWatch:
@@ -72,7 +76,14 @@ class FakeCluster:
 
     def job(self, phase: str, **status: Any) -> None:
         spec = {"replicaSpecs": {"worker": {"replicas": 1}}}
-        self.put(kube.JOBS, "demo", kind="ElasticJob", spec=spec, status={"phase": phase, **status})
+        self.put(
+            ELASTIC_JOBS,
+            "demo",
+            apiVersion=ELASTIC_JOBS.api_version,
+            kind="ElasticJob",
+            spec=spec,
+            status={"phase": phase, **status},
+        )
 
     def pod(self, number: int, state: str = "running", phase: str = "Running", uid: str = "") -> None:
         name = f"demo-edljob-worker-{number}"
@@ -100,7 +111,9 @@ class FakeCluster:
         return self.objects.get(kind, {}).get(name)
 
     async def apply(self, kind: Any, item: dict[str, Any]) -> dict[str, Any]:
-        self.put(kind, item["metadata"]["name"], kind="ElasticJob", spec=item["spec"])
+        self.put(
+            kind, item["metadata"]["name"], apiVersion=ELASTIC_JOBS.api_version, kind="ElasticJob", spec=item["spec"]
+        )
         return self.objects[kind][item["metadata"]["name"]]
 
     async def patch(self, kind: Any, name: str, patch: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
@@ -174,14 +187,15 @@ def test_a_submitted_job_is_followed_to_its_end_and_its_failure_told(cluster: Fa
     documents = [Document(*pair) for pair in zip(load_documents(MANIFEST), load_manifests(MANIFEST), strict=True)]
     [submitted] = jobs.submit(documents, SubmitOptions())
     assert (submitted.name, submitted.namespace, submitted.how) == ("demo", "lab", "created")
-    failure = {"node": "demo-edljob-worker-0", "message": "it broke", "time": "now"}
+    failure = {"node": "demo-edljob-worker-0", "message": "it broke", "time": "2026-11-16T02:00:00Z"}
     cluster.steps = [lambda: cluster.job("Running"), lambda: cluster.end("Failed", lastFailure=failure)]
     cluster.logs["demo-edljob-worker-0"] = ["no such file"]
     moments = []
     with jobs.follow(submitted) as following:
         while not moments or not moments[-1].last:
             moments.append(following.poll())
-        assert following.failure() == NodeFailure("demo-edljob-worker-0: it broke, at now", ["no such file"])
+        sentence = "demo-edljob-worker-0: it broke, at 2026-11-16T02:00:00Z"
+        assert following.failure() == NodeFailure(sentence, ["no such file"])
     assert [moment.job.phase for moment in moments] == ["Created", "Running", "Failed"]
     assert [event.reason for moment in moments for event in moment.news] == ["JobFailed"]
 
@@ -189,7 +203,7 @@ def test_a_submitted_job_is_followed_to_its_end_and_its_failure_told(cluster: Fa
 def test_a_followed_job_that_is_deleted_is_told_in_one_sentence(cluster: FakeCluster, jobs: ClusterJobs) -> None:
     documents = [Document(*pair) for pair in zip(load_documents(MANIFEST), load_manifests(MANIFEST), strict=True)]
     [submitted] = jobs.submit(documents, SubmitOptions())
-    cluster.steps = [lambda: cluster.objects[kube.JOBS].clear()]
+    cluster.steps = [lambda: cluster.objects[ELASTIC_JOBS].clear()]
     with jobs.follow(submitted) as following:
         following.poll()
         with pytest.raises(CommandError, match="the job was deleted"):
@@ -227,9 +241,9 @@ def test_no_job_is_deleted_if_one_name_is_unknown(cluster: FakeCluster, jobs: Cl
     cluster.job("Running")
     with pytest.raises(CommandError, match="there is no job 'other'"):
         jobs.delete(["demo", "other"], now=False, wait=True, keep_logs=False)
-    assert "demo" in cluster.objects[kube.JOBS]
+    assert "demo" in cluster.objects[ELASTIC_JOBS]
     assert [deleted.name for deleted in jobs.delete(["demo"], now=False, wait=True, keep_logs=False)] == ["demo"]
-    assert "demo" not in cluster.objects[kube.JOBS]
+    assert "demo" not in cluster.objects[ELASTIC_JOBS]
 
 
 def test_a_job_is_scaled_and_suspended_by_what_is_written_to_it(cluster: FakeCluster, jobs: ClusterJobs) -> None:

@@ -9,6 +9,7 @@ import pytest
 from resile.cli.output import rows
 from resile.client.cluster import view
 from resile.client.cluster.logs import main_container, sortable
+from tests.support.kinds import ELASTIC_JOB, SCALE_PLAN
 
 CREATED = "2026-11-16T02:00:00Z"
 AT = 1794794400.0
@@ -36,7 +37,8 @@ def container(ready: bool = False, restarts: int = 0, **state: Any) -> dict[str,
 
 def job(**status: Any) -> dict[str, Any]:
     metadata = {"name": "demo", "namespace": "lab", "uid": "u1", "creationTimestamp": CREATED}
-    return {"metadata": metadata, "spec": {}, "status": status}
+    kind = {"apiVersion": "elastic.iml.github.io/v1alpha1", "kind": "ElasticJob"}
+    return {**kind, "metadata": metadata, "spec": {}, "status": status}
 
 
 def event(reason: str, second: int, version: int, kind: str = "ElasticJob", name: str = "demo", uid: str = "u1"):
@@ -94,16 +96,16 @@ def test_the_row_of_a_pod_has_its_place_its_restarts_and_its_containers() -> Non
         containerStatuses=[container(ready=True, restarts=2, running={}), container(waiting={})],
     )
     two["spec"]["containers"].append({"name": "beside"})
-    row = rows.node_row(view.node_view(two, "demo"), wide=True)
+    row = rows.node_row(view.node_view(ELASTIC_JOB, two, "demo"), wide=True)
     assert row[:4] == ["demo-edljob-worker-1", "1/2", "Running", "2"]
     assert row[5:] == ["1", "10.0.0.7", "host-3", rows.NONE]
-    node = view.node_view(two, "demo")
+    node = view.node_view(ELASTIC_JOB, two, "demo")
     assert (node.role, node.id, node.rank, node.relaunch_count, node.ready) == ("worker", 1, 1, 2, False)
 
 
 def test_the_message_of_a_pod_says_what_it_waits_for() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
-    assert "no room" in view.node_view(pod(phase="Pending", conditions=[condition]), "demo").message
+    assert "no room" in view.node_view(ELASTIC_JOB, pod(phase="Pending", conditions=[condition]), "demo").message
 
 
 def test_a_job_nobody_has_looked_at_is_created_and_has_no_step() -> None:
@@ -131,7 +133,7 @@ def test_a_job_has_the_progress_that_its_status_tells_and_the_nodes_that_run() -
 
 def test_pods_belong_to_the_job_of_their_label_and_name() -> None:
     stranger = pod("somebody-else")
-    found = view.pods_by_job([pod(), pod("elasticjob-demo-dlrover-master"), stranger])
+    found = view.pods_by_job(ELASTIC_JOB, [pod(), pod("elasticjob-demo-dlrover-master"), stranger])
     assert [one["metadata"]["name"] for one in found["lab", "demo"]] == [
         "demo-edljob-worker-1",
         "elasticjob-demo-dlrover-master",
@@ -152,8 +154,8 @@ def test_events_of_an_earlier_job_of_the_name_are_not_told() -> None:
 
 
 def test_a_plan_names_its_job_itself_or_by_a_label() -> None:
-    assert view.job_of_plan({"metadata": {}, "spec": {"ownerJob": "demo"}}) == "demo"
-    assert view.job_of_plan({"metadata": {"labels": {"elasticjob-name": "demo"}}, "spec": {}}) == "demo"
+    assert SCALE_PLAN.job_of({"metadata": {}, "spec": {"ownerJob": "demo"}}) == "demo"
+    assert SCALE_PLAN.job_of({"metadata": {"labels": {"elasticjob-name": "demo"}}, "spec": {}}) == "demo"
 
 
 def test_the_log_is_that_of_the_container_that_trains() -> None:

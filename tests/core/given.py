@@ -170,7 +170,7 @@ def managed(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
     timeouts = derive(**more.pop("timeouts", {}))
     roles = more.pop("roles", {})
     role = RoleSpec(replicas=nodes, **more)
-    spec = JobSpec(name="job", front_door=FRONT_DOOR, roles={WORKER: role, **roles}, timeouts=timeouts)
+    spec = JobSpec(name="job", front_door="elasticjob", roles={WORKER: role, **roles}, timeouts=timeouts)
     job = Job(spec, RendezvousConfig(min_nodes=least, max_nodes=most or nodes, **meeting))
     job.does(ev.Started())
     return job

@@ -13,7 +13,8 @@ from resile.kube import config, settings
 from resile.kube.client import BlockingClient, Client
 from resile.kube.config import NoCluster, NoSuchContext, from_environment, from_files
 from resile.kube.errors import Failure, KubeError
-from resile.kube.kinds import CONFIG_MAPS, ELASTIC_JOBS, PODS
+from resile.kube.kinds import CONFIG_MAPS, PODS
+from tests.support.kinds import ELASTIC_JOBS
 from tests.support.scripted_api_server import RESET, Scripted, answer, listed, refusal, scripted, thing
 
 DEADLINE = 10.0

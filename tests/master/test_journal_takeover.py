@@ -9,7 +9,7 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.manifests.names import master_name
+from resile.api.kinds.elasticjob.names import master_name
 from resile.core.engine import Engine
 from resile.core.events import NodeSeen, Started
 from resile.core.state import new_state

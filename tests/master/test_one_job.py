@@ -15,14 +15,15 @@ from resile.core.events import ChangeWanted, Started
 from resile.core.state import MAX_PLAN_ENDS, new_state
 from resile.kube.client import Client
 from resile.kube.errors import NOT_FOUND
-from resile.kube.kinds import ELASTIC_JOBS, SCALE_PLANS, Kind, Object
+from resile.kube.kinds import Kind, Object
 from resile.master.app import Serving
-from resile.master.kubernetes.scaleplans import ScalePlanWatch
+from resile.master.kubernetes.plans import PlanWatch
 from resile.master.kubernetes.status_writer import StatusWriter
 from resile.protocol.changes import Change, Stop
 from tests.core.given import running
 from tests.kube.namespace import plan
 from tests.support.fake_kube import FakeKube, refusal
+from tests.support.kinds import ELASTIC_JOBS, SCALE_PLAN, SCALE_PLANS
 
 
 class Master:
@@ -131,7 +132,7 @@ def planned(api: FakeKube, name: str = "p") -> Object:
 async def test_a_plan_is_told_how_far_it_is(api: FakeKube) -> None:
     master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
     master.answers = ["the job is suspended; resume it first"]
-    await ScalePlanWatch(master.spec, master.client, master.serving)._execute(planned(api))
+    await PlanWatch(SCALE_PLAN, master.spec, master.client, master.serving)._execute(planned(api))
     assert status(api, SCALE_PLANS, "p") == {
         "phase": "Failed",
         "reason": "Refused",
@@ -143,7 +144,7 @@ async def test_a_plan_is_told_how_far_it_is(api: FakeKube) -> None:
 
 async def test_a_plan_that_comes_after_the_job_was_deleted_is_left_to_the_next_of_its_name(api: FakeKube) -> None:
     master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
-    watch = ScalePlanWatch(master.spec, master.client, master.serving)
+    watch = PlanWatch(SCALE_PLAN, master.spec, master.client, master.serving)
     api.drop(ELASTIC_JOBS, "red", "j")
     await watch._execute(planned(api, "early"))
     api.replaced(ELASTIC_JOBS, "j")
@@ -157,7 +158,7 @@ async def test_another_plan_of_the_same_name_is_not_told_the_end_of_the_first(ap
     master.answers = ["no"]
     first = planned(api)
     planned(api)
-    await ScalePlanWatch(master.spec, master.client, master.serving)._execute(first)
+    await PlanWatch(SCALE_PLAN, master.spec, master.client, master.serving)._execute(first)
     assert status(api, SCALE_PLANS, "p") == {}
 
 
@@ -193,7 +194,7 @@ async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeKube, 
     """Some are done at once; others wait for nodes, and end all together when the job does."""
     master = Master(api, api.replaced(ELASTIC_JOBS, "j")["metadata"]["uid"])
     core = Core(master)
-    watch = ScalePlanWatch(master.spec, master.client, master.serving)
+    watch = PlanWatch(SCALE_PLAN, master.spec, master.client, master.serving)
     names = [f"p{number}" for number in range(MAX_PLAN_ENDS + 50)]
     watch._on_list([api.replaced(SCALE_PLANS, name, **plan(name, "j", **wish)) for name in names])
     work = asyncio.create_task(watch._work())

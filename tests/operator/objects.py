@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.job import JobSpec
 from resile.operator.trim import read_job
+from tests.support.kinds import ELASTIC_JOB
 
 UID = "11111111-2222-3333-4444-555555555555"
 NOW = 1_800_000_000.0
@@ -43,9 +44,9 @@ def job(
     }
 
 
-def read(item: dict[str, Any]) -> ElasticJob:
-    found = read_job(item)
-    assert isinstance(found, ElasticJob)
+def read(item: dict[str, Any]) -> JobSpec:
+    found = read_job(ELASTIC_JOB, item)
+    assert isinstance(found, JobSpec)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resile.api.kinds.elasticjob import Phase
+from resile.api.job_phase import JobPhase
 from resile.api.manifests.errors import BadManifest
 from resile.operator import settings
 from resile.operator.jobs.decisions import (
@@ -25,10 +25,11 @@ from resile.operator.jobs.decisions import (
 )
 from resile.operator.trim import read_job
 from tests.operator.objects import NOW, job, pod
+from tests.support.kinds import ELASTIC_JOB
 
 
 def decided(item: dict[str, Any], master: dict[str, Any] | None = None, now: float = NOW, **seen: Any) -> Decision:
-    return decide(ObservedJob(job=item, pod=master, **seen), read_job(item), now)
+    return decide(ObservedJob(job=item, pod=master, **seen), read_job(ELASTIC_JOB, item), now)
 
 
 def only(kind: type[Any], actions: tuple[Action, ...]) -> Any:
@@ -49,13 +50,13 @@ def bad_job(**given: Any) -> dict[str, Any]:
 def test_a_new_job_is_accepted_and_gets_its_master() -> None:
     decision = decided(job())
     assert [type(action) for action in decision.actions] == [SetStatus, Provision, StartMaster]
-    assert only(SetStatus, decision.actions).phase is Phase.CREATED
+    assert only(SetStatus, decision.actions).phase is JobPhase.CREATED
     assert only(StartMaster, decision.actions) == StartMaster(index=0)
 
 
 def test_a_starting_master_makes_the_job_pending_once() -> None:
     status = only(SetStatus, decided(job("Created"), pod("Pending"), provisioned=True).actions)
-    assert (status.phase, status.reason) == (Phase.PENDING, "MasterStarting")
+    assert (status.phase, status.reason) == (JobPhase.PENDING, "MasterStarting")
     after = job("Pending", status.reason, status.message)
     assert decided(after, pod("Pending"), provisioned=True) == Decision(again=settings.RECHECK)
 
@@ -107,7 +108,7 @@ NO_IMAGE = {
 def test_what_keeps_a_master_from_starting_is_said_once_in_one_sentence(status: Any, sentence: str) -> None:
     stuck = pod("Pending", status=status)
     decision = decided(job("Pending", "MasterStarting", "…"), stuck, provisioned=True)
-    assert only(SetStatus, decision.actions) == SetStatus(Phase.PENDING, Reason.MASTER_CANNOT_START, sentence)
+    assert only(SetStatus, decision.actions) == SetStatus(JobPhase.PENDING, Reason.MASTER_CANNOT_START, sentence)
     assert only(EmitEvent, decision.actions).warning
     assert decided(job("Pending", "MasterCannotStart", sentence), stuck, provisioned=True).actions == ()
 
@@ -229,12 +230,12 @@ def test_a_master_that_is_being_deleted_cannot_end_the_job() -> None:
 @pytest.mark.parametrize(
     ("code", "phase", "words"),
     [
-        (0, Phase.SUCCEEDED, "the master ended with success"),
-        (10, Phase.FAILED, "the master found that the job failed: exit code 10 (no worker is left)"),
-        (78, Phase.FAILED, "the master cannot serve the job: exit code 78 (no worker is left)"),
+        (0, JobPhase.SUCCEEDED, "the master ended with success"),
+        (10, JobPhase.FAILED, "the master found that the job failed: exit code 10 (no worker is left)"),
+        (78, JobPhase.FAILED, "the master cannot serve the job: exit code 78 (no worker is left)"),
     ],
 )
-def test_a_final_exit_without_a_word_ends_the_job(code: int, phase: Phase, words: str) -> None:
+def test_a_final_exit_without_a_word_ends_the_job(code: int, phase: JobPhase, words: str) -> None:
     ended = pod("Failed" if code else "Succeeded", exit_code=code, words="no worker is left" if code else "")
     decision = decided(job("Running", "JobRunning"), ended)
     status = only(SetStatus, decision.actions)
@@ -257,7 +258,7 @@ def test_an_ended_job_gets_no_new_master() -> None:
 
 def test_an_ended_job_without_a_time_of_completion_gets_one_and_keeps_its_words() -> None:
     decision = decided(job("Failed", "OutOfBudget", "worker-1 crashed 4 times"))
-    assert decision.actions == (SetStatus(Phase.FAILED, "OutOfBudget", "worker-1 crashed 4 times"),)
+    assert decision.actions == (SetStatus(JobPhase.FAILED, "OutOfBudget", "worker-1 crashed 4 times"),)
 
 
 def test_the_pods_of_an_ended_job_stay_until_their_time_is_over() -> None:
@@ -277,7 +278,7 @@ def test_the_pods_of_an_ended_job_stay_until_their_time_is_over() -> None:
 def test_a_bad_manifest_fails_the_job_with_every_mistake_once() -> None:
     decision = decided(bad_job())
     status = only(SetStatus, decision.actions)
-    assert (status.phase, status.reason) == (Phase.FAILED, Reason.INVALID_SPEC)
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
     assert "spec.replicaSpecs.worker.replicas: must be a whole number of 0 or more, not 'two'" in status.message
     assert only(EmitEvent, decision.actions).warning
     assert decided(bad_job(phase="Failed", reason="InvalidSpec", message=status.message)) == Decision()
@@ -286,7 +287,7 @@ def test_a_bad_manifest_fails_the_job_with_every_mistake_once() -> None:
 def test_a_manifest_that_was_put_right_is_run() -> None:
     inner = {"completionTime": "2027-01-15T07:00:00Z"}
     decision = decided(job("Failed", "InvalidSpec", "…", inner=inner))
-    assert only(SetStatus, decision.actions).phase is Phase.CREATED
+    assert only(SetStatus, decision.actions).phase is JobPhase.CREATED
     assert only(StartMaster, decision.actions).index == 0
 
 
@@ -334,11 +335,11 @@ def test_a_stranger_under_the_masters_name_is_told_of() -> None:
 
 def test_every_decision_is_stable_when_nothing_changes() -> None:
     """Acting on a decision and looking again must come to rest: no status is written twice."""
-    bad = read_job(bad_job())
+    bad = read_job(ELASTIC_JOB, bad_job())
     assert isinstance(bad, BadManifest)
     masters = [None, pod("Pending"), pod("Pending", status=NO_ROOM), pod(), pod("Succeeded", exit_code=0)]
     for master in masters:
-        for phase in ("", *(str(one) for one in Phase)):
+        for phase in ("", *(str(one) for one in JobPhase)):
             for spec in (job(), bad_job()):
                 item = {**spec, "status": {"phase": phase} if phase else {}}
                 writes = 0
@@ -352,8 +353,7 @@ def test_every_decision_is_stable_when_nothing_changes() -> None:
 
 
 def _written(item: dict[str, Any], change: SetStatus) -> dict[str, Any]:
-    from resile.operator.status import job_patch
 
-    patch = job_patch(item, change.phase, change.reason, change.message, NOW)
+    patch = ELASTIC_JOB.phase_patch(item, change.phase, change.reason, change.message, NOW)
     status = {**item["status"], **{key: value for key, value in patch.items() if value is not None}}
     return msgspec.convert(msgspec.to_builtins({**item, "status": status}), dict)

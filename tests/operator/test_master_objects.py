@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from resile.api.moments import moment, stamp
 from resile.kube.owner_references import is_owned_by
-from resile.kube.timestamps import moment, stamp
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.master_pod import master_pod
 from resile.operator.jobs.master_status import LONGEST_SENTENCE, short
-from resile.operator.status import job_patch
 from tests.operator.objects import NOW, UID, job, read
+from tests.support.kinds import ELASTIC_JOB
 
 NAME = "elasticjob-mnist-dlrover-master"
 
@@ -33,7 +33,8 @@ def main_of(pod: dict[str, Any]) -> dict[str, Any]:
 def test_the_master_runs_its_job_as_agreed() -> None:
     pod = made()
     tls = "--tls-cert /var/run/secrets/resile-tls/tls.crt --tls-key /var/run/secrets/resile-tls/tls.key"
-    words = "python -m resile.master --platform kubernetes --namespace red --job mnist --directory /var/run/resile"
+    which = "--namespace red --job mnist --kind elasticjob"
+    words = f"python -m resile.master --platform kubernetes {which} --directory /var/run/resile"
     assert " ".join(main_of(pod)["command"]) == f"{words} --host 0.0.0.0 --port 50001 {tls}"
     env = {entry["name"]: entry.get("value") for entry in main_of(pod)["env"]}
     assert env == {
@@ -158,13 +159,14 @@ def test_nodes_get_the_certificate_and_only_the_master_gets_its_key() -> None:
 
 
 def test_an_ended_job_gets_its_time_of_completion_once() -> None:
-    from resile.api.kinds.elasticjob import Phase
+    from resile.api.job_phase import JobPhase
 
-    ended = job_patch(job("Running"), Phase.FAILED, "JobFailed", "over", NOW)
+    ended = ELASTIC_JOB.phase_patch(job("Running"), JobPhase.FAILED, "JobFailed", "over", NOW)
     assert ended["status"]["completionTime"] == stamp(NOW)
     known = job("Failed", inner={"completionTime": "2027-01-01T00:00:00Z"})
     assert (
-        job_patch(known, Phase.FAILED, "JobFailed", "over", NOW)["status"]["completionTime"] == "2027-01-01T00:00:00Z"
+        ELASTIC_JOB.phase_patch(known, JobPhase.FAILED, "JobFailed", "over", NOW)["status"]["completionTime"]
+        == "2027-01-01T00:00:00Z"
     )
 
 

@@ -9,14 +9,15 @@ import pytest
 from resile.kube.client import Client
 from resile.kube.errors import KubeError
 from resile.kube.informer import Informer, Key, key_of
-from resile.kube.kinds import CONFIG_MAPS, ELASTIC_JOBS, PODS, SCALE_PLANS, SECRETS
+from resile.kube.kinds import CONFIG_MAPS, PODS, SECRETS
 from resile.operator import settings
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
-from resile.operator.scaleplans.reconciler import ScalePlanReconciler
+from resile.operator.plans.reconciler import PlanReconciler
 from resile.operator.workqueue import TryAgain
 from tests.operator.objects import NOW, UID, job, plan, pod
 from tests.support.fake_kube import FakeKube
+from tests.support.kinds import ELASTIC_JOB, ELASTIC_JOBS, SCALE_PLAN, SCALE_PLANS
 
 KEY = Key("red", "mnist")
 MASTER = "elasticjob-mnist-dlrover-master"
@@ -44,12 +45,16 @@ class Stage:
         self.now = NOW
         self.reconciler = self.another_operator()
         real, jobs = cast(Client, self.cluster), cast(Informer, self.jobs)
-        self.plan_reconciler = ScalePlanReconciler(real, cast(Informer, self.plans), jobs, clock=lambda: self.now)
+        self.plan_reconciler = PlanReconciler(
+            SCALE_PLAN, real, cast(Informer, self.plans), jobs, clock=lambda: self.now
+        )
 
     def another_operator(self) -> JobReconciler:
         """One that has seen nothing yet."""
         informers = [cast(Informer, one) for one in (self.jobs, self.pods, self.services)]
-        return JobReconciler(cast(Client, self.cluster), *informers, "resile:1", Metrics(), clock=lambda: self.now)
+        return JobReconciler(
+            ELASTIC_JOB, cast(Client, self.cluster), *informers, "resile:1", Metrics(), clock=lambda: self.now
+        )
 
     def submit(self, item: dict[str, Any]) -> None:
         self.jobs.show(self.cluster.put(ELASTIC_JOBS, item))

@@ -5,25 +5,26 @@ from typing import Any
 import pytest
 
 from resile.operator import settings
-from resile.operator.scaleplans.decisions import Refuse, Wait, decide_plan
+from resile.operator.plans.decisions import Refuse, Wait, decide_plan
 from tests.operator.objects import NOW, job, plan
+from tests.support.kinds import SCALE_PLAN
 
 LATER = NOW + settings.PLAN_WAITS
 
 
 def refused(item: dict[str, Any], owner: dict[str, Any] | None) -> Refuse:
-    decision = decide_plan(item, owner, LATER)
+    decision = decide_plan(SCALE_PLAN, item, owner, LATER)
     assert isinstance(decision, Refuse)
     return decision
 
 
 def test_a_plan_for_a_running_job_is_left_to_its_master() -> None:
-    assert decide_plan(plan(), job("Running"), LATER) is None
-    assert decide_plan(plan(), job(), LATER) is None
+    assert decide_plan(SCALE_PLAN, plan(), job("Running"), LATER) is None
+    assert decide_plan(SCALE_PLAN, plan(), job(), LATER) is None
 
 
 def test_a_plan_may_be_there_a_moment_before_its_job() -> None:
-    assert decide_plan(plan(), None, NOW) == Wait(settings.PLAN_WAITS - 1)
+    assert decide_plan(SCALE_PLAN, plan(), None, NOW) == Wait(settings.PLAN_WAITS - 1)
 
 
 def test_a_plan_for_a_job_that_does_not_exist_is_refused() -> None:
@@ -55,9 +56,9 @@ def test_a_plan_with_mistakes_is_refused_with_all_of_them() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_what_is_done_is_done(phase: str) -> None:
-    assert decide_plan(plan(phase=phase), None, LATER) is None
+    assert decide_plan(SCALE_PLAN, plan(phase=phase), None, LATER) is None
 
 
 def test_the_masters_own_records_are_not_judged() -> None:
     record = plan(labels={"elasticjob-name": "mnist", "scale-type": "auto"})
-    assert decide_plan(record, job("Succeeded"), LATER) is None
+    assert decide_plan(SCALE_PLAN, record, job("Succeeded"), LATER) is None

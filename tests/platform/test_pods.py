@@ -9,8 +9,8 @@ import pytest
 
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.job import JobSpec
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.kinds.elasticjob.resource import ElasticJob
+from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
 from resile.api.manifests.reader import read_manifest
 from resile.api.plan import NodeResources
 from resile.kube.client import Client

@@ -119,6 +119,9 @@ class ToyKind(JobKind):
     def master_labels(self, job: str, index: int = 0) -> dict[str, str]:
         return {"toy": job, "toy-part": "master", "toy-index": str(index)}
 
+    def master_index_of(self, labels: Mapping[str, str]) -> int:
+        return int(labels.get("toy-index", 0))
+
     def master_object_labels(self, job: str) -> dict[str, str]:
         return self.master_selector(job)
 

@@ -1,44 +1,30 @@
-"""The conditions of a job's status: one entry for each phase that the job was in, of which one is true.
-
-Operator and master both write them, each where the other does not, so both go by this one rule.
-"""
+"""Conditions: the history in an object's status, one entry for each type that was ever true."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from resile.api.job_phase import JobPhase
-from resile.api.moments import stamp
-
 Condition = dict[str, Any]
 
 
-def entered(known: Iterable[Any], phase: JobPhase, message: str, now: float) -> list[Condition]:
-    """The conditions of a job that is in `phase`: that one is true and all others are false.
+def enter(conditions: Iterable[Condition], type_: str, reason: str, message: str, at: str) -> list[Condition]:
+    """The history once the condition `type_` is true and every other one false.
 
-    An entry that does not change keeps its times. Entries of phases that this version does not know are left out: a
-    schema would refuse the whole status for them.
+    `lastTransitionTime` changes with the status alone, `lastUpdateTime` with anything; an entry that stays as it was
+    keeps both, so that entering a condition again writes nothing new.
     """
-    at = stamp(now)
-    history = [
-        _changed(entry, phase, message, at)
-        for entry in known
-        if isinstance(entry, dict) and entry.get("type") in list(JobPhase)
-    ]
-    if all(entry["type"] != phase for entry in history):
-        times = {"lastUpdateTime": at, "lastTransitionTime": at}
-        history.append({"type": phase.value, "status": "True", "reason": phase.reason, "message": message, **times})
+    history = [dict(condition) for condition in conditions]
+    if all(entry.get("type") != type_ for entry in history):
+        history.append({"type": type_})
+    for entry in history:
+        before = dict(entry)
+        if entry.get("type") == type_:
+            entry.update(status="True", reason=reason, message=message)
+        else:
+            entry["status"] = "False"
+        if entry["status"] != before.get("status"):
+            entry["lastTransitionTime"] = at
+        if entry != before:
+            entry["lastUpdateTime"] = at
     return history
-
-
-def _changed(entry: Condition, phase: JobPhase, message: str, at: str) -> Condition:
-    is_current = entry["type"] == phase
-    after = {**entry, "status": "True" if is_current else "False"}
-    if is_current:
-        after.update(reason=phase.reason, message=message)
-    if after != entry:
-        after["lastUpdateTime"] = at
-    if after["status"] != entry.get("status"):
-        after["lastTransitionTime"] = at
-    return after

@@ -14,13 +14,6 @@ import msgspec
 from resile.api.ids import Bytes
 from resile.api.timeouts import Timeouts, derive
 
-WORKER = "worker"
-CHIEF = "chief"
-PS = "ps"
-EVALUATOR = "evaluator"
-ROLES = (CHIEF, WORKER, PS, EVALUATOR)
-"""The roles a job may have, in the order in which tables list them."""
-
 MASTER_PORT = 50001
 DEFAULT_CRASH_BUDGET = 3
 MAX_REPLICAS = 10_000
@@ -145,10 +138,3 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def role_order(self, role: str) -> int:
         """The place of a role among the job's roles; behind them all if the job does not name it."""
         return next((at for at, name in enumerate(self.roles) if name == role), len(self.roles))
-
-
-def node_name(spec: JobSpec, role: str, node_id: int) -> str:
-    """Moved to `resile.api.kinds.registry`."""
-    from resile.api.kinds import registry
-
-    return registry.node_name(spec, role, node_id)

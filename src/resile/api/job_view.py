@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+MASTER = "master"
+"""The role of the master's own row among the nodes of a job."""
+
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as a row."""

@@ -21,10 +21,13 @@ from resile.chaos.faults import Fault, Injected
 from resile.protocol.reports import WorkerFailure
 
 if TYPE_CHECKING:
-    from resile.api.kinds.base import Resource
+    from resile.api.kinds.base import FrontDoor, Resource
 
 Say = Callable[[str], None]
 """Takes one sentence for a person who waits."""
+
+POD, EVENT = "pod", "event"
+"""What kubectl puts before the names of nodes and of events."""
 
 LAST_EVENTS = 20
 """How many events a description holds."""
@@ -57,12 +60,12 @@ class EventView(JobEvent, frozen=True, kw_only=True):
     """An event with what it is about."""
 
     object: str
-    """As kubectl names it: `pod/torch-mnist-edljob-worker-0`."""
+    """As kubectl names it: `pod/…`, or the job."""
     job: str
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """A ScalePlan."""
+    """A plan that changes a job."""
 
     name: str
     namespace: str
@@ -80,6 +83,8 @@ class Item(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     view: JobView | NodeView | EventView | PlanView
+    noun: str
+    """What kubectl puts before the name: `pod`, or the kind of the job."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -163,7 +168,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     namespace: str
     how: str
-    """`created`, `configured`, `unchanged`, or what a ScalePlan changed."""
+    """`created`, `configured`, `unchanged`, or what a plan changed."""
     directory: str = ""
     """Where the job is kept, on this machine."""
 
@@ -172,6 +177,8 @@ class Deleted(msgspec.Struct, frozen=True):
     """A job that was deleted, or whose deletion was asked for."""
 
     name: str
+    noun: str
+    """What kubectl puts before the name."""
     gone: bool = True
     logs: str = ""
     """Where its logs are, if they were kept."""
@@ -242,6 +249,9 @@ class Jobs(Protocol):
 
     def spec(self, job: str) -> JobSpec:
         """What a job asks for, as the engine reads it."""
+
+    def front_door(self, job: str) -> FrontDoor:
+        """The front door that a job came through: how it is called, and which role a bare number of nodes means."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         """Lines of one pod, or of all nodes of a job, as they are read; with `follow`, until the job or pod has ended.

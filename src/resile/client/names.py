@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from resile.api.manifests.names import MASTER_ROLE, master_name, node_of_pod
+if TYPE_CHECKING:
+    from resile.api.kinds.base import FrontDoor
 
 
-def pod_name(job: str, node: str) -> str:
+def pod_name(front_door: FrontDoor, job: str, node: str) -> str:
     """The name of the pod that `worker-0` of a job has; empty if that is no node's name."""
-    return pod if node_of_pod(pod := f"{job}-edljob-{node}", job) is not None else ""
+    role, _, number = node.rpartition("-")
+    if not number.isascii() or not number.isdigit():
+        return ""
+    pod = front_door.node_name(job, role, int(number))
+    return pod if front_door.node_of(pod, job) is not None else ""
 
 
-def is_master(pod: str) -> bool:
-    """Whether a pod's name is a master's."""
-    return pod.endswith(f"-{MASTER_ROLE}")
-
-
-def is_pod_of(name: str, job: str) -> bool:
+def is_pod_of(front_door: FrontDoor, name: str, job: str) -> bool:
     """Whether a pod of this name is the job's master or one of its nodes."""
-    return name == master_name(job) or node_of_pod(name, job) is not None
+    return name == front_door.master_name(job) or front_door.node_of(name, job) is not None
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resile.client.local.jobs import DEFAULT_NAMESPACE, all_jobs
-from resile.client.names import is_pod_of
 from resile.kube.config import config_files, in_a_pod
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         if not configured():
             return True
         if name:
-            return any(name == job.name or is_pod_of(name, job.name) for job in all_jobs(self.namespace))
+            return any(name == job.name or job.has_pod(name) for job in all_jobs(self.namespace))
         return bool(all_jobs(None if everywhere else self.namespace or DEFAULT_NAMESPACE))
 
     def jobs(self, say: Say, *, local: bool) -> Jobs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+from resile.api.moments import stamp
 from resile.kube.kinds import Kind, Object
-from resile.kube.timestamps import stamp
 
 LONGEST_MESSAGE = 1024
 """Kubernetes refuses longer ones."""

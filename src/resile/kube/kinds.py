@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from resile.api.kinds import elasticjob, scaleplan
-from resile.api.manifests.metadata import GROUP, VERSION
+from resile.api.kinds import base
 
 Object = dict[str, Any]
 """An object as the API server gives it. Typed models would drop fields that are newer than they are."""
@@ -46,6 +45,9 @@ EVENTS = Kind("", "v1", "Event", "events")
 ROLES = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
-ELASTIC_JOBS = Kind(GROUP, VERSION, elasticjob.KIND, elasticjob.PLURAL)
-SCALE_PLANS = Kind(GROUP, VERSION, scaleplan.KIND, scaleplan.PLURAL)
-JOBS, PLANS = ELASTIC_JOBS, SCALE_PLANS
+
+
+def of(kind: base.Kind) -> Kind:
+    """The kind of objects that resources of a registered kind are."""
+    definition = kind.definition
+    return Kind(definition.group, definition.version, definition.kind, definition.plural)

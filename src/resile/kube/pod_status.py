@@ -10,9 +10,9 @@ import enum
 import msgspec
 
 from resile.api.manifests.pod_template import MAIN
+from resile.api.moments import moment
 from resile.kube.errors import one_line
 from resile.kube.kinds import Object
-from resile.kube.timestamps import moment
 
 LONGEST_MESSAGE = 500
 

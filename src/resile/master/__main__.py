@@ -37,7 +37,8 @@ def main() -> int:
         "--platform", choices=("none", "local", "kubernetes"), default="none", help="who launches the nodes"
     )
     parser.add_argument("--namespace", default="default", help="the job's namespace (kubernetes platform)")
-    parser.add_argument("--job", help="the ElasticJob to serve (kubernetes platform)")
+    parser.add_argument("--job", help="the job to serve (kubernetes platform)")
+    parser.add_argument("--kind", help="the front door of the job (kubernetes platform)")
     parser.add_argument("--advertise", default="", help="HOST:PORT for pods, if not the master's Service")
     parser.add_argument("--workdir", type=Path, help="where the nodes' commands run (local platform)")
     parser.add_argument("--enforce-memory", action="store_true", help="hold nodes to their memory limits (cgroup)")
@@ -93,9 +94,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
+    from resile.api.kinds import registry
     from resile.master.kubernetes.app import ClusterOptions, NoJob, serve_on_kubernetes
 
-    where = ClusterOptions(namespace=arguments.namespace, job=arguments.job, advertise=arguments.advertise)
+    kind = registry.job_kind(arguments.kind) if arguments.kind else registry.job_kinds()[0]
+    where = ClusterOptions(namespace=arguments.namespace, job=arguments.job, kind=kind, advertise=arguments.advertise)
     try:
         return asyncio.run(_until_told(serve_on_kubernetes(directory, options, where)))
     except NoJob as error:

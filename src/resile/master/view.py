@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from resile.api.ids import NO_ROUND, Bytes, NodeKey
-from resile.api.job import ROLES, node_name
+from resile.api.job_phase import JobPhase
 from resile.api.job_view import DatasetView, JobView, NodeView, OutageView
-from resile.api.kinds.elasticjob import Phase
+from resile.api.kinds.registry import node_name
 from resile.core import progress
 from resile.core import state as core
 from resile.core.state import JobState, Node
@@ -22,17 +22,17 @@ class StandbyView(NamedTuple):
     memory: Bytes = Bytes(0)
 
 
-def shown_phase(state: JobState) -> Phase:
+def shown_phase(state: JobState) -> JobPhase:
     """The phase as people see it: while a job runs, they want to know what keeps it from training as it should.
 
     Restarting is a job that lost a node or a process, until it trains again; Scaling is one whose nodes are not yet
     those that somebody asked for.
     """
     if state.phase is not core.Phase.RUNNING:
-        return Phase(state.phase.value)
+        return JobPhase(state.phase.value)
     if _recovers(state):
-        return Phase.RESTARTING
-    return Phase.SCALING if state.changes else Phase.RUNNING
+        return JobPhase.RESTARTING
+    return JobPhase.SCALING if state.changes else JobPhase.RUNNING
 
 
 def _recovers(state: JobState) -> bool:
@@ -48,6 +48,8 @@ def _recovers(state: JobState) -> bool:
 def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
     """The job as it is now; `standbys` is what connected agents have said of theirs."""
     config, running = state.training.config, state.training.running
+    order = state.spec.role_order
+    in_order = sorted(state.nodes.values(), key=lambda node: (order(node.key.role), node.key.id))
     until = state.ended_at if state.ended_at is not None else now
     return JobView(
         name=state.spec.name,
@@ -67,10 +69,7 @@ def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | 
         total=state.progress.total,
         speed=progress.speed(state.progress, now),
         goodput=progress.goodput(state.progress, state.started_at, until),
-        nodes=[
-            _node(state, node, (standbys or {}).get(node.key, StandbyView()))
-            for node in sorted(state.nodes.values(), key=_order)
-        ],
+        nodes=[_node(state, node, (standbys or {}).get(node.key, StandbyView())) for node in in_order],
         outages=[
             OutageView(because=o.because, node=o.node, noticed_at=o.noticed_at, next_step_at=o.next_step_at)
             for o in state.progress.outages
@@ -80,11 +79,6 @@ def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | 
             for d in state.ledger.datasets.values()
         ],
     )
-
-
-def _order(node: Node) -> tuple[int, int]:
-    role = node.key.role
-    return (ROLES.index(role) if role in ROLES else len(ROLES), node.key.id)
 
 
 def _node(state: JobState, node: Node, standbys: StandbyView) -> NodeView:

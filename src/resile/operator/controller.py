@@ -1,4 +1,7 @@
-"""Which change leads to which reconciliation: of a job itself, or of its master's pod or Service."""
+"""Which change leads to which reconciliation: of a job itself, or of its master's pod or Service.
+
+There is one `_JobController` for each kind of job and one `_PlanController` for each kind of plan.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,17 @@ import asyncio
 import functools
 from collections.abc import Callable
 
-from resile.api.kinds.labels import MASTER_APP, MASTER_APP_VALUE, PREFIXED_JOB_NAME
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind, PlanKind
 from resile.kube.client import Client
 from resile.kube.informer import Informer, Key, Watched, key_of
-from resile.kube.kinds import ELASTIC_JOBS, PODS, SCALE_PLANS, SERVICES, Kind, Object
+from resile.kube.kinds import PODS, SERVICES, Kind, Object, of
 from resile.operator import settings
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
-from resile.operator.scaleplans.decisions import is_open, job_named_by
-from resile.operator.scaleplans.reconciler import ScalePlanReconciler
+from resile.operator.plans.reconciler import PlanReconciler
 from resile.operator.trim import metadata_only, pod_only, resource_only
-from resile.operator.workqueue import WorkQueue
-
-MASTERS = {MASTER_APP: MASTER_APP_VALUE}
-"""The labels of masters' pods and Services; the nodes of jobs are never watched here, however many there are."""
+from resile.operator.workqueue import OnReconciled, WorkQueue
 
 
 class Controller:
@@ -28,6 +28,9 @@ class Controller:
     def __init__(self, client: Client, namespace: str, image: str, metrics: Metrics) -> None:
         self._metrics = metrics
 
+        def counted(kind: Kind) -> OnReconciled:
+            return functools.partial(self._count, kind)
+
         def informer(
             kind: Kind,
             on_change: Callable[[Object], None],
@@ -35,53 +38,35 @@ class Controller:
             labels: dict[str, str] | None = None,
         ) -> Informer:
             watched = Watched(kind, namespace, labels)
-            return Informer(client, watched, on_change, trim=trim, relist=settings.RELIST)
+            made = Informer(client, watched, on_change, trim=trim, relist=settings.RELIST)
+            self._informers.append((kind, made))
+            return made
 
-        self._jobs = informer(ELASTIC_JOBS, self._on_job, resource_only)
-        self._plans = informer(SCALE_PLANS, self._on_plan, resource_only)
-        self._pods = informer(PODS, self._on_master_object, pod_only, MASTERS)
-        self._services = informer(SERVICES, self._on_master_object, metadata_only, MASTERS)
-        jobs = JobReconciler(client, self._jobs, self._pods, self._services, image, metrics)
-        plans = ScalePlanReconciler(client, self._plans, self._jobs)
-        self._job_queue = WorkQueue(jobs.reconcile, functools.partial(self._count, ELASTIC_JOBS))
-        self._plan_queue = WorkQueue(plans.reconcile, functools.partial(self._count, SCALE_PLANS))
-        self._informers = {
-            ELASTIC_JOBS: self._jobs,
-            SCALE_PLANS: self._plans,
-            PODS: self._pods,
-            SERVICES: self._services,
-        }
+        self._informers: list[tuple[Kind, Informer]] = []
+        self._queues: list[tuple[Kind, WorkQueue]] = []
+        for kind in registry.job_kinds():
+            jobs = _JobController(kind, client, image, metrics, informer, counted(of(kind)))
+            self._queues.append((of(kind), jobs.queue))
+            for plan_kind in registry.plan_kinds():
+                if plan_kind.job_kind is kind:
+                    plans = _PlanController(plan_kind, client, jobs, informer, counted(of(plan_kind)))
+                    self._queues.append((of(plan_kind), plans.queue))
 
     def not_synced(self) -> list[str]:
         """The kinds that have not been listed yet."""
-        return [kind.name for kind, informer in self._informers.items() if not informer.synced.is_set()]
+        return list(dict.fromkeys(kind.name for kind, informer in self._informers if not informer.synced.is_set()))
 
     async def run(self) -> None:
         """Follow the cluster and reconcile whatever changes, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for informer in self._informers.values():
+            for _, informer in self._informers:
                 group.create_task(informer.run())
-            for informer in self._informers.values():
+            for _, informer in self._informers:
                 # Or a job would seem to have no master. It may take as long as the API server is away; /readyz tells.
                 await informer.synced.wait()
-            group.create_task(self._job_queue.run())
-            group.create_task(self._plan_queue.run())
+            for _, queue in self._queues:
+                group.create_task(queue.run())
             group.create_task(self._measure())
-
-    def _on_job(self, item: Object) -> None:
-        job = key_of(item)
-        self._job_queue.add(job)
-        for plan in self._plans.all():
-            if key_of(plan).namespace == job.namespace and is_open(plan) and job_named_by(plan) == job.name:
-                self._plan_queue.add(key_of(plan))
-
-    def _on_plan(self, item: Object) -> None:
-        self._plan_queue.add(key_of(item))
-
-    def _on_master_object(self, item: Object) -> None:
-        name = (item["metadata"].get("labels") or {}).get(PREFIXED_JOB_NAME)
-        if name:
-            self._job_queue.add(Key(item["metadata"]["namespace"], name))
 
     def _count(self, kind: Kind, _: Key, outcome: str, seconds: float) -> None:
         self._metrics.reconciles.labels(kind.name, outcome).inc()
@@ -89,8 +74,62 @@ class Controller:
 
     async def _measure(self) -> None:
         while True:
-            self._metrics.waiting.labels(ELASTIC_JOBS.name).set(len(self._job_queue))
-            self._metrics.waiting.labels(SCALE_PLANS.name).set(len(self._plan_queue))
-            for kind, informer in self._informers.items():
-                self._metrics.objects.labels(kind.name).set(len(informer))
+            for kind, queue in self._queues:
+                self._metrics.waiting.labels(kind.name).set(len(queue))
+            for name in {kind.name for kind, _ in self._informers}:
+                known = sum(len(informer) for kind, informer in self._informers if kind.name == name)
+                self._metrics.objects.labels(name).set(known)
             await asyncio.sleep(settings.MEASURE)
+
+
+Inform = Callable[..., Informer]
+"""Makes an informer, given a kind, what to do on a change, what to keep, and labels."""
+
+
+class _JobController:
+    """Jobs of one kind, with the pods and Services of their masters; nodes are never watched here."""
+
+    def __init__(
+        self, kind: JobKind, client: Client, image: str, metrics: Metrics, inform: Inform, on_reconciled: OnReconciled
+    ) -> None:
+        self._kind = kind
+        self.on_job: list[Callable[[Key], None]] = []
+        """Called with every job that changed."""
+        self.informer = inform(of(kind), self._on_job, resource_only)
+        pods = inform(PODS, self._on_master_object, pod_only, kind.masters)
+        services = inform(SERVICES, self._on_master_object, metadata_only, kind.masters)
+        reconciler = JobReconciler(kind, client, self.informer, pods, services, image, metrics)
+        self.queue = WorkQueue(reconciler.reconcile, on_reconciled)
+
+    def _on_job(self, item: Object) -> None:
+        job = key_of(item)
+        self.queue.add(job)
+        for listener in self.on_job:
+            listener(job)
+
+    def _on_master_object(self, item: Object) -> None:
+        name = self._kind.job_of(item["metadata"].get("labels") or {})
+        if name:
+            self.queue.add(Key(item["metadata"]["namespace"], name))
+
+
+class _PlanController:
+    """Plans of one kind; one that waits for its job is reconciled when that job changes."""
+
+    def __init__(
+        self, kind: PlanKind, client: Client, jobs: _JobController, inform: Inform, on_reconciled: OnReconciled
+    ) -> None:
+        self._kind = kind
+        self._informer = inform(of(kind), self._on_plan, resource_only)
+        reconciler = PlanReconciler(kind, client, self._informer, jobs.informer)
+        self.queue = WorkQueue(reconciler.reconcile, on_reconciled)
+        jobs.on_job.append(self._on_job)
+
+    def _on_plan(self, item: Object) -> None:
+        self.queue.add(key_of(item))
+
+    def _on_job(self, job: Key) -> None:
+        for plan in self._informer.all():
+            is_its = key_of(plan).namespace == job.namespace and self._kind.job_of(plan) == job.name
+            if is_its and self._kind.is_open(plan):
+                self.queue.add(key_of(plan))

@@ -47,10 +47,10 @@ NODE_LOST = Seconds(20.0)
 """How long a master stays on a node that is not ready; Kubernetes' own default is 300 s."""
 
 PLAN_WAITS = Seconds(5.0)
-"""How long a ScalePlan may be there before its job: both may be in one folder that is applied as a whole."""
+"""How long a plan may be there before its job: both may be in one folder that is applied as a whole."""
 
 TTL_ANNOTATION = "ttl_seconds_after_finished"
-"""On an ElasticJob: its pods are removed this long after its end; without it they stay as long as the job."""
+"""On a job: its pods are removed this long after its end; without it they stay as long as the job."""
 
 HEALTH_PORT = 8081
 HTTP_DEADLINE = Seconds(5.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.job import JobSpec
+from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
-from resile.api.manifests.names import MASTER_ROLE
-from resile.api.manifests.pod_template import MAIN
 from resile.api.manifests.reader import read_manifest
 from resile.kube.kinds import Object
 
@@ -37,29 +36,12 @@ def plain(item: Object) -> Object:
     }
 
 
-def read_job(item: Object) -> ElasticJob | BadManifest:
-    """The job that an object describes, or its mistakes."""
+def read_job(kind: JobKind, item: Object) -> JobSpec | BadManifest:
+    """The job that an object describes, or its errors."""
     try:
-        job = read_manifest(plain(item))
+        return kind.to_job_spec(read_manifest(plain(item)))
     except BadManifest as bad:
         return bad
-    assert isinstance(job, ElasticJob)
-    return job
-
-
-def read_masters_part(item: Object) -> ElasticJob:
-    """What the pod of a master needs of a job whose manifest cannot be read as a whole: less, rather than nothing."""
-    roles = ((item.get("spec") or {}).get("replicaSpecs") or {}) if isinstance(item.get("spec"), dict) else {}
-    given = roles.get(MASTER_ROLE) if isinstance(roles, dict) else None
-    metadata = {field: item["metadata"][field] for field in ("name", "namespace", "uid")}
-    template = {"spec": {"containers": [{"name": MAIN, "image": "none", "command": ["true"]}]}}
-    worker = {"replicas": 1, "template": template}
-    for part in ({MASTER_ROLE: given}, {}) if given is not None else ({},):
-        spec = {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {**part, "worker": worker}}
-        read = read_job({**item, "metadata": metadata, "spec": spec})
-        if isinstance(read, ElasticJob):
-            return read
-    raise AssertionError("a job without anything of its user's cannot be wrong")
 
 
 def resource_only(item: Object) -> Object:

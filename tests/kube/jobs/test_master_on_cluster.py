@@ -11,8 +11,9 @@ import pytest
 
 from resile.kube.client import Client
 from resile.kube.errors import INVALID, KubeError
-from resile.kube.kinds import ELASTIC_JOBS, SCALE_PLANS, Kind
+from resile.kube.kinds import Kind
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, job, plan, training
+from tests.support.kinds import ELASTIC_JOBS, SCALE_PLANS
 
 LEAVES = 180.0
 """For a job whose name is taken by the pods of one before: those are given their grace, and the collector its time."""

@@ -236,6 +236,10 @@ class JobKind(FrontDoor, Kind):
         """The labels of a master's pod; `index` counts the masters that the job has had."""
 
     @abc.abstractmethod
+    def master_index_of(self, labels: Mapping[str, str]) -> int:
+        """Which of the job's masters has these labels."""
+
+    @abc.abstractmethod
     def master_object_labels(self, job: str) -> dict[str, str]:
         """The labels of what a master has in a cluster beside its pod."""
 

@@ -39,6 +39,14 @@ def kind_of(item: dict[str, Any]) -> Kind | None:
     return next((one for one in kinds() if (one.definition.api_version, one.definition.kind) == named), None)
 
 
+def job_kind_of(item: dict[str, Any]) -> JobKind:
+    """The kind of the manifest of a job. Raises `LookupError` for anything else."""
+    kind = kind_of(item)
+    if not isinstance(kind, JobKind):
+        raise LookupError(f"{item.get('kind')} is no kind of job")
+    return kind
+
+
 def kind_of_resource(resource: Any) -> Kind:
     """The kind of a typed resource, which a reader made."""
     return next(one for one in kinds() if one.definition.type is type(resource))

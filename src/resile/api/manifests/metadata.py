@@ -1,4 +1,4 @@
-"""What every resource has: its group and version, and its metadata."""
+"""What every resource has: its metadata."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import msgspec
 
 from resile.api.manifests.checks import rule
 from resile.api.manifests.names import check_dns_label, check_labels
-
-GROUP = "elastic.iml.github.io"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -36,7 +36,7 @@ def delete(jobs: tuple[str, ...], target: Target, keep: bool, now: bool, wait: b
                 kept = f"; its logs are in {deleted.logs}" if deleted.logs else ""
                 tell(
                     output,
-                    f"elasticjob/{deleted.name} {how}{kept}",
+                    f"{deleted.noun}/{deleted.name} {how}{kept}",
                     name=deleted.name,
                     deleted=True,
                     logs=deleted.logs,

@@ -34,10 +34,10 @@ def logs(
     resile logs torch-mnist worker-1 --tail 20          one of them
     resile logs torch-mnist --master                    why the job did what it did
     """  # noqa: D301
-    if node:
-        name = pod_name(name, node) or node
     shown = _as_json if output == "json" else _as_text
     with jobs_of(target, name) as jobs:
+        if node:
+            name = pod_name(jobs.front_door(name), name, node) or node
         for batch in jobs.logs(name, master=master, tail=tail, follow=follow):
             sys.stdout.buffer.writelines(map(shown, batch))
             sys.stdout.buffer.flush()

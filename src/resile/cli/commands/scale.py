@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from resile.api.job import MAX_REPLICAS, WORKER
+from resile.api.job import MAX_REPLICAS
 from resile.cli.common_options import jobs_of, output_option, target_options, tell
 from resile.client.errors import NotUsableError
 from resile.client.target import Target
@@ -18,18 +18,21 @@ from resile.client.target import Target
 def scale(job: str, sizes: tuple[str, ...], target: Target, output: str) -> None:
     """Change how many nodes JOB has, as in `resile scale demo worker=3`; a number alone is one of workers.
 
-    On a cluster this is what `kubectl scale elasticjob/JOB --replicas=N` does.
+    On a cluster this is what `kubectl scale` does.
     """
-    replicas = dict(map(_size, sizes))
+    given = dict(map(_size, sizes))
     with jobs_of(target, job) as jobs:
+        front_door = jobs.front_door(job)
+        replicas = {role or front_door.scaled_role: number for role, number in given.items()}
         jobs.scale(job, replicas)
     words = " ".join(f"{role}={number}" for role, number in replicas.items())
-    tell(output, f"elasticjob/{job} scaled: {words}", name=job, replicas=replicas)
+    tell(output, f"{front_door.noun}/{job} scaled: {words}", name=job, replicas=replicas)
 
 
 def _size(word: str) -> tuple[str, int]:
-    role, _, number = (word if "=" in word or not word.isdigit() else f"{WORKER}={word}").partition("=")
-    if not role or not number.isascii() or not number.isdigit():
+    """Role and number; the role is empty for a number alone."""
+    role, sign, number = word.partition("=") if "=" in word else ("", "", word)
+    if (sign and not role) or not number.isascii() or not number.isdigit():
         raise NotUsableError(f"{word!r} is not ROLE=NUMBER, as in worker=3")
     if len(number.lstrip("0")) > len(str(MAX_REPLICAS)) or int(number) > MAX_REPLICAS:
         raise NotUsableError(f"{word!r} is too many: a role has at most {MAX_REPLICAS} nodes")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind
 from resile.api.manifests.documents import load_documents
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests
@@ -51,7 +52,7 @@ def submit(
     resile submit -n dlrover --detach job.yaml    only apply it
     """  # noqa: D301
     documents = read_manifest_file(manifest)
-    jobs = sum(isinstance(document.resource, ElasticJob) for document in documents)
+    jobs = sum(map(_is_job, documents))
     if jobs > 1 and not detach:
         raise NotUsableError(f"{manifest} holds {jobs} jobs: only one can be followed, so add --detach")
     if not target.local and (enforce_memory or metrics_port):
@@ -60,7 +61,7 @@ def submit(
     with target.jobs(say, local=target.local) as place:
         to_follow = None
         for document, submitted in zip(documents, place.submit(documents, options), strict=True):
-            is_followed = isinstance(document.resource, ElasticJob) and not detach
+            is_followed = _is_job(document) and not detach
             if is_followed:
                 to_follow = submitted
             if output == "json":
@@ -86,6 +87,10 @@ def read_manifest_file(path: str) -> list[Document]:
     except BadManifest as bad:
         raise NotUsableError("\n".join(f"{path}: {error}" for error in bad.errors)) from bad
     return [Document(*pair) for pair in zip(load_documents(text), resources, strict=True)]
+
+
+def _is_job(document: Document) -> bool:
+    return isinstance(registry.kind_of_resource(document.resource), JobKind)
 
 
 def _follow(jobs: Jobs, job: Submitted, *, quiet: bool) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from resile.api.kinds import registry
 from resile.cli.common_options import print_json
 from resile.cli.output import rows
 from resile.cli.output.tables import line, table, widths
@@ -14,25 +15,27 @@ from resile.client.base import Item, Listable
 from resile.client.errors import NotUsableError
 
 WORDS = {
-    Listable.JOBS: ("jobs", "job", "elasticjobs", "elasticjob", "ej"),
+    Listable.JOBS: ("jobs", "job"),
     Listable.NODES: ("nodes", "node", "pods", "pod", "po"),
     Listable.EVENTS: ("events", "event", "ev"),
-    Listable.PLANS: ("plans", "plan", "scaleplans", "scaleplan", "sp"),
+    Listable.PLANS: ("plans", "plan"),
 }
-PREFIXES = {Listable.JOBS: "elasticjob", Listable.NODES: "pod", Listable.EVENTS: "event", Listable.PLANS: "scaleplan"}
-"""How kubectl begins the name of each."""
 AGES = ("AGE", "LAST SEEN")
 """Columns whose change is no news."""
 FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
 def kind_of(word: str) -> Listable:
-    """The kind that a word of the user's means.
+    """What a word of the user's means; the words of `kubectl` for every kind of job and plan are known.
 
     Raises:
-        NotUsableError: none.
+        NotUsableError: it means nothing.
     """
     kind = next((known for known, words in WORDS.items() if word in words), None)
+    if kind is None and any(word in one.definition.words for one in registry.job_kinds()):
+        kind = Listable.JOBS
+    if kind is None and any(word in one.definition.words for one in registry.plan_kinds()):
+        kind = Listable.PLANS
     if kind is None:
         raise NotUsableError(f"there is no kind {word!r}; known are jobs, nodes, events and plans")
     return kind
@@ -50,7 +53,6 @@ class Listing:
             spaces: whether rows name their namespace.
         """
         self._wide = output == "wide"
-        self._kind = kind
         self._output = output
         self._spaces = spaces
         header = (rows.WIDE_HEADERS if self._wide else rows.HEADERS)[kind]
@@ -113,7 +115,7 @@ class Listing:
 
     def _print_names(self, items: Sequence[Item]) -> None:
         for item in items:
-            click.echo(f"{PREFIXES[self._kind]}/{item.name}")
+            click.echo(f"{item.noun}/{item.name}")
 
 
 def print_yaml(value: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from resile.api.job_view import JobView, NodeView
+from resile.api.job_view import MASTER, JobView, NodeView
 from resile.cli.output.tables import age
 from resile.client.base import EventView, Item, Listable, PlanView
 
@@ -80,7 +80,7 @@ def node_row(node: NodeView, wide: bool) -> list[str]:
     ]
     if not wide:
         return cells
-    rank = "-" if node.role == "master" else str(node.rank)
+    rank = "-" if node.role == MASTER else str(node.rank)
     return [*cells, rank, node.address or NONE, node.host or NONE, node.message or NONE]
 
 

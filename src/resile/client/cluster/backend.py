@@ -11,7 +11,8 @@ from contextlib import ExitStack, aclosing
 from typing import Self, TypeVar
 
 from resile.api.job import JobSpec
-from resile.api.manifests.names import master_name
+from resile.api.kinds.base import FrontDoor
+from resile.api.kinds.registry import job_kind_of
 from resile.chaos.faults import Fault, Injected
 from resile.client.base import (
     Deleted,
@@ -79,10 +80,13 @@ class ClusterJobs:
     def spec(self, job: str) -> JobSpec:
         return self._runner.run(describe.spec(self._cluster, job))
 
+    def front_door(self, job: str) -> FrontDoor:
+        return job_kind_of(self._runner.run(find(self._cluster, job)))
+
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         job, pod = self._runner.run(find_pod(self._cluster, name))
         if master:
-            pod = master_name(job["metadata"]["name"])
+            pod = job_kind_of(job).master_name(job["metadata"]["name"])
         return self._stream((logs.follow if follow else logs.read)(self._cluster, job, pod, tail))
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
@@ -120,7 +124,7 @@ class ClusterJobs:
         return injected, self._stream(signs)
 
     async def _failure(self, job: Manifest) -> Failure | None:
-        now = await self._cluster.get(kube.JOBS, job["metadata"]["name"], job["metadata"]["namespace"])
+        now = await self._cluster.get(kube.of(job_kind_of(job)), job["metadata"]["name"], job["metadata"]["namespace"])
         return await describe.last_failure(self._cluster, now or job, await describe.journal(self._cluster, job))
 
     def _stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from resile.api.ids import Seconds
-from resile.api.kinds import elasticjob
+from resile.api.kinds import registry
 from resile.client.errors import CommandError
 from resile.client.names import did_you_mean
 from resile.client.target import Target
@@ -20,7 +20,7 @@ from resile.kube.client import Client
 from resile.kube.config import NoCluster, NoSuchContext, config_files, from_files, from_pod, in_a_pod
 from resile.kube.errors import FORBIDDEN, NOT_FOUND, UNAUTHORIZED, KubeError
 from resile.kube.informer import Informer, Watched, key_of
-from resile.kube.kinds import ALL_NAMESPACES, ELASTIC_JOBS, PODS, SCALE_PLANS, Kind, Object
+from resile.kube.kinds import ALL_NAMESPACES, PODS, Kind, Object, of
 
 Manifest = Object
 Wanted = Watched
@@ -143,8 +143,8 @@ class Cluster:
             return CommandError(
                 f"there is no namespace {missing} on the cluster; `kubectl create namespace {missing}` makes it"
             )
-        if error.code == NOT_FOUND and kind in (ELASTIC_JOBS, SCALE_PLANS) and not error.about:
-            return CommandError(f"the cluster (context {self.name}) knows no {elasticjob.KIND}; {INSTALL}")
+        if error.code == NOT_FOUND and kind in map(of, registry.kinds()) and not error.about:
+            return CommandError(f"the cluster (context {self.name}) knows no {kind.name}; {INSTALL}")
         return CommandError(f"the cluster refuses: {words}")
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Deleted, Say
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest, Wanted
@@ -28,13 +29,13 @@ async def delete(
     """
     for job in jobs:
         name = job["metadata"]["name"]
-        pods = await cluster.all(Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(name)))
-        await cluster.delete(kube.JOBS, name)
+        pods = await cluster.all(Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job)))
+        await cluster.delete(kube.of(job_kind_of(job)), name)
         if now:
             await asyncio.gather(*(cluster.delete(kube.PODS, pod["metadata"]["name"], grace=0) for pod in pods))
         if wait:
             await _gone(cluster, job, 0.0 if now else max(map(_grace, pods), default=0.0), say)
-        yield Deleted(name, gone=wait)
+        yield Deleted(name, job_kind_of(job).noun, gone=wait)
 
 
 def _grace(pod: Manifest) -> float:
@@ -47,13 +48,13 @@ async def _gone(cluster: Cluster, job: Manifest, grace: float, say: Say) -> None
     name, uid = job["metadata"]["name"], job["metadata"]["uid"]
     patience = grace + DELETE_SECONDS
     until = time.monotonic() + patience
-    jobs = Wanted(kube.JOBS, cluster.namespace, fields={"metadata.name": name})
-    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(name))
+    jobs = Wanted(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name})
+    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
     told = False
     async with cluster.watch(jobs, pods) as watching:
         while True:
             left = [one["metadata"]["name"] for one in watching.all(kube.PODS) if _owned(one, uid)]
-            exists = any(one["metadata"]["uid"] == uid for one in watching.all(kube.JOBS))
+            exists = any(one["metadata"]["uid"] == uid for one in watching.all(jobs.kind))
             if not left and not exists:
                 return
             seconds = until - time.monotonic()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 from resile.api.job import JobSpec
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.errors import BadManifest
-from resile.api.manifests.names import master_name
 from resile.api.manifests.reader import read_manifest
+from resile.api.moments import stamp
 from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest, Wanted
@@ -32,7 +31,7 @@ async def describe(cluster: Cluster, name: str) -> Description:
     """
     job = await find(cluster, name)
     space = cluster.namespace
-    pods = await cluster.all(Wanted(kube.PODS, space, labels=view.pod_labels(name)))
+    pods = await cluster.all(Wanted(kube.PODS, space, labels=view.pod_labels(job)))
     events = [
         event
         for event in view.in_order(await cluster.all(Wanted(kube.EVENTS, space)))
@@ -41,11 +40,12 @@ async def describe(cluster: Cluster, name: str) -> Description:
     state = await journal(cluster, job)
     now = time.time()
     status = job.get("status") or {}
-    conditions = (status.get("status") or {}).get("conditions") or []
-    nodes = sorted((view.node_view(pod, name) for pod in pods), key=lambda node: node.name)
+    kind = job_kind_of(job)
+    conditions = kind.conditions_of(job)
+    nodes = sorted((view.node_view(kind, pod, name) for pod in pods), key=lambda node: node.name)
     return Description(
         job=view.job_view(job, pods, now, view_of_state(state, now) if state else None),
-        master=next((node for node in nodes if node.name == master_name(name)), None),
+        master=next((node for node in nodes if node.name == kind.master_name(name)), None),
         nodes=nodes,
         facts=_facts(cluster, job),
         failure=await last_failure(cluster, job, state),
@@ -66,18 +66,21 @@ async def spec(cluster: Cluster, name: str) -> JobSpec:
         CommandError: there is no such job, it cannot be read, or the cluster refuses.
     """
     try:
-        read = read_manifest(await find(cluster, name))
+        return _read(await find(cluster, name))
     except BadManifest as bad:
         raise CommandError(f"job {name} cannot be read: {bad.errors[0]}") from bad
-    if not isinstance(read, ElasticJob):
-        raise CommandError(f"job {name} is no {ElasticJob.__name__}")
-    return to_job_spec(read)
+
+
+def _read(job: Manifest) -> JobSpec:
+    return job_kind_of(job).to_job_spec(read_manifest(job))
 
 
 async def journal(cluster: Cluster, job: Manifest) -> JobState | None:
     """What the master's journal holds; None if it cannot be had, since everything else can be told without it."""
     try:
-        found = await cluster.get(kube.CONFIG_MAPS, master_name(job["metadata"]["name"]), job["metadata"]["namespace"])
+        metadata = job["metadata"]
+        name = job_kind_of(job).master_name(metadata["name"])
+        found = await cluster.get(kube.CONFIG_MAPS, name, metadata["namespace"])
     except CommandError:  # a user may be forbidden to read ConfigMaps
         return None
     state = peek(found) if found is not None else None
@@ -89,29 +92,27 @@ async def last_failure(cluster: Cluster, job: Manifest, state: JobState | None) 
     first = state.training.failures.first if state is not None else None
     if state is not None and first is not None:
         return ProcessFailure(str(first[0]), first[1], state.training.failures.round)
-    failure = (job.get("status") or {}).get("lastFailure")
-    if not failure:
+    failure = job_kind_of(job).report_of(job).last_failure
+    if failure is None:
         return None
-    node = failure.get("node") or ""
-    why = failure.get("message") or failure.get("reason")
+    node, why = failure.node, failure.message or failure.reason
     try:
         said = [line async for line in cluster.log(node, tail=LAST_LINES)] if node else []
     except CommandError:  # the pod is gone, or never started
         said = []
-    return NodeFailure(f"{f'{node}: ' if node else ''}{why}, at {failure.get('time') or '?'}", said or None)
+    when = stamp(failure.at) if failure.at else "?"
+    return NodeFailure(f"{f'{node}: ' if node else ''}{why}, at {when}", said or None)
 
 
 def _facts(cluster: Cluster, job: Manifest) -> dict[str, str]:
-    facts = {"Restarts": str((job.get("status") or {}).get("restarts") or 0)}
+    facts = {"Restarts": str(job_kind_of(job).report_of(job).restarts)}
     try:
-        read = read_manifest(job)
-        spec = to_job_spec(read) if isinstance(read, ElasticJob) else None
+        spec = _read(job)
     except BadManifest as bad:
         return {**facts, "Error": str(bad.errors[0]), "Cluster": cluster.name}
-    if spec is not None:
-        facts |= {
-            "Strategy": spec.strategy.value,
-            "Replicas": ", ".join(f"{role}={declared.replicas}" for role, declared in spec.roles.items()),
-            "Recovery budget": f"{spec.timeouts.recovery_budget:g} s",
-        }
+    facts |= {
+        "Strategy": spec.strategy.value,
+        "Replicas": ", ".join(f"{role}={declared.replicas}" for role, declared in spec.roles.items()),
+        "Recovery budget": f"{spec.timeouts.recovery_budget:g} s",
+    }
     return {**facts, "Cluster": f"{cluster.name} ({cluster.server})"}

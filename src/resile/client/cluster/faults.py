@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 
-from resile.api.kinds.labels import PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE
-from resile.api.manifests.names import master_name
+from resile.api.kinds.registry import job_kind_of
 from resile.chaos.faults import Fault, Injected, KillMaster, KillNode
 from resile.client.base import Sign
 from resile.client.cluster import view
@@ -27,29 +26,34 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
         NotUsableError: the fault is one for this machine.
         CommandError: there is no such pod, or the cluster refuses.
     """
-    match fault:
-        case KillNode(node):
-            name = pod_name(job, node) or node
-        case KillMaster():
-            node, name = "", master_name(job)
-        case _:
-            raise NotUsableError("on a cluster, only a node or the master can be killed")
-    await find(cluster, job)
-    running = {pod["metadata"]["name"]: pod for pod in await cluster.all(_pods(cluster, job)) if not view.pod_over(pod)}
+    if not isinstance(fault, KillNode | KillMaster):
+        raise NotUsableError("on a cluster, only a node or the master can be killed")
+    item = await find(cluster, job)
+    kind = job_kind_of(item)
+    if isinstance(fault, KillNode):
+        node = fault.node
+        name = pod_name(kind, job, node) or node
+    else:
+        node, name = "", kind.master_name(job)
+    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(item))
+    running = {pod["metadata"]["name"]: pod for pod in await cluster.all(pods) if not view.pod_over(pod)}
     if name not in running:
         hint = did_you_mean(name, sorted(running)) or "none does"
         raise CommandError(f"job {job} has no pod {name} that runs; {hint}")
     injected = Injected(what=f"killed {name}", at=time.time(), pids=[], node=node)
     began = time.monotonic()
     await cluster.delete(kube.PODS, name, grace=0)
-    return injected, _replacement(cluster, job, running[name], began)
+    return injected, _replacement(cluster, item, running[name], began)
 
 
-async def _replacement(cluster: Cluster, job: str, killed: Manifest, began: float) -> AsyncGenerator[list[Sign], None]:
+async def _replacement(
+    cluster: Cluster, job: Manifest, killed: Manifest, began: float
+) -> AsyncGenerator[list[Sign], None]:
     created = False
-    async with cluster.watch(_pods(cluster, job)) as watching:
+    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
+    async with cluster.watch(pods) as watching:
         while (left := REPLACED_SECONDS - (time.monotonic() - began)) > 0:
-            new = next((pod for pod in watching.all(kube.PODS) if _replaces(pod, killed)), None)
+            new = next((pod for pod in watching.all(kube.PODS) if _replaces(job, pod, killed)), None)
             if new is not None and not created:
                 created = True
                 yield [Sign(f"{new['metadata']['name']} was created", time.monotonic() - began)]
@@ -57,15 +61,12 @@ async def _replacement(cluster: Cluster, job: str, killed: Manifest, began: floa
                 yield [Sign(f"{new['metadata']['name']} ran", time.monotonic() - began)]
                 return
             await watching.change(left)
-    yield [Sign(f"no replacement runs after {REPLACED_SECONDS:g} s; `resile describe {job}` tells why")]
+    name = job["metadata"]["name"]
+    yield [Sign(f"no replacement runs after {REPLACED_SECONDS:g} s; `resile describe {name}` tells why")]
 
 
-def _pods(cluster: Cluster, job: str) -> Wanted:
-    return Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
-
-
-def _replaces(pod: Manifest, killed: Manifest) -> bool:
+def _replaces(job: Manifest, pod: Manifest, killed: Manifest) -> bool:
     """Whether a pod has the role and rank of one that was killed."""
-    mine, its = pod["metadata"].get("labels") or {}, killed["metadata"].get("labels") or {}
-    same = all(mine.get(label) == its.get(label) for label in (PREFIXED_REPLICA_TYPE, PREFIXED_RANK_INDEX))
+    mine, its = (view.node_view(job_kind_of(job), one, job["metadata"]["name"]) for one in (pod, killed))
+    same = (mine.role, mine.rank) == (its.role, its.rank)
     return same and pod["metadata"]["uid"] != killed["metadata"]["uid"] and not view.pod_over(pod)

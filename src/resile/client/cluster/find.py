@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from resile.api.kinds import registry
+from resile.api.kinds.registry import job_kind_of
 from resile.client.cluster.connection import Cluster, Manifest, Wanted
 from resile.client.errors import CommandError
 from resile.client.local.jobs import all_jobs
@@ -10,12 +12,12 @@ from resile.kube import kinds as kube
 
 
 async def find(cluster: Cluster, name: str) -> Manifest:
-    """The ElasticJob of this name in the namespace that is meant.
+    """The job of this name in the namespace that is meant.
 
     Raises:
         CommandError: there is none, or the cluster refuses.
     """
-    job = await cluster.get(kube.JOBS, name)
+    job = await _get(cluster, name)
     if job is None:
         raise _unknown(cluster, name, await _jobs(cluster))
     return job
@@ -27,21 +29,30 @@ async def find_pod(cluster: Cluster, name: str) -> tuple[Manifest, str]:
     Raises:
         CommandError: no job has such a name or such a pod.
     """
-    job = await cluster.get(kube.JOBS, name)
+    job = await _get(cluster, name)
     if job is not None:
         return job, ""
     jobs = await _jobs(cluster)
     for job in jobs:
-        if is_pod_of(name, job["metadata"]["name"]):
+        if is_pod_of(job_kind_of(job), name, job["metadata"]["name"]):
             return job, name
     for job in jobs:
-        if pod := pod_name(job["metadata"]["name"], name):
+        if pod := pod_name(job_kind_of(job), job["metadata"]["name"], name):
             raise CommandError(f"{name} is a node of a job; its log is that of a pod: `resile logs {pod}`")
     raise _unknown(cluster, name, jobs)
 
 
+async def _get(cluster: Cluster, name: str) -> Manifest | None:
+    for kind in registry.job_kinds():
+        job = await cluster.get(kube.of(kind), name)
+        if job is not None:
+            return job
+    return None
+
+
 async def _jobs(cluster: Cluster) -> list[Manifest]:
-    return await cluster.all(Wanted(kube.JOBS, cluster.namespace))
+    found = [await cluster.all(Wanted(kube.of(kind), cluster.namespace)) for kind in registry.job_kinds()]
+    return [job for jobs in found for job in jobs]
 
 
 def _unknown(cluster: Cluster, name: str, jobs: list[Manifest]) -> CommandError:

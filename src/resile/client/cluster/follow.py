@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from resile.api.job_event import JobEvent
+from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Failure, Moment
 from resile.client.cluster import view
 from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch
@@ -56,15 +57,15 @@ async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, Non
     """
     space, name, uid = job["metadata"]["namespace"], job["metadata"]["name"], job["metadata"]["uid"]
     wanted = (
-        Wanted(kube.JOBS, space, fields={"metadata.name": name}),
-        Wanted(kube.PODS, space, labels=view.pod_labels(name)),
+        Wanted(kube.of(job_kind_of(job)), space, fields={"metadata.name": name}),
+        Wanted(kube.PODS, space, labels=view.pod_labels(job)),
         Wanted(kube.EVENTS, space, fields={"involvedObject.uid": uid}),
     )
     async with cluster.watch(*wanted) as watching:
         story = _Story()
         warn_at, until = time.monotonic() + TAKE_UP_SECONDS, None
         while True:
-            now = _the_job(watching, uid)
+            now = _the_job(watching, job)
             news = story.news(watching)
             if until is None and view.over(now):
                 until = time.monotonic() + LAST_WORDS_SECONDS
@@ -81,8 +82,9 @@ async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, Non
         yield Moment(view.job_view(now, watching.all(kube.PODS), time.time(), known), news, last=True)
 
 
-def _the_job(watching: Watch, uid: str) -> Manifest:
-    found = next((one for one in watching.all(kube.JOBS) if one["metadata"]["uid"] == uid), None)
+def _the_job(watching: Watch, job: Manifest) -> Manifest:
+    there = watching.all(kube.of(job_kind_of(job)))
+    found = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
     if found is None:
         raise CommandError("the job was deleted")
     return found

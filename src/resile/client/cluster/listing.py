@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
-from resile.client.base import Found, Item, Listable, PlanView, Query
+from resile.api.kinds import registry
+from resile.api.kinds.base import Kind, PlanKind
+from resile.api.kinds.registry import job_kind_of
+from resile.api.moments import moment
+from resile.client.base import EVENT, POD, Found, Item, Listable, PlanView, Query
 from resile.client.cluster import view
 from resile.client.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch
 from resile.client.cluster.find import find
 from resile.kube import kinds as kube
-from resile.kube.timestamps import moment
 
 REST_SECONDS = 30.0
 """After which a watch looks again although nothing changed."""
@@ -23,19 +26,20 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
     if query.job:
         await find(cluster, query.job)
     space = EVERY_NAMESPACE if query.everywhere else cluster.namespace
-    wanted = [Wanted(kube.JOBS, space, fields={"metadata.name": query.job} if query.job else None)]
+    only = {"metadata.name": query.job} if query.job else None
+    wanted = [Wanted(kube.of(kind), space, fields=only) for kind in registry.job_kinds()]
     wanted += {
         Listable.JOBS: [Wanted(kube.PODS, space)] if query.with_nodes else [],
         Listable.NODES: [Wanted(kube.PODS, space)],
         Listable.EVENTS: [Wanted(kube.EVENTS, space)],
-        Listable.PLANS: [Wanted(kube.PLANS, space)],
+        Listable.PLANS: [Wanted(kube.of(kind), space) for kind in registry.plan_kinds()],
     }[query.what]
     async with cluster.watch(*wanted) as watching:
         found = _found(query, watching)
         yield found
         until = None
         while not found.nothing:
-            if until is None and all(map(view.over, watching.all(kube.JOBS))):
+            if until is None and all(map(view.over, _of(registry.job_kinds(), watching))):
                 until = time.monotonic() + LAST_SECONDS
             seconds = REST_SECONDS if until is None else until - time.monotonic()
             if until is not None and (seconds <= 0 or _has_told_all(query.what, watching)):
@@ -50,15 +54,15 @@ def _has_told_all(kind: Listable, watching: Watch) -> bool:
         return all(map(view.pod_over, watching.all(kube.PODS)))
     if kind is Listable.EVENTS:
         ended = {event["involvedObject"].get("uid") for event in watching.all(kube.EVENTS) if view.last_word(event)}
-        return ended >= {job["metadata"]["uid"] for job in watching.all(kube.JOBS)}
+        return ended >= {job["metadata"]["uid"] for job in _of(registry.job_kinds(), watching)}
     return True
 
 
 def _found(query: Query, watching: Watch) -> Found:
-    jobs = watching.all(kube.JOBS)
+    jobs = _of(registry.job_kinds(), watching)
     match query.what:
         case Listable.PLANS:
-            plans = watching.all(kube.PLANS)
+            plans = _of(registry.plan_kinds(), watching)
             return Found(_plans(plans, query.job), nothing=not plans)
         case Listable.EVENTS:
             items = _events(jobs, watching.all(kube.EVENTS))
@@ -69,21 +73,31 @@ def _found(query: Query, watching: Watch) -> Found:
     return Found(items, nothing=not jobs)
 
 
+def _of(kinds: Sequence[Kind], watching: Watch) -> list[Manifest]:
+    return [item for kind in kinds for item in watching.all(kube.of(kind))]
+
+
+def _pods(pods: list[Manifest]) -> dict[str, dict[tuple[str, str], list[Manifest]]]:
+    """Pods by the kind, namespace and name of their job."""
+    return {kind.name: view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
+
+
 def _jobs(jobs: list[Manifest], pods: list[Manifest]) -> list[Item]:
-    by_job = view.pods_by_job(pods)
-    now = time.time()
-    names = [(job["metadata"]["namespace"], job["metadata"]["name"]) for job in jobs]
-    return [Item(*name, view.job_view(job, by_job.get(name, []), now)) for name, job in zip(names, jobs, strict=True)]
+    by_job, now = _pods(pods), time.time()
+    items = []
+    for job in jobs:
+        kind, name = job_kind_of(job), (job["metadata"]["namespace"], job["metadata"]["name"])
+        items.append(Item(*name, view.job_view(job, by_job[kind.name].get(name, []), now), kind.noun))
+    return items
 
 
 def _nodes(jobs: list[Manifest], pods: list[Manifest]) -> list[Item]:
-    known = {(job["metadata"]["namespace"], job["metadata"]["name"]) for job in jobs}
-    items = [
-        Item(space, pod["metadata"]["name"], view.node_view(pod, job))
-        for (space, job), of_job in view.pods_by_job(pods).items()
-        if (space, job) in known
-        for pod in of_job
-    ]
+    by_job = _pods(pods)
+    items = []
+    for job in jobs:
+        kind, (space, name) = job_kind_of(job), (job["metadata"]["namespace"], job["metadata"]["name"])
+        for pod in by_job[kind.name].get((space, name), []):
+            items.append(Item(space, pod["metadata"]["name"], view.node_view(kind, pod, name), POD))
     return sorted(items, key=lambda item: (item.namespace, item.name))
 
 
@@ -93,23 +107,29 @@ def _events(jobs: list[Manifest], events: list[Manifest]) -> list[Item]:
         job = next((job for job in jobs if view.about(event, job)), None)
         if job is not None:
             shown = view.event_view(event, job["metadata"]["name"])
-            items.append(Item(event["metadata"]["namespace"], event["metadata"]["name"], shown))
+            items.append(Item(event["metadata"]["namespace"], event["metadata"]["name"], shown, EVENT))
     return items
 
 
 def _plans(plans: list[Manifest], only: str) -> list[Item]:
     """All plans, those for jobs that do not exist included, or those of one job."""
-    views = [_plan_view(plan) for plan in plans]
-    return [Item(plan.namespace, plan.name, plan) for plan in views if not only or plan.job == only]
+    items = []
+    for plan in plans:
+        kind = registry.kind_of(plan)
+        assert isinstance(kind, PlanKind)
+        shown = _plan_view(kind, plan)
+        if not only or shown.job == only:
+            items.append(Item(shown.namespace, shown.name, shown, kind.definition.kind.lower()))
+    return items
 
 
-def _plan_view(plan: Manifest) -> PlanView:
+def _plan_view(kind: PlanKind, plan: Manifest) -> PlanView:
     metadata, status = plan["metadata"], plan.get("status") or {}
     return PlanView(
         name=metadata["name"],
         namespace=metadata["namespace"],
-        job=view.job_of_plan(plan),
-        phase=status.get("phase") or "",
+        job=kind.job_of(plan),
+        phase=kind.phase_of(plan) or "",
         reason=status.get("reason") or "",
         message=status.get("message") or "",
         created_at=moment(metadata.get("creationTimestamp")) or 0.0,

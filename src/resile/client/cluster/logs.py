@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from resile.api.manifests.names import master_name
+from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.pod_template import MAIN
 from resile.client.base import LogLine
 from resile.client.cluster import view
@@ -136,9 +136,9 @@ class Bookmark:
 
 
 async def _follow(cluster: Cluster, job: Manifest, only: str, tail: int | None, lines: Lines) -> None:
-    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    name = job["metadata"]["name"]
     wanted = (
-        Wanted(kube.JOBS, cluster.namespace, fields={"metadata.name": name}),
+        Wanted(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name}),
         Wanted(kube.PODS, cluster.namespace, labels=_labels(job)),
     )
     reading: dict[str, asyncio.Task[None]] = {}
@@ -164,7 +164,7 @@ async def _follow(cluster: Cluster, job: Manifest, only: str, tail: int | None, 
                     if pod["metadata"]["uid"] not in reading and _begun(pod):
                         reading[pod["metadata"]["uid"]] = start(pod, tail if is_first else None)
                 is_first = False
-                if (only and all(map(view.pod_over, pods))) or _all_over(watching, uid, pods):
+                if (only and all(map(view.pod_over, pods))) or _all_over(watching, job, pods):
                     break
                 await watching.change(REST_SECONDS)
                 for task in reading.values():
@@ -184,20 +184,21 @@ def _gone(job: Manifest, pod: str) -> CommandError:
     return CommandError(f"there is no pod {pod} any more; `resile get nodes {job['metadata']['name']}` lists them")
 
 
-def _all_over(watching: Watch, uid: str, pods: list[Manifest]) -> bool:
-    job = next((one for one in watching.all(kube.JOBS) if one["metadata"]["uid"] == uid), None)
-    return job is None or (view.over(job) and all(map(view.pod_over, pods)))
+def _all_over(watching: Watch, job: Manifest, pods: list[Manifest]) -> bool:
+    there = watching.all(kube.of(job_kind_of(job)))
+    now = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
+    return now is None or (view.over(now) and all(map(view.pod_over, pods)))
 
 
 def _labels(job: Manifest) -> dict[str, str]:
-    return view.pod_labels(job["metadata"]["name"])
+    return view.pod_labels(job)
 
 
 def _chosen(job: Manifest, pods: list[Manifest], only: str) -> list[Manifest]:
     """The pod that is asked for, or the nodes of the job, oldest first; the master's log must be asked for."""
-    master = master_name(job["metadata"]["name"])
+    master = job_kind_of(job).master_name(job["metadata"]["name"])
     chosen = [pod for pod in pods if (pod["metadata"]["name"] == only if only else pod["metadata"]["name"] != master)]
-    nodes = {pod["metadata"]["name"]: view.node_view(pod, job["metadata"]["name"]) for pod in chosen}
+    nodes = {pod["metadata"]["name"]: view.node_view(job_kind_of(job), pod, job["metadata"]["name"]) for pod in chosen}
     return sorted(chosen, key=lambda pod: (nodes[pod["metadata"]["name"]].role, nodes[pod["metadata"]["name"]].id))
 
 

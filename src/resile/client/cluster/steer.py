@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from resile.api.job import WORKER
+from resile.api.kinds.registry import job_kind_of
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest
 from resile.client.cluster.find import find
@@ -19,16 +19,18 @@ async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> Non
         CommandError: there is no such job or role, the job is over, or the cluster refuses.
     """
     job = await _unfinished(cluster, name)
-    roles = job["spec"]["replicaSpecs"]
-    unknown = [role for role in replicas if role not in roles]
+    kind = job_kind_of(job)
+    known = kind.declared_roles(job)
+    unknown = [role for role in replicas if role not in known]
     if unknown:
-        known = ", ".join(role for role in roles if role not in ("master", "dlrover-master"))
-        raise CommandError(f"job {name} has no role {unknown[0]!r}; known are {known}; nothing was changed")
-    if WORKER in replicas:
-        await cluster.patch(kube.JOBS, name, {"spec": {"replicas": replicas[WORKER]}}, "scale")
-    others = {role: {"replicas": number} for role, number in replicas.items() if role != WORKER}
+        said = ", ".join(known)
+        raise CommandError(f"job {name} has no role {unknown[0]!r}; known are {said}; nothing was changed")
+    others = dict(replicas)
+    if kind.definition.scale is not None and kind.scaled_role in others:  # a user may have the right to nothing else
+        number = others.pop(kind.scaled_role)
+        await cluster.patch(kube.of(kind), name, {"spec": {"replicas": number}}, "scale")
     if others:
-        await cluster.patch(kube.JOBS, name, {"spec": {"replicaSpecs": others}})
+        await cluster.patch(kube.of(kind), name, kind.scale_patch(others))
 
 
 async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
@@ -38,9 +40,10 @@ async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
         CommandError: there is no such job, it is over, or the cluster refuses.
     """
     job = await _unfinished(cluster, name)
-    if bool(job["spec"].get("suspend")) == suspended:
+    kind = job_kind_of(job)
+    if kind.is_suspended(job) == suspended:
         return False
-    await cluster.patch(kube.JOBS, name, {"spec": {"suspend": suspended}})
+    await cluster.patch(kube.of(kind), name, kind.suspend_patch(suspended))
     return True
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind
 from resile.client.base import Document
 from resile.client.cluster import view
 from resile.client.cluster.connection import Cluster, Manifest
@@ -17,11 +18,12 @@ async def apply(cluster: Cluster, document: Document, namespace: str | None) -> 
         NotUsableError: the manifest names another namespace than the user.
         CommandError: the cluster refuses, or a job of the name is over.
     """
-    kind = kube.JOBS if isinstance(document.resource, ElasticJob) else kube.PLANS
+    registered = registry.kind_of_resource(document.resource)
+    kind = kube.of(registered)
     item = _in_namespace(document.written, namespace, cluster)
     metadata = item["metadata"]
     before = await cluster.get(kind, metadata["name"], metadata["namespace"])
-    if before is not None and kind is kube.JOBS and view.over(before):
+    if before is not None and isinstance(registered, JobKind) and view.over(before):
         raise CommandError(
             f"job {metadata['name']} is over ({view.phase(before)}) and will not run again; "
             f"`resile delete {metadata['name']}` removes it, with its logs, and makes room"

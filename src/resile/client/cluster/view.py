@@ -12,70 +12,68 @@ import msgspec
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView, NodeView
-from resile.api.kinds.elasticjob import Phase
-from resile.api.kinds.labels import JOB_LABELS, PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_RELAUNCH_COUNT
-from resile.api.manifests.names import master_name, node_of_pod
+from resile.api.job_phase import JobPhase
+from resile.api.job_view import MASTER, JobView, NodeView
+from resile.api.kinds.base import JobKind
+from resile.api.kinds.registry import job_kind_of
+from resile.api.moments import moment
 from resile.client.base import EventView
 from resile.client.cluster.connection import Manifest
-from resile.kube.timestamps import moment
+from resile.client.names import is_pod_of
 from resile.platform.kubernetes.pod_status import observation
-
-MASTER = "master"
 
 
 def over(job: Manifest) -> bool:
     """Whether a job will never run again."""
-    return phase(job) in (Phase.SUCCEEDED, Phase.FAILED)
+    return phase(job).ended
 
 
-def phase(job: Manifest) -> str:
+def phase(job: Manifest) -> JobPhase:
     """A job's phase; `Created` until the operator has taken it up."""
-    return str((job.get("status") or {}).get("phase") or Phase.CREATED)
+    return job_kind_of(job).phase_of(job) or JobPhase.CREATED
 
 
 def job_view(job: Manifest, pods: Iterable[Manifest], now: float, journal: JobView | None = None) -> JobView:
     """A job with its nodes, the master aside.
 
     Args:
-        job: the ElasticJob.
-        pods: the job's.
+        job: as the cluster has it.
+        pods: those that it has.
         now: the moment.
         journal: what its master knows, for what the cluster's objects do not tell.
     """
-    metadata, status = job["metadata"], job.get("status") or {}
-    inner, progress = status.get("status") or {}, status.get("progress") or {}
-    step = progress.get("step")
-    nodes = [node_view(pod, metadata["name"]) for pod in pods]
+    metadata, kind = job["metadata"], job_kind_of(job)
+    report = kind.report_of(job)
+    nodes = [node_view(kind, pod, metadata["name"]) for pod in pods]
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
-        phase=phase(job),
-        reason=status.get("reason") or "",
-        message=status.get("message") or "",
+        phase=report.phase,
+        reason=report.reason,
+        message=report.message,
         created_at=moment(metadata.get("creationTimestamp")) or now,
-        started_at=moment(inner.get("startTime")),
-        ended_at=(moment(inner.get("completionTime")) or now) if over(job) else None,
+        started_at=report.started_at,
+        ended_at=(report.ended_at or now) if report.phase.ended else None,
         at=now,
-        round=progress.get("round") or 0,
-        members=progress.get("members") or 0,
+        round=report.round,
+        members=report.members,
         min_nodes=journal.min_nodes if journal else 0,
         max_nodes=journal.max_nodes if journal else 0,
-        step=-1 if step is None else step,
-        total=progress.get("total") or 0,
-        speed=progress.get("speed") or 0.0,
-        goodput=status.get("goodput") or 0.0,
+        step=-1 if report.step is None else report.step,
+        total=report.total,
+        speed=report.speed,
+        goodput=report.goodput,
         nodes=sorted((node for node in nodes if node.role != MASTER), key=lambda node: (node.role, node.id)),
         outages=journal.outages if journal else [],
         datasets=journal.datasets if journal else [],
     )
 
 
-def node_view(pod: Manifest, job: str) -> NodeView:
+def node_view(kind: JobKind, pod: Manifest, job: str) -> NodeView:
     """One pod of a job as a row; the master's is one, too."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name, labels = metadata["name"], metadata.get("labels") or {}
-    key = node_of_pod(name, job)
+    key = kind.node_of(name, job)
     seen = observation(key or NodeKey(MASTER, NodeId(0)), pod)
     containers = status.get("containerStatuses") or []
     ends = [
@@ -87,12 +85,12 @@ def node_view(pod: Manifest, job: str) -> NodeView:
         name=name,
         role=key.role if key else MASTER,
         id=key.id if key else 0,
-        rank=_number(labels.get(PREFIXED_RANK_INDEX)),
+        rank=kind.rank_of(labels),
         status=pod_word(pod),
         ready=bool(containers) and all(container.get("ready") for container in containers),
         restarts=sum(container.get("restartCount") or 0 for container in containers),
         crashes=0,
-        relaunch_count=_number(labels.get(PREFIXED_RELAUNCH_COUNT)),
+        relaunch_count=kind.relaunch_count_of(labels),
         launched_at=moment(metadata.get("creationTimestamp")) or 0.0,
         ended_at=max(ends) if seen.status.ended and ends else None,
         host=seen.host,
@@ -142,9 +140,9 @@ def _init_word(pod: Manifest, status: Manifest) -> str:
     return ""
 
 
-def pod_labels(job: str) -> dict[str, str]:
-    """What the pods of a job are labelled with."""
-    return {PREFIXED_JOB_NAME: job}
+def pod_labels(job: Manifest) -> dict[str, str]:
+    """The labels that select the pods of a job."""
+    return job_kind_of(job).job_selector(job["metadata"]["name"])
 
 
 def pod_over(pod: Manifest) -> bool:
@@ -153,21 +151,14 @@ def pod_over(pod: Manifest) -> bool:
     return ended or bool(pod["metadata"].get("deletionTimestamp"))
 
 
-def pods_by_job(pods: Iterable[Manifest]) -> dict[tuple[str, str], list[Manifest]]:
-    """Pods by the namespace and name of their job; those of no job are left out."""
+def pods_by_job(kind: JobKind, pods: Iterable[Manifest]) -> dict[tuple[str, str], list[Manifest]]:
+    """Pods of jobs of a kind, by the namespace and name of their job; other pods are left out."""
     found: dict[tuple[str, str], list[Manifest]] = {}
     for pod in pods:
-        job = (pod["metadata"].get("labels") or {}).get(PREFIXED_JOB_NAME)
-        if job and (node_of_pod(pod["metadata"]["name"], job) or pod["metadata"]["name"] == master_name(job)):
+        job = kind.job_of(pod["metadata"].get("labels") or {})
+        if job and is_pod_of(kind, pod["metadata"]["name"], job):
             found.setdefault((pod["metadata"]["namespace"], job), []).append(pod)
     return found
-
-
-def job_of_plan(plan: Manifest) -> str:
-    """The job that a ScalePlan is for."""
-    labels = plan["metadata"].get("labels") or {}
-    named = (plan.get("spec") or {}).get("ownerJob") or next((labels[one] for one in JOB_LABELS if one in labels), "")
-    return str(named)
 
 
 def event_time(event: Manifest) -> float:
@@ -187,7 +178,7 @@ def about(event: Manifest, job: Manifest) -> bool:
     if event["metadata"]["namespace"] != job["metadata"]["namespace"]:
         return False
     if kind == "Pod":
-        return node_of_pod(name, job["metadata"]["name"]) is not None or name == master_name(job["metadata"]["name"])
+        return is_pod_of(job_kind_of(job), name, job["metadata"]["name"])
     return is_story(event, job)
 
 
@@ -195,12 +186,12 @@ def is_story(event: Manifest, job: Manifest) -> bool:
     """Whether an Event is about the job itself; one of an earlier job of its name is not."""
     involved = event["involvedObject"]
     same = involved.get("uid") == job["metadata"]["uid"]
-    return bool(involved.get("kind") == "ElasticJob" and same)
+    return bool(involved.get("kind") == job["kind"] and same)
 
 
 def last_word(event: Manifest) -> bool:
     """Whether an Event tells that its job is over."""
-    return event.get("reason") in (Phase.SUCCEEDED.reason, Phase.FAILED.reason)
+    return event.get("reason") in (JobPhase.SUCCEEDED.reason, JobPhase.FAILED.reason)
 
 
 def event_view(event: Manifest, job: str) -> EventView:

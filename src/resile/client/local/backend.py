@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from resile.api.job import JobSpec
-from resile.api.manifests.names import master_name
 from resile.chaos.faults import Fault, Injected
 from resile.client.base import (
     Deleted,
@@ -33,6 +32,7 @@ from resile.protocol.changes import Scale, Suspend
 from resile.wire.job_directory import DirectoryError
 
 if TYPE_CHECKING:
+    from resile.api.kinds.base import FrontDoor
     from resile.client.local.follow import LocalFollowing
 
 
@@ -75,11 +75,18 @@ class LocalJobs:
         except DirectoryError as error:
             raise CommandError(str(error)) from error
 
+    def front_door(self, job: str) -> FrontDoor:
+        from resile.api.kinds import registry
+
+        return registry.front_door(self.spec(job).front_door)
+
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         from resile.client.local import logs
 
         job, pod = find_pod(name, self._named)
-        return logs.read(job, master_name(job.name) if master else pod, tail, follow=follow)
+        front_door = job.front_door
+        is_master = master or (front_door is not None and pod == front_door.master_name(job.name))
+        return logs.read(job, pod, tail, master=is_master, follow=follow)
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
         from resile.client.local import submit
@@ -110,7 +117,7 @@ class LocalJobs:
         is_interrupted = not served(found.directory) and self._phase(found) not in (Phase.SUCCEEDED, Phase.FAILED)
         if is_interrupted:
             restart_master(found.directory)
-            self._say(f"elasticjob/{found.name} has a master again")
+            self._say(f"{self.front_door(job).noun}/{found.name} has a master again")
         before = self._phase(found)
         self._ask(found, Suspend(on=False))
         return is_interrupted or before == Phase.SUSPENDED

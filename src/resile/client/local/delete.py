@@ -27,6 +27,8 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
         CommandError: files cannot be removed.
     """
     directory = job.directory
+    front_door = job.front_door
+    noun = front_door.noun if front_door is not None else "job"
     try:
         timeouts = directory.spec().timeouts
         grace, short = timeouts.exit_grace, timeouts.regroup_grace
@@ -40,7 +42,7 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
         say("the job has no master; its nodes are ended by their records")
     end_by_force(directory, Seconds(0.0) if now else short)
     _remove(job, keep_logs)
-    return Deleted(job.name, logs=str(directory.path) if keep_logs else "")
+    return Deleted(job.name, noun, logs=str(directory.path) if keep_logs else "")
 
 
 def _stop(job: LocalJob) -> bool:

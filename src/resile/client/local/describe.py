@@ -23,7 +23,7 @@ def describe(reader: JobReader) -> Description:
     view, story = reader.status(), reader.events()
     state = reader.state()
     spec = state.spec
-    master = master_node(view, reader.master_lives, restarts_of_master(story))
+    master = master_node(spec, view, reader.master_lives, restarts_of_master(story))
     first = first_failure(state)
     failure: Failure | None = first
     if first is None and view.phase == "Failed":

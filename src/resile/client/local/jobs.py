@@ -11,12 +11,16 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from resile.client.errors import CommandError
 from resile.client.names import did_you_mean, is_pod_of, pod_name
-from resile.wire.job_directory import JobDirectory
+from resile.wire.job_directory import DirectoryError, JobDirectory
+
+if TYPE_CHECKING:
+    from resile.api.kinds.base import FrontDoor
 
 DEFAULT_NAMESPACE = "default"
 
@@ -45,6 +49,21 @@ class LocalJob(msgspec.Struct, frozen=True):
     def previous(self) -> Path:
         """Where the directory goes when another job of this name takes its place."""
         return state_root() / "previous" / self.namespace / self.name
+
+    @property
+    def front_door(self) -> FrontDoor | None:
+        """The front door that the job came through; None if the job cannot be read or is of another version."""
+        from resile.api.kinds import registry
+
+        try:
+            return registry.front_door(self.directory.spec().front_door)
+        except (DirectoryError, KeyError):
+            return None
+
+    def has_pod(self, name: str) -> bool:
+        """Whether the job's master or one of its nodes may have this name."""
+        front_door = self.front_door
+        return front_door is not None and is_pod_of(front_door, name, self.name)
 
     def __str__(self) -> str:
         return self.name if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{self.name}"
@@ -84,9 +103,9 @@ def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""
     for job in jobs:
-        if is_pod_of(name, job.name):
+        if job.has_pod(name):
             return job, name
-    pods = [pod for job in jobs if (pod := pod_name(job.name, name))]
+    pods = [pod for job in jobs if (door := job.front_door) and (pod := pod_name(door, job.name, name))]
     if pods:
         raise CommandError(f"{name} is a node of a job; its log is that of a pod: `resile logs {pods[0]}`")
     raise _unknown(name, namespace, jobs)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from resile.client.base import Found, Item, Listable, Query
+from resile.api.kinds import registry
+from resile.client.base import EVENT, POD, Found, Item, Listable, Query
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob, all_jobs
@@ -63,15 +64,15 @@ class _Lister:
         job, space = reader.job, reader.job.namespace
         view = reader.status()  # before the events, so that the last one of a job that is over is not missed
         self._over[job] = view.ended_at is not None
+        spec = reader.directory.spec()
         if self._query.what is Listable.JOBS:
-            return [Item(space, view.name, view)]
+            return [Item(space, view.name, view, registry.front_door(spec.front_door).noun)]
         news = reader.events(self._told.get(job, 0))
         if news:
             self._told[job] = news[-1].number
         if self._query.what is Listable.EVENTS:
-            spec = reader.directory.spec()
-            return [Item(space, f"{job.name}.{event.number}", event_view(event, spec)) for event in news]
+            return [Item(space, f"{job.name}.{event.number}", event_view(event, spec), EVENT) for event in news]
         self._master_restarts[job] = self._master_restarts.get(job, 0) + restarts_of_master(news)
-        master = master_node(view, reader.master_lives, self._master_restarts[job])
+        master = master_node(spec, view, reader.master_lives, self._master_restarts[job])
         nodes = [node for node in view.nodes if self._query.deleted or node.status != DELETED]
-        return [Item(space, node.name, node) for node in sorted([master, *nodes], key=lambda node: node.name)]
+        return [Item(space, node.name, node, POD) for node in sorted([master, *nodes], key=lambda node: node.name)]

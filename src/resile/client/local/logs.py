@@ -12,7 +12,6 @@ from resile.client.base import LogLine
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob
-from resile.client.names import is_master
 from resile.platform.local import files
 
 POLL_SECONDS = 0.15
@@ -23,19 +22,19 @@ BATCH = 1000
 """Lines that are handed on at once."""
 
 
-def read(job: LocalJob, pod: str, tail: int | None, *, follow: bool) -> Iterator[list[LogLine]]:
-    """The lines of a pod, or of all nodes if `pod` is empty; with `follow`, until the pod or the job has ended.
+def read(job: LocalJob, pod: str, tail: int | None, *, master: bool, follow: bool) -> Iterator[list[LogLine]]:
+    """The lines of a pod, of the master, or of all nodes if `pod` is empty; with `follow`, until that has ended.
 
     Raises:
         CommandError: the pod has no log.
     """
-    logs = _Logs(job, pod, tail)
-    if pod and not is_master(pod) and not logs.paths():
+    logs = _Logs(job, pod, tail, master=master)
+    if pod and not master and not logs.paths():
         raise CommandError(f"there is no log of {pod}; `resile get nodes {job.name} --deleted` lists the pods")
     yield from logs.batches()
     if follow:
         with JobReader(job) as reader:
-            is_over = _pod_over(job, pod) if pod and not is_master(pod) else _job_over(reader)
+            is_over = _pod_over(job, pod) if pod and not master else _job_over(reader)
             asked = 0.0
             while True:
                 now = time.monotonic()
@@ -83,9 +82,10 @@ class Log:
 class _Logs:
     """The logs of a job's nodes, of one pod, or of the master; pods that appear later are read from their start."""
 
-    def __init__(self, job: LocalJob, pod: str, tail: int | None) -> None:
+    def __init__(self, job: LocalJob, pod: str, tail: int | None, *, master: bool) -> None:
         self._job = job
         self._pod = pod
+        self._master = master
         self._tail = tail
         self._known: dict[Path, Log] = {}
         self._alone = True
@@ -93,7 +93,7 @@ class _Logs:
     def paths(self) -> list[Path]:
         """The files there are now, oldest pod first."""
         directory = self._job.directory
-        if self._pod and is_master(self._pod):
+        if self._master:
             return [directory.log]
         found = [record.log for record in files.read_nodes(directory.path)]
         return [path for path in found if path.exists() and (not self._pod or path.stem == self._pod)]

@@ -12,10 +12,8 @@ import msgspec
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec, Strategy
-from resile.api.kinds.elasticjob import KIND, ElasticJob
-from resile.api.kinds.scaleplan import ScalePlan
-from resile.api.kinds.scaleplan.kind import SCALE_PLAN
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind, PlanKind
 from resile.api.plan import Plan
 from resile.client.base import Document, Say, SubmitOptions, Submitted
 from resile.client.errors import CommandError, NotUsableError
@@ -36,15 +34,17 @@ def submit(
     words = ["--enforce-memory"] if options.enforce_memory else []
     words += ["--metrics-port", str(options.metrics_port)] if options.metrics_port else []
     for document in documents:
-        resource = document.resource
-        if isinstance(resource, ElasticJob):
-            job = start_job(_in_namespace(to_job_spec(resource), namespace), words, say)
-            how, place = "created", str(job.directory.path)
-        else:
-            assert isinstance(resource, ScalePlan)
-            job, how = apply_plan(resource, namespace)
-            place = ""
-        yield Submitted(kind=KIND, name=job.name, namespace=job.namespace, how=how, directory=place)
+        match registry.kind_of_resource(document.resource):
+            case JobKind() as kind:
+                job = start_job(_in_namespace(kind.to_job_spec(document.resource), namespace), words, say)
+                yield _submitted(kind, job, "created", str(job.directory.path))
+            case PlanKind() as plan_kind:
+                job, how = apply_plan(plan_kind, document, namespace)
+                yield _submitted(plan_kind.job_kind, job, how)
+
+
+def _submitted(kind: JobKind, job: LocalJob, how: str, directory: str = "") -> Submitted:
+    return Submitted(kind=kind.definition.kind, name=job.name, namespace=job.namespace, how=how, directory=directory)
 
 
 def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
@@ -94,18 +94,19 @@ def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
     return msgspec.structs.replace(spec, namespace=namespace)
 
 
-def apply_plan(manifest: ScalePlan, namespace: str | None) -> tuple[LocalJob, str]:
-    """Have a running job carry out a ScalePlan; that job, and what it changes. The job's events tell how it ends.
+def apply_plan(kind: PlanKind, document: Document, namespace: str | None) -> tuple[LocalJob, str]:
+    """Have a running job carry out a plan; that job, and what it changes. The job's events tell how it ends.
 
     Raises:
         CommandError: there is no such job, or it refuses.
     """
-    name, home = manifest.metadata.name, manifest.metadata.namespace
-    later = SCALE_PLAN.not_supported(manifest)
+    metadata = document.resource.metadata
+    name, home = metadata.name, metadata.namespace
+    later = kind.not_supported(document.resource)
     if later:
         raise CommandError(f"scale plan {name}: {later}")
-    plan = SCALE_PLAN.to_plan(manifest, uid=str(uuid.uuid4()))  # submitted again, it is another plan
-    job = find(manifest.job, namespace or (home if home != DEFAULT_NAMESPACE else None))
+    plan = kind.to_plan(document.resource, uid=str(uuid.uuid4()))  # submitted again, it is another plan
+    job = find(kind.job_of(document.written), namespace or (home if home != DEFAULT_NAMESPACE else None))
     with MasterClient(job.directory) as client:
         try:
             client.insist(plan)

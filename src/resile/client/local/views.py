@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resile.api.job import JobSpec, node_name
+from resile.api.job import JobSpec
 from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView, NodeView
-from resile.api.manifests.names import master_name
+from resile.api.job_view import MASTER, JobView, NodeView
+from resile.api.kinds import registry
 from resile.client.base import EventView
 
 MASTER_CAME_BACK = "MasterReturned"
 
 
-def master_node(job: JobView, is_alive: bool, restarts: int) -> NodeView:
+def master_node(spec: JobSpec, job: JobView, is_alive: bool, restarts: int) -> NodeView:
     """The master as a row among its nodes, as a listing of a job's pods shows it."""
     status = "Running" if is_alive else "Completed" if job.phase == "Succeeded" else "Error"
     return NodeView(
-        name=master_name(job.name),
-        role="master",
+        name=registry.front_door(spec.front_door).master_name(job.name),
+        role=MASTER,
         id=0,
         rank=0,
         status=status,
@@ -48,7 +48,7 @@ def event_view(event: JobEvent, spec: JobSpec) -> EventView:
 
     if event.node:
         role, _, number = event.node.rpartition("-")
-        about = f"pod/{node_name(spec, role, int(number))}"
+        about = f"pod/{registry.node_name(spec, role, int(number))}"
     else:
         about = f"{registry.front_door(spec.front_door).noun}/{spec.name}"
     return EventView(**msgspec.structs.asdict(event), object=about, job=spec.name)

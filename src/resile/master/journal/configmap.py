@@ -30,7 +30,7 @@ import msgspec
 from resile.api.ids import Bytes
 from resile.api.job import JobSpec
 from resile.api.job_event import JobEvent
-from resile.api.manifests.names import master_name
+from resile.api.kinds import registry
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
@@ -136,7 +136,7 @@ class ConfigMapJournal:
         self._spec = spec
         self._client = client
         self._served = served
-        self._name = master_name(spec.name)
+        self._name = registry.job_kind(spec.front_door).master_name(spec.name)
         self._writer = secrets.token_hex(8)
         self._version = ""
         self._values: Values = {}

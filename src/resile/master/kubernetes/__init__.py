@@ -1,1 +1,1 @@
-"""The master's parts that speak to a cluster: spec, ScalePlans and status."""
+"""The master's parts that speak to a cluster: spec, plans and status."""

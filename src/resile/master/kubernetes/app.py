@@ -1,4 +1,4 @@
-"""A master in a cluster: the job comes from its ElasticJob, the journal is a ConfigMap, nodes are pods.
+"""A master in a cluster: the job comes from its resource, the journal is a ConfigMap, nodes are pods.
 
 A job that was served before goes on whatever is done to its manifest: if that cannot be read, the journal knows how the
 job was. The status writer and the watches must not end before the master does: a master that lost one of them ends, and
@@ -19,21 +19,19 @@ import msgspec
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.labels import PREFIXED_JOB_NAME
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
-from resile.api.manifests.names import node_of_pod
 from resile.api.manifests.reader import read_manifest
 from resile.kube.client import BlockingClient, Client
 from resile.kube.config import NoCluster, from_environment
 from resile.kube.errors import KubeError
-from resile.kube.kinds import ELASTIC_JOBS, PODS, Object
+from resile.kube.kinds import PODS, Object, of
 from resile.kube.owner_references import is_owned_by
 from resile.kube.retry import until_answered
 from resile.master.app import Options, Serving, run_master
 from resile.master.journal.configmap import ConfigMapJournal
-from resile.master.kubernetes.scaleplans import ScalePlanWatch
+from resile.master.kubernetes.plans import PlanWatch
 from resile.master.kubernetes.spec_watch import SpecWatch
 from resile.master.kubernetes.status_writer import StatusWriter
 from resile.platform.kubernetes.platform import KubernetesPlatform
@@ -57,6 +55,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str
     job: str
+    kind: JobKind
     advertise: str = ""
     """`host:port`, for a master outside the cluster; the master's Service unless given."""
 
@@ -65,7 +64,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
     """Serve a job of the cluster until it is over or deleted; whether it succeeded.
 
     Raises:
-        NoJob: there is no such ElasticJob, it cannot be run, or the API server could not be asked for it.
+        NoJob: there is no such job, it cannot be run, or the API server could not be asked for it.
         DirectoryError: the token is missing.
         JournalError, JournalDamaged, CannotListen: as `run_master`.
     """
@@ -82,9 +81,10 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
             found, served = await _find(client, where)
         except KubeError as error:
             raise NoJob(f"the job cannot be read: {error}") from error
-        bare = JobSpec(name=where.job, front_door="elasticjob", namespace=where.namespace, uid=found["metadata"]["uid"])
+        uid = found["metadata"]["uid"]
+        bare = JobSpec(name=where.job, front_door=where.kind.name, namespace=where.namespace, uid=uid)
         journal = ConfigMapJournal(bare, blocking, served=served)
-        spec = _spec_of(found, journal)
+        spec = _spec_of(where.kind, found, journal)
         directory.create(spec, _token())
         platform = KubernetesPlatform(spec, client, address=where.advertise, tls=options.tls is not None)
 
@@ -93,13 +93,14 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
             platform.broke = functools.partial(serving.shell.broke, "the watch or the making of pods")
             reporter = StatusWriter(spec, client, serving, found, platform.hindrance)
             jobs = SpecWatch(spec, client, serving, journal, seen=reporter.seen)
-            plans = ScalePlanWatch(spec, client, serving)
+            plan_kinds = [kind for kind in registry.plan_kinds() if kind.job_kind is where.kind]
+            plans = [PlanWatch(kind, spec, client, serving) for kind in plan_kinds]
             tasks = [
                 asyncio.create_task(work, name=name)
                 for name, work in (
                     ("the status", reporter.run()),
-                    ("the watch of the job", _until_deleted(jobs, client, serving, found)),
-                    ("the watch of plans", plans.run()),
+                    ("the watch of the job", _until_deleted(where, jobs, client, serving, found)),
+                    *(("the watch of plans", watch.run()) for watch in plans),
                 )
             ]
             for task in tasks:
@@ -120,20 +121,22 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         )
 
 
-async def _until_deleted(jobs: SpecWatch, client: Client, serving: Serving, found: Object) -> None:
+async def _until_deleted(
+    where: ClusterOptions, jobs: SpecWatch, client: Client, serving: Serving, found: Object
+) -> None:
     there: Object | None = found
     while there is not None:
         await jobs.run(there)
-        there = await _still_there(client, found["metadata"])
+        there = await _still_there(where, client, found["metadata"])
     log.info("the job was deleted")
     await serving.commands.change(Stop(because="the job was deleted"))
 
 
-async def _still_there(client: Client, metadata: Object) -> Object | None:
+async def _still_there(where: ClusterOptions, client: Client, metadata: Object) -> Object | None:
     """The job, if it is there after all: its end is final, and a list may come from a server that starts up."""
     found = await until_answered(
         "whether the job was deleted cannot be asked",
-        lambda: client.get_same(ELASTIC_JOBS, metadata["namespace"], metadata["name"], metadata["uid"]),
+        lambda: client.get_same(of(where.kind), metadata["namespace"], metadata["name"], metadata["uid"]),
     )
     return found if found and not found["metadata"].get("deletionTimestamp") else None
 
@@ -144,39 +147,36 @@ def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
 
 
 async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
-    """The ElasticJob, and by what it is known to have been served before, in words for `ConfigMapJournal`."""
+    """The job, and by what it is known to have been served before, in words for `ConfigMapJournal`."""
     found = await until_answered(
-        "the ElasticJob cannot be read",
-        lambda: client.get(ELASTIC_JOBS, where.namespace, where.job),
+        "the job cannot be read",
+        lambda: client.get(of(where.kind), where.namespace, where.job),
         within=START_SECONDS,
     )
     if found is None:
-        raise NoJob(f"there is no ElasticJob {where.job} in namespace {where.namespace}")
-    if ((found.get("status") or {}).get("status") or {}).get("replicaStatuses"):
+        raise NoJob(f"there is no {where.kind.definition.kind} {where.job} in namespace {where.namespace}")
+    if where.kind.report_of(found).nodes:
         return found, "the job's status tells of its nodes"
     pods, _ = await until_answered(
         "the job's pods cannot be read",
-        lambda: client.list(PODS, where.namespace, labels={PREFIXED_JOB_NAME: where.job}),
+        lambda: client.list(PODS, where.namespace, labels=where.kind.job_selector(where.job)),
         within=START_SECONDS,
     )
     names = [pod["metadata"]["name"] for pod in pods if is_owned_by(pod, found["metadata"]["uid"])]
-    nodes = [name for name in names if node_of_pod(name, where.job) is not None]
+    nodes = [name for name in names if where.kind.node_of(name, where.job) is not None]
     return found, f"the job has the pod {nodes[0]}" if nodes else ""
 
 
-def _spec_of(found: Object, journal: ConfigMapJournal) -> JobSpec:
+def _spec_of(kind: JobKind, found: Object, journal: ConfigMapJournal) -> JobSpec:
     """The job as its manifest has it now, or as the journal knows it if that cannot be understood."""
     try:
-        job = read_manifest(found)
+        return kind.to_job_spec(read_manifest(found))
     except BadManifest as bad:
         history = journal.load()
         if history is None:
             raise NoJob(f"the job cannot be run: {bad}") from bad
         log.warning("the job was changed into something that cannot be run, and goes on as it was: %s", bad)
         return history.state.spec
-    if not isinstance(job, ElasticJob):
-        raise NoJob("this is not an ElasticJob")
-    return to_job_spec(job)
 
 
 def _token() -> str:

@@ -1,23 +1,18 @@
-"""The job's state as the status of its ElasticJob: pure functions, so that what `kubectl` shows can be tested."""
+"""The job's state as the status of its resource: pure functions, so that what `kubectl` shows can be tested."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
 
 from resile.api.ids import NodeKey
-from resile.api.job import ROLES, node_name
-from resile.api.kinds import elasticjob as ej
-from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE
+from resile.api.job_phase import JobPhase
+from resile.api.job_report import FailureReport, JobReport, NodeCounts
+from resile.api.kinds import registry
+from resile.api.kinds.registry import node_name
 from resile.core.nodes import lifecycle
 from resile.core.state import JobState, Node, Phase
-from resile.kube.conditions import enter
 from resile.kube.kinds import Object
-from resile.kube.timestamps import stamp
 from resile.master.view import shown_phase, view
 from resile.protocol.reports import NodeStatus
 
@@ -44,37 +39,31 @@ def status_of(
         generation: of the spec that has been acted upon.
         hindrance: what keeps a pending node from starting.
     """
-    seen = view(state, now)
-    phase = shown_phase(state)
-    message = state.message or _trouble(state, hindrance) or _recovery(state, phase)
-    inner = before.get("status") or {}
-    status = ej.ElasticJobStatus(
+    report = report_of(state, now, generation, hindrance)
+    return registry.job_kind(state.spec.front_door).write_status(report, state.spec.name, before, now)
+
+
+def report_of(state: JobState, now: float, generation: int, hindrance: Callable[[NodeKey], str]) -> JobReport:
+    """The job as every kind of resource reports it."""
+    seen, phase = view(state, now), shown_phase(state)
+    return JobReport(
         phase=phase,
         reason=state.reason or phase.reason,
-        message=message,
-        status=ej.JobProgress(
-            conditions=_conditions(
-                inner.get("conditions") or [], phase, message or f"the job is {phase.value.lower()}", stamp(now)
-            ),
-            replica_statuses=_replicas(state),
-            start_time=stamp(state.started_at) if state.started_at is not None else "",
-            completion_time=stamp(state.ended_at) if state.ended_at is not None else "",
-            last_reconcile_time=inner.get("lastReconcileTime") or "",
-        ),
-        scale_plan=next((change.name for change in state.changes if change.uid), ""),
-        progress=ej.StepProgress(
-            step=seen.step if seen.step >= 0 else None,
-            total=seen.total,
-            speed=round(seen.speed, 2),
-            round=seen.round,
-            members=seen.members,
-        ),
-        goodput=round(seen.goodput, 3),
+        message=state.message or _trouble(state, hindrance) or _recovery(state, phase),
+        nodes=_counts(state),
+        started_at=state.started_at,
+        ended_at=state.ended_at,
+        plan=next((change.name for change in state.changes if change.uid), ""),
+        step=seen.step if seen.step >= 0 else None,
+        total=seen.total,
+        speed=seen.speed,
+        round=seen.round,
+        members=seen.members,
+        goodput=seen.goodput,
         restarts=sum((1 if n.relaunch_count else 0) + n.restarts + len(n.crashes) for n in state.nodes.values()),
         last_failure=_last_failure(state),
-        observed_generation=generation,
+        generation=generation,
     )
-    return msgspec.json.decode(msgspec.json.encode(status), type=Object)  # lists, as in `before`
 
 
 def difference(before: Object, after: Object) -> Object:
@@ -91,31 +80,22 @@ def difference(before: Object, after: Object) -> Object:
     return patch
 
 
-def _conditions(before: list[Any], phase: ej.Phase, message: str, at: str) -> tuple[ej.Condition, ...]:
-    """The history once the job is in `phase`, without entries that only another version of resile can read."""
-    known = []
-    for entry in before:
-        with contextlib.suppress(msgspec.ValidationError):
-            known.append(msgspec.to_builtins(msgspec.convert(entry, ej.Condition, strict=False)))
-    return msgspec.convert(enter(known, phase.value, phase.reason, message, at), tuple[ej.Condition, ...])
-
-
-def _replicas(state: JobState) -> dict[str, ej.ReplicaStatus]:
-    counts: dict[str, dict[NodeStatus, int]] = {role: {} for role in ROLES if role in state.spec.roles}
+def _counts(state: JobState) -> dict[str, NodeCounts]:
+    counts = {role: NodeCounts() for role in state.spec.roles}
     for key, node in state.nodes.items():
-        role = counts.setdefault(key.role, {})
-        role[node.status] = role.get(node.status, 0) + 1
-    return {
-        role: ej.ReplicaStatus(
-            initial=count.get(NodeStatus.LAUNCHING, 0),
-            pending=count.get(NodeStatus.PENDING, 0) + count.get(NodeStatus.STARTING, 0),
-            active=count.get(NodeStatus.RUNNING, 0),
-            succeeded=count.get(NodeStatus.SUCCEEDED, 0),
-            failed=count.get(NodeStatus.FAILED, 0),
-            label_selector=f"{PREFIXED_JOB_NAME}={state.spec.name},{PREFIXED_REPLICA_TYPE}={role}",
-        )
-        for role, count in counts.items()
-    }
+        count = counts.setdefault(key.role, NodeCounts())
+        match node.status:
+            case NodeStatus.LAUNCHING:
+                count.launching += 1
+            case NodeStatus.PENDING | NodeStatus.STARTING:
+                count.pending += 1
+            case NodeStatus.RUNNING:
+                count.running += 1
+            case NodeStatus.SUCCEEDED:
+                count.succeeded += 1
+            case NodeStatus.FAILED:
+                count.failed += 1
+    return counts
 
 
 def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
@@ -129,13 +109,13 @@ def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
     return f"{first.key}{others} cannot start now" + (f": {why}" if why else "")
 
 
-def _recovery(state: JobState, phase: ej.Phase) -> str:
+def _recovery(state: JobState, phase: JobPhase) -> str:
     """What a job that does not train as it should is waiting for."""
-    if phase is ej.Phase.RESTARTING and state.progress.outages:
+    if phase is JobPhase.RESTARTING and state.progress.outages:
         return state.progress.outages[-1].because
-    if phase is ej.Phase.RUNNING and state.progress.step < 0:
+    if phase is JobPhase.RUNNING and state.progress.step < 0:
         return _crashing(state)
-    if phase is ej.Phase.SCALING:
+    if phase is JobPhase.SCALING:
         coming = sorted(str(key) for change in state.changes for key in change.coming)
         going = sorted(str(key) for change in state.changes for key in change.going)
         return "; ".join([*_some("to come", coming), *_some("to leave", going)])
@@ -159,34 +139,35 @@ def _some(what: str, names: list[str]) -> list[str]:
     return [f"{what}: {', '.join(names[:MAX_NAMED])}{more}"]
 
 
-def _last_failure(state: JobState) -> ej.LastFailure | None:
-    found: list[tuple[float, ej.LastFailure]] = []
+def _last_failure(state: JobState) -> FailureReport | None:
+    found: list[FailureReport] = []
     ended = [n for n in state.nodes.values() if _unwanted(n)]
     if ended:
         node = max(ended, key=lambda one: one.ended_at or 0.0)
-        found.append((node.ended_at or 0.0, _of_node(state, node)))
+        found.append(_of_node(state, node))
     if state.training.failures.first is not None:
         key, failure = state.training.failures.first
-        told = ej.LastFailure(
-            node=node_name(state.spec, key.role, key.id),
-            reason="OOMKilled" if failure.oom else "ProcessFailed",
-            message=str(failure),
-            time=stamp(failure.at),
-            exit_code=128 + failure.signal if failure.signal else failure.exit_code,
+        found.append(
+            FailureReport(
+                node=node_name(state.spec, key.role, key.id),
+                reason="OOMKilled" if failure.oom else "ProcessFailed",
+                message=str(failure),
+                at=failure.at,
+                exit_code=128 + failure.signal if failure.signal else failure.exit_code,
+            )
         )
-        found.append((failure.at, told))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    return max(found, key=lambda failure: failure.at, default=None)
 
 
 def _unwanted(node: Node) -> bool:
     return node.status in (NodeStatus.FAILED, NodeStatus.DELETED) and not node.leaving
 
 
-def _of_node(state: JobState, node: Node) -> ej.LastFailure:
-    return ej.LastFailure(
+def _of_node(state: JobState, node: Node) -> FailureReport:
+    return FailureReport(
         node=node_name(state.spec, node.key.role, node.key.id),
         reason=_NOT_A_WORD.sub("", node.end.reason) or f"Node{node.status}",
         message=f"{node.key} {lifecycle.describe(node.status, node.end)}",
-        time=stamp(node.ended_at or 0.0),
+        at=node.ended_at or 0.0,
         exit_code=node.end.exit_code,
     )

@@ -1,7 +1,7 @@
-"""What users ask of a running job by changing its ElasticJob: another number of nodes, a pause.
+"""What users ask of a running job by changing its resource: another number of nodes, a pause.
 
 Wishes go to the core like those of a command line, and a refusal is written into the job's status. The number of nodes
-that an ElasticJob names is acted upon when it changes, not whenever it is seen: a plan or `resile scale` may have
+that the resource names is acted upon when it changes, not whenever it is seen: a plan or `resile scale` may have
 changed the number since. What was last seen is kept in the journal, so a change made while no master lived is found.
 """
 
@@ -15,13 +15,14 @@ from typing import cast
 import msgspec
 
 from resile.api.job import JobSpec
-from resile.api.kinds.elasticjob import INVALID_SPEC, ElasticJob
-from resile.api.kinds.to_job_spec import to_job_spec
+from resile.api.job_phase import INVALID_SPEC
+from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.kube.client import Client
 from resile.kube.informer import Changed, Listed, Watched, list_and_watch
-from resile.kube.kinds import ELASTIC_JOBS, Object
+from resile.kube.kinds import Object, of
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.protocol.changes import Change, Scale, Suspend
@@ -29,33 +30,30 @@ from resile.protocol.changes import Change, Scale, Suspend
 log = logging.getLogger("resile.master")
 
 LAST_SEEN = "wanted"
-"""Under which the journal keeps what the ElasticJob asked for."""
+"""Under which the journal keeps what the resource asked for."""
 REFUSED = "ScaleRefused"
 """The reason in the status of a job whose change the core does not grant."""
 
 
 class WantedSpec(msgspec.Struct, frozen=True):
-    """The part of an ElasticJob that may change while it runs."""
+    """The part of a job that may change while it runs."""
 
     replicas: dict[str, int]
     suspend: bool
 
 
-def wanted(job: Object) -> WantedSpec:
-    """What an ElasticJob asks for.
+def wanted(kind: JobKind, job: Object) -> WantedSpec:
+    """What the resource of a job asks for.
 
     Raises:
         BadManifest: it was changed into something that cannot be understood.
     """
-    read = read_manifest(job)
-    if not isinstance(read, ElasticJob):
-        raise TypeError("not an ElasticJob")
-    spec = to_job_spec(read)
+    spec = kind.to_job_spec(read_manifest(job))
     return WantedSpec({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
 
 
 class SpecWatch:
-    """Follows the ElasticJob itself."""
+    """Follows the resource of the job itself."""
 
     def __init__(
         self,
@@ -72,10 +70,11 @@ class SpecWatch:
             client: speaks to the API server.
             serving: the master.
             journal: keeps what was last seen.
-            seen: given every version of the ElasticJob, once it has been acted upon, or with what is wrong with it and
-                a word for that.
+            seen: given every version of the resource, once it has been acted upon, or with what is wrong with it and a
+                word for that.
         """
         self._spec = spec
+        self._kind = registry.job_kind(spec.front_door)
         self._client = client
         self._serving = serving
         self._journal = journal
@@ -87,10 +86,10 @@ class SpecWatch:
         known = self._journal.recall(LAST_SEEN)
         before = msgspec.json.decode(known, type=WantedSpec) if known else None
         if before is None and self._serving.fresh:
-            before = wanted(job)  # the first nodes come from it anyway
+            before = wanted(self._kind, job)  # the first nodes come from it anyway
             self._remember(before)
         last = await self._act(job, before)
-        watched = Watched(ELASTIC_JOBS, self._spec.namespace, fields={"metadata.name": self._spec.name})
+        watched = Watched(of(self._kind), self._spec.namespace, fields={"metadata.name": self._spec.name})
         news = list_and_watch(self._client, watched, since=job["metadata"]["resourceVersion"])
         async with contextlib.aclosing(cast(AsyncGenerator[Listed | Changed, None], news)):
             async for one in news:
@@ -102,7 +101,7 @@ class SpecWatch:
 
     async def _act(self, job: Object, before: WantedSpec | None) -> WantedSpec | None:
         try:
-            now = wanted(job)
+            now = wanted(self._kind, job)
         except BadManifest as bad:
             log.warning("the job was changed into something that cannot be run, and goes on as it was: %s", bad)
             self._seen(job, str(bad), INVALID_SPEC)

@@ -1,4 +1,4 @@
-"""Tells the cluster how the job is: the ElasticJob's status, and an Event for every line of the story.
+"""Tells the cluster how the job is: the status of its resource, and an Event for every line of the story.
 
 Both are for people and programs that look; nothing is decided by them, so a server that does not answer delays them and
 nothing else. What changes is written within a second, steps alone every ten. Events are bounded in number and rate.
@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 from resile.api.ids import NodeKey, Seconds
 from resile.api.job import JobSpec
-from resile.api.kinds.elasticjob import JOURNAL_GONE
+from resile.api.job_phase import JOURNAL_GONE
+from resile.api.kinds import registry
 from resile.core.decisions import Note
 from resile.kube.client import Client
 from resile.kube.errors import INVALID, NOT_FOUND, KubeError
 from resile.kube.events import event, new_event_name
-from resile.kube.kinds import ELASTIC_JOBS, EVENTS, Object
+from resile.kube.kinds import EVENTS, Object, of
 from resile.master.app import Serving
 from resile.master.journal.sqlite import JournalGone
 from resile.master.kubernetes.job_status import difference, status_of
@@ -55,10 +56,11 @@ class StatusWriter:
             spec: the job.
             client: speaks to the API server.
             serving: the master.
-            job: the ElasticJob as it was read.
+            job: the resource of the job as it was read.
             hindrance: what keeps a pending node from starting.
         """
         self._spec = spec
+        self._kind = of(registry.job_kind(spec.front_door))
         self._client = client
         self._serving = serving
         self._hindrance = hindrance
@@ -73,17 +75,17 @@ class StatusWriter:
         """What is being written: a master that ends must write it again, since it cannot know whether it arrived."""
         self._left_out = 0
         self._generation = 0
-        self._mistake = self._reason = ""
+        self._error = self._reason = ""
         self.seen(job)
         self._listen()
 
-    def seen(self, job: Object, mistake: str = "", reason: str = "") -> None:
-        """Take note of a version of the ElasticJob; others write its status, too.
+    def seen(self, job: Object, error: str = "", reason: str = "") -> None:
+        """Take note of a version of the job's resource; others write its status, too.
 
-        It has been acted upon, or cannot be: then `mistake` says what is wrong with it, and so does the status.
+        It has been acted upon, or cannot be: then `error` says what is wrong with it, and so does the status.
         """
-        self._mistake, self._reason = mistake, reason
-        if not mistake:
+        self._error, self._reason = error, reason
+        if not error:
             self._generation = int(job["metadata"].get("generation") or 0)
         self._written = job.get("status") or {}
         self._changed.set()
@@ -145,9 +147,7 @@ class StatusWriter:
         if not patch or (not steps and _only_gauges(patch)):
             return
         try:
-            await self._client.replace_status(
-                ELASTIC_JOBS, self._spec.namespace, self._spec.name, self._spec.uid, wanted
-            )
+            await self._client.replace_status(self._kind, self._spec.namespace, self._spec.name, self._spec.uid, wanted)
         except KubeError as error:
             if error.code in (NOT_FOUND, INVALID) and await self._is_gone():
                 self._gone = True
@@ -163,7 +163,7 @@ class StatusWriter:
         """Whether that is sure."""
         try:
             spec = self._spec
-            return await self._client.get_same(ELASTIC_JOBS, spec.namespace, spec.name, spec.uid) is None
+            return await self._client.get_same(self._kind, spec.namespace, spec.name, spec.uid) is None
         except KubeError:
             return False
 
@@ -173,8 +173,8 @@ class StatusWriter:
         if trouble is not None:
             reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
             return {"reason": reason, "message": f"{trouble}; the job trains on, but nothing is decided meanwhile"}
-        if self._mistake:
-            because = f"the change of the job cannot be run, and the job goes on as it was: {self._mistake}"
+        if self._error:
+            because = f"the change of the job cannot be run, and the job goes on as it was: {self._error}"
             return {"reason": self._reason, "message": because}
         return {}
 
@@ -196,7 +196,7 @@ class StatusWriter:
     async def _write_event(self, name: str, at: float, note: Note) -> None:
         metadata = {"name": self._spec.name, "namespace": self._spec.namespace, "uid": self._spec.uid}
         written = event(
-            ELASTIC_JOBS,
+            self._kind,
             metadata,
             note.reason,
             note.message,

@@ -5,16 +5,16 @@ It is valid for longer than any job runs, so that nothing has to be renewed unde
 
 from __future__ import annotations
 
-from resile.api.manifests.names import master_host, master_name
+from resile.api.kinds.base import JobKind
 from resile.common.certificates import Pair, self_signed
 
 
-def new_pair(job: str, namespace: str) -> Pair:
+def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
     """A new key, and a certificate for the master of this job."""
-    return self_signed(master_name(job), names(job, namespace))
+    return self_signed(kind.master_name(job), names(kind, job, namespace))
 
 
-def names(job: str, namespace: str) -> list[str]:
+def names(kind: JobKind, job: str, namespace: str) -> list[str]:
     """All names of the master's Service; nodes ask for the first."""
-    host = master_host(job, namespace)
-    return [host, f"{host}.cluster.local", f"{master_name(job)}.{namespace}", master_name(job)]
+    host, name = kind.master_host(job, namespace), kind.master_name(job)
+    return [host, f"{host}.cluster.local", f"{name}.{namespace}", name]

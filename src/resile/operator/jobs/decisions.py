@@ -1,4 +1,4 @@
-"""What to do about one ElasticJob, given what exists: pure, so that every case is a test of three lines.
+"""What to do about one job, given what exists: pure, so that every case is a test of three lines.
 
 The operator writes a job's status only where no master does. A job that has ended is left as it is; the status of a job
 whose master runs is the master's. In between (no master yet, a master that cannot start, one that ended without writing
@@ -15,12 +15,14 @@ import msgspec
 
 from resile.api.exit_codes import CANNOT_SERVE, FINAL, JOB_FAILED, JOB_SUCCEEDED
 from resile.api.ids import Seconds
-from resile.api.kinds.annotations import duration
-from resile.api.kinds.elasticjob import INVALID_SPEC, JOURNAL_GONE, ElasticJob, Phase
+from resile.api.job import JobSpec
+from resile.api.job_phase import INVALID_SPEC, JOURNAL_GONE, JobPhase
+from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.errors import BadManifest
+from resile.api.moments import moment
+from resile.api.quantity import duration
 from resile.kube.kinds import Object
 from resile.kube.owner_references import is_owned_by
-from resile.kube.timestamps import moment
 from resile.operator import settings
 from resile.operator.jobs.master_status import MasterEnd, master_end, short, why_master_cannot_start
 
@@ -77,7 +79,7 @@ class Restarts(msgspec.Struct, frozen=True):
 class SetStatus(msgspec.Struct, frozen=True):
     """Write the status; without a phase, reason and message alone."""
 
-    phase: Phase | None
+    phase: JobPhase | None
     reason: str
     message: str
 
@@ -140,14 +142,14 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the pods of a job that ended long ago have been removed."""
 
 
-def decide(seen: ObservedJob, spec: ElasticJob | BadManifest, now: float) -> Decision:
+def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decision:
     """What to do about a job; `spec` is what its manifest was read as."""
     job = seen.job
     if job["metadata"].get("deletionTimestamp"):
         return Decision()  # Kubernetes removes everything with it
     phase = phase_of(job)
     pod = seen.pod
-    began = pod is not None or phase not in (None, Phase.CREATED, Phase.FAILED)
+    began = pod is not None or phase not in (None, JobPhase.CREATED, JobPhase.FAILED)
     if isinstance(spec, BadManifest) and not began:
         return _invalid(seen, spec)
     if phase is not None and phase.ended and not _was_invalid(job):
@@ -172,31 +174,28 @@ def decide(seen: ObservedJob, spec: ElasticJob | BadManifest, now: float) -> Dec
     return _with_master(seen, phase, pod)
 
 
-def phase_of(job: Object) -> Phase | None:
-    """The phase in a job's status; None where there is none or it is one we do not know."""
-    try:
-        return Phase((job.get("status") or {}).get("phase") or "")
-    except ValueError:
-        return None
+def phase_of(job: Object) -> JobPhase | None:
+    """The phase in a job's status; None where there is none or this version does not know it."""
+    return job_kind_of(job).phase_of(job)
 
 
 def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
     """A manifest that cannot be run: nothing is started for it, until it is put right."""
     message = short("; ".join(str(error) for error in bad.errors))
-    ended = phase_of(seen.job) is Phase.FAILED and not _was_invalid(seen.job)
+    ended = phase_of(seen.job) is JobPhase.FAILED and not _was_invalid(seen.job)
     if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
         return Decision()
     told = EmitEvent(Reason.INVALID_SPEC, message, warning=True)
-    return Decision((SetStatus(Phase.FAILED, Reason.INVALID_SPEC, message), told))
+    return Decision((SetStatus(JobPhase.FAILED, Reason.INVALID_SPEC, message), told))
 
 
-def _without_master(seen: ObservedJob, phase: Phase | None, lost: str, now: float) -> Decision:
+def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: float) -> Decision:
     """Start a master: the first at once, the next ones, too, unless they keep dying."""
     restarts = seen.restarts.after(now)
-    first = phase in (None, Phase.CREATED, Phase.FAILED) and restarts.index < 0
+    first = phase in (None, JobPhase.CREATED, JobPhase.FAILED) and restarts.index < 0
     actions: list[Action] = []
-    if phase is None or phase is Phase.FAILED:  # Failed: its manifest was wrong and has been put right
-        actions.append(SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master"))
+    if phase is None or phase is JobPhase.FAILED:  # Failed: its manifest was wrong and has been put right
+        actions.append(SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master"))
     pause = restarts.pause(now)
     if pause > 0.0:
         message = (
@@ -209,23 +208,24 @@ def _without_master(seen: ObservedJob, phase: Phase | None, lost: str, now: floa
     return Decision(tuple(actions))
 
 
-def _with_master(seen: ObservedJob, phase: Phase | None, pod: Object) -> Decision:
+def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
     """A pod that starts or runs."""
     reason, _ = _says(seen.job)
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
-        if phase in (None, Phase.CREATED) or (phase is Phase.PENDING and reason in PASSING):
-            actions.append(SetStatus(Phase.PENDING, Phase.PENDING.reason, "the master runs and asks for the nodes"))
+        if phase in (None, JobPhase.CREATED) or (phase is JobPhase.PENDING and reason in PASSING):
+            runs = "the master runs and asks for the nodes"
+            actions.append(SetStatus(JobPhase.PENDING, JobPhase.PENDING.reason, runs))
         elif reason in PASSING:
             actions.append(SetStatus(None, phase.reason, ""))
         return Decision(tuple(actions), settings.RECHECK)
     problem = why_master_cannot_start(pod)
-    waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
+    waiting = JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
     if problem:
         said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
         actions.extend(said)
         actions.extend(EmitEvent(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
-    elif reason != Reason.MASTER_STARTING or phase in (None, Phase.CREATED):
+    elif reason != Reason.MASTER_STARTING or phase in (None, JobPhase.CREATED):
         actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
     return Decision(tuple(actions), settings.RECHECK)
 
@@ -240,14 +240,14 @@ def _leaving(pod: Object, now: float) -> Decision:
     return Decision(again=Seconds(left)) if left > 0 else Decision((RemoveMaster(metadata["uid"]),))
 
 
-def _blocked(seen: ObservedJob, phase: Phase | None, pod: Object, now: float) -> Decision:
+def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float) -> Decision:
     """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a pod of no job."""
-    created = SetStatus(Phase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
+    created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
     if now - born < settings.MAKE_ROOM:
         return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to another owner"
-    waiting = Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
+    waiting = JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
     said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, message)
     return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
 
@@ -256,17 +256,16 @@ def _finished(over: MasterEnd) -> tuple[Action, ...]:
     """A master that ended for good without writing the job's end."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
-        return SetStatus(Phase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
+        return SetStatus(JobPhase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
     what = "found that the job failed" if over.exit_code == JOB_FAILED else "cannot serve the job"
     message = short(f"the master {what}: {over.why}")
     stop = (StopNodes(),) if over.exit_code == CANNOT_SERVE else ()
-    return *stop, SetStatus(Phase.FAILED, Reason.FAILED, message), EmitEvent(Reason.FAILED, message, warning=True)
+    return *stop, SetStatus(JobPhase.FAILED, Reason.FAILED, message), EmitEvent(Reason.FAILED, message, warning=True)
 
 
 def _ended(seen: ObservedJob, now: float) -> Decision:
     """A job that is over: its time of completion is written down, and its pods go when their time has come."""
-    progress = (seen.job.get("status") or {}).get("status") or {}
-    finished = moment(progress.get("completionTime") or "")
+    finished = job_kind_of(seen.job).report_of(seen.job).ended_at
     if finished is None:
         reason, message = _says(seen.job)
         return Decision((SetStatus(phase_of(seen.job), reason, message),))
@@ -285,23 +284,22 @@ def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
 def _restarts(seen: ObservedJob) -> Restarts:
     """The restarts as it was when the pod was started, also by an operator before this one."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
-    index = labels.get("replica-index", "")
-    known = int(index) if index.isdecimal() else 0
+    known = job_kind_of(seen.job).master_index_of(labels)
     if seen.restarts.last is not None:
         return msgspec.structs.replace(seen.restarts, index=max(seen.restarts.index, known))
     born = moment((seen.pod or {})["metadata"].get("creationTimestamp", ""))
     return Restarts(1, born, max(seen.restarts.index, known))
 
 
-def _say(job: Object, phase: Phase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
+def _say(job: Object, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
     """Write it, unless it is there already."""
     there = _says(job) == (reason, message) and phase in (None, phase_of(job))
     return () if there else (SetStatus(phase, reason, message),)
 
 
 def _says(job: Object) -> tuple[str, str]:
-    status = job.get("status") or {}
-    return status.get("reason") or "", status.get("message") or ""
+    report = job_kind_of(job).report_of(job)
+    return report.reason, report.message
 
 
 def _was_invalid(job: Object) -> bool:

@@ -11,13 +11,10 @@ import base64
 import secrets
 from typing import Any
 
-from resile.api.job import MASTER_PORT
-from resile.api.kinds.elasticjob import ElasticJob
-from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
-from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_REPLICA_TYPE, master_labels
-from resile.api.manifests.names import MASTER_ROLE, master_name, tls_secret, token_secret
+from resile.api.job import MASTER_PORT, JobSpec
+from resile.api.kinds import registry
 from resile.api.rbac import master_rules
-from resile.kube.kinds import ELASTIC_JOBS, ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object
+from resile.kube.kinds import ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object, of
 from resile.kube.owner_references import owner_reference
 from resile.operator.jobs.certificate import new_pair
 from resile.operator.jobs.master_pod import TLS_CERTIFICATE, TLS_KEY, TOKEN
@@ -29,43 +26,46 @@ RESTORES = "resile.restores"
 """On a Secret that was made again as it was: the uid of the first of them."""
 
 
-def owner(job: ElasticJob) -> Object:
+def owner(job: JobSpec) -> Object:
     """The reference by which an object is owned by its job."""
-    return owner_reference(ELASTIC_JOBS, job.metadata.name, job.metadata.uid)
+    return owner_reference(of(registry.job_kind(job.front_door)), job.name, job.uid)
 
 
-def applied(job: ElasticJob) -> list[tuple[Kind, Object]]:
+def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
     """Objects whose content follows from the job: applied again whenever a master is provisioned."""
-    name = master_name(job.metadata.name)
+    kind = registry.job_kind(job.front_door)
+    name = kind.master_name(job.name)
     return [
         (SERVICE_ACCOUNTS, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
-        (ROLES, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(ELASTIC_JOB, job.metadata.name)}),
+        (ROLES, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(kind, job.name)}),
         (SERVICES, service(job)),
     ]
 
 
-def binding(job: ElasticJob) -> Object:
+def binding(job: JobSpec) -> Object:
     """Gives the master its Role, which must exist: Kubernetes checks that the operator holds the rights in it."""
-    name = master_name(job.metadata.name)
+    kind = registry.job_kind(job.front_door)
+    name = kind.master_name(job.name)
     return {
         **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
         "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.metadata.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
     }
 
 
-def key_pair(job: ElasticJob) -> Object:
+def key_pair(job: JobSpec) -> Object:
     """The Secret of the master alone, with a new key. It is made once and never written again."""
-    pair = new_pair(job.metadata.name, job.metadata.namespace)
+    kind = registry.job_kind(job.front_door)
+    pair = new_pair(kind, job.name, job.namespace)
     data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
-    secret = _object(job, "v1", "Secret", tls_secret(job.metadata.name))
+    secret = _object(job, "v1", "Secret", kind.tls_secret(job.name))
     return {**secret, "type": "kubernetes.io/tls", "data": data}
 
 
-def credentials(job: ElasticJob, pair: Object) -> Object:
+def credentials(job: JobSpec, pair: Object) -> Object:
     """The Secret of every node: a new token, which is made once, and the certificate of the key pair."""
     token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
-    secret = _object(job, "v1", "Secret", token_secret(job.metadata.name))
+    secret = _object(job, "v1", "Secret", registry.job_kind(job.front_door).token_secret(job.name))
     return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
 
 
@@ -100,18 +100,18 @@ def trusted(credentials: Object) -> str:
     return str((credentials.get("data") or {}).get(TRUSTED, ""))
 
 
-def journal(job: ElasticJob) -> Object:
+def journal(job: JobSpec) -> Object:
     """The ConfigMap that the master fills; made once, and written by the master alone."""
-    return _object(job, "v1", "ConfigMap", master_name(job.metadata.name))
+    return _object(job, "v1", "ConfigMap", registry.job_kind(job.front_door).master_name(job.name))
 
 
-def service(job: ElasticJob) -> Object:
+def service(job: JobSpec) -> Object:
     """The address of the job's master, whichever pod it is."""
-    selector = {PREFIXED_JOB_NAME: job.metadata.name, PREFIXED_REPLICA_TYPE: MASTER_ROLE}
+    kind = registry.job_kind(job.front_door)
     port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
     return {
-        **_object(job, "v1", "Service", master_name(job.metadata.name)),
-        "spec": {"type": "ClusterIP", "selector": selector, "ports": [port]},
+        **_object(job, "v1", "Service", kind.master_name(job.name)),
+        "spec": {"type": "ClusterIP", "selector": kind.master_selector(job.name), "ports": [port]},
     }
 
 
@@ -119,11 +119,11 @@ def _encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _object(job: ElasticJob, version: str, kind: str, name: str) -> dict[str, Any]:
+def _object(job: JobSpec, version: str, kind: str, name: str) -> dict[str, Any]:
     metadata = {
         "name": name,
-        "namespace": job.metadata.namespace,
-        "labels": {key: value for key, value in master_labels(job.metadata.name).items() if "index" not in key},
+        "namespace": job.namespace,
+        "labels": registry.job_kind(job.front_door).master_object_labels(job.name),
         "ownerReferences": [owner(job)],
     }
     return {"apiVersion": version, "kind": kind, "metadata": metadata}

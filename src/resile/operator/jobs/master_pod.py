@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resile.api.job import MASTER_PORT
-from resile.api.kinds.elasticjob import ElasticJob, MasterSpec
-from resile.api.kinds.labels import master_labels
-from resile.api.manifests.names import master_name, tls_secret, token_secret
+from resile.api.job import MASTER_PORT, JobSpec, RoleSpec
+from resile.api.kinds import registry
 from resile.api.manifests.pod_template import MAIN, main_container
 from resile.kube.kinds import Object
 from resile.operator import settings
@@ -41,12 +39,13 @@ _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "vo
 """Lists whose items are told apart by a field: an item of the template takes the place of ours."""
 
 
-def master_pod(job: ElasticJob, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
+def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
     """The pod; `index` counts the masters that the job has had, `secrets` are the identities of what it mounts."""
-    name = master_name(job.metadata.name)
-    given = job.spec.replica_specs.master or MasterSpec()
+    kind = registry.job_kind(job.front_door)
+    name = kind.master_name(job.name)
+    given = job.master or RoleSpec(replicas=1)
     template_metadata = given.template.get("metadata") or {}
-    annotations = {**job.metadata.annotations, **(template_metadata.get("annotations") or {})}
+    annotations = {**job.annotations, **(template_metadata.get("annotations") or {})}
     spec = _merged(_spec(job, image), _laid_over(given))
     spec["restartPolicy"] = "Never"  # the operator starts masters; Kubernetes would restart one whose job is over
     return {
@@ -54,11 +53,11 @@ def master_pod(job: ElasticJob, image: str, index: int, owner: Object, secrets: 
         "kind": "Pod",
         "metadata": {
             "name": name,
-            "namespace": job.metadata.namespace,
+            "namespace": job.namespace,
             "labels": {
-                **job.metadata.labels,
+                **job.labels,
                 **(template_metadata.get("labels") or {}),
-                **master_labels(job.metadata.name, index),
+                **kind.master_labels(job.name, index),
             },
             "annotations": {
                 **{key: value for key, value in annotations.items() if key not in _NOT_COPIED},
@@ -71,8 +70,8 @@ def master_pod(job: ElasticJob, image: str, index: int, owner: Object, secrets: 
     }
 
 
-def _spec(job: ElasticJob, image: str) -> Object:
-    name = job.metadata.name
+def _spec(job: JobSpec, image: str) -> Object:
+    kind, name = registry.job_kind(job.front_door), job.name
     lost = [
         {
             "key": f"node.kubernetes.io/{taint}",
@@ -83,7 +82,7 @@ def _spec(job: ElasticJob, image: str) -> Object:
         for taint in ("not-ready", "unreachable")
     ]
     return {
-        "serviceAccountName": master_name(name),
+        "serviceAccountName": kind.master_name(name),
         "automountServiceAccountToken": False,  # mounted below: the same file, but renewed, and there at once
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": int(settings.MASTER_GRACE),
@@ -98,8 +97,8 @@ def _spec(job: ElasticJob, image: str) -> Object:
         "containers": [_container(job, image)],
         "volumes": [
             {"name": "run", "emptyDir": {"sizeLimit": "256Mi"}},
-            {"name": "token", "secret": {"secretName": token_secret(name), "defaultMode": 0o440}},
-            {"name": "tls", "secret": {"secretName": tls_secret(name), "defaultMode": 0o440}},
+            {"name": "token", "secret": {"secretName": kind.token_secret(name), "defaultMode": 0o440}},
+            {"name": "tls", "secret": {"secretName": kind.tls_secret(name), "defaultMode": 0o440}},
             {"name": "account", "projected": {"defaultMode": 0o440, "sources": _account()}},
         ],
     }
@@ -115,9 +114,9 @@ def _account() -> list[Object]:
     ]
 
 
-def _container(job: ElasticJob, image: str) -> Object:
+def _container(job: JobSpec, image: str) -> Object:
     command = ["python", "-m", "resile.master", "--platform", "kubernetes"]
-    where = ["--namespace", job.metadata.namespace, "--job", job.metadata.name, "--directory", DIRECTORY]
+    where = ["--namespace", job.namespace, "--job", job.name, "--kind", job.front_door, "--directory", DIRECTORY]
     tls = ["--tls-cert", f"{TLS}/{TLS_CERTIFICATE}", "--tls-key", f"{TLS}/{TLS_KEY}"]
     return {
         "name": MAIN,
@@ -146,7 +145,7 @@ def _container(job: ElasticJob, image: str) -> Object:
     }
 
 
-def _laid_over(given: MasterSpec) -> Object:
+def _laid_over(given: RoleSpec) -> Object:
     """The template's pod spec and what the role says of it beside its template."""
     spec = dict(given.template.get("spec") or {})
     if given.batch_scheduler:

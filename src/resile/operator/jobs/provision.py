@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from resile.api.kinds.elasticjob import ElasticJob
+from resile.api.job import JobSpec
 from resile.kube.client import Client
 from resile.kube.kinds import CONFIG_MAPS, ROLE_BINDINGS, SECRETS, Kind, Object
 from resile.kube.owner_references import is_controlled, is_owned_by
@@ -35,7 +35,7 @@ class Provisioned(msgspec.Struct, frozen=True):
     """Secrets with new content, where a master or nodes may hold an older one. Reported once: see `outdated`."""
 
 
-async def provision(client: Client, job: ElasticJob, known: Secrets) -> Provisioned:
+async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
     """Make everything at once; only a binding needs its Role to be there.
 
     Args:
@@ -78,7 +78,7 @@ async def together(*requests: Awaitable[Any]) -> list[Any]:
     return outcomes
 
 
-async def _secrets(client: Client, job: ElasticJob, known: Secrets) -> Provisioned:
+async def _secrets(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
     """The master's key pair, and the credentials of the nodes, which hold its certificate."""
     pair, pair_made = await _secret(client, master_objects.key_pair(job), job, known)
     given, given_made = await _secret(client, master_objects.credentials(job, pair), job, known)
@@ -96,18 +96,18 @@ async def _secrets(client: Client, job: ElasticJob, known: Secrets) -> Provision
     )
 
 
-async def _secret(client: Client, new: Object, job: ElasticJob, known: Secrets) -> tuple[Object, bool]:
+async def _secret(client: Client, new: Object, job: JobSpec, known: Secrets) -> tuple[Object, bool]:
     before = known.get(new["metadata"]["name"])
     return await _make_once(client, SECRETS, master_objects.again(new, before) if before else new, job)
 
 
-async def _make_once(client: Client, kind: Kind, item: Object, job: ElasticJob) -> tuple[Object, bool]:
+async def _make_once(client: Client, kind: Kind, item: Object, job: JobSpec) -> tuple[Object, bool]:
     """The object of this name, made unless it is there, and whether it was made."""
-    namespace, name = job.metadata.namespace, item["metadata"]["name"]
+    namespace, name = job.namespace, item["metadata"]["name"]
     made = await client.create(kind, item)
     if made is not None:
         return made, True
     there = await client.get(kind, namespace, name)
-    if there is None or (is_controlled(there) and not is_owned_by(there, job.metadata.uid)):
+    if there is None or (is_controlled(there) and not is_owned_by(there, job.uid)):
         raise TryAgain(f"{kind.name} {name} of an earlier job of this name is still there")
     return there, False

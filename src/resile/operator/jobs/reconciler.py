@@ -1,4 +1,4 @@
-"""The reconciler of ElasticJobs: gathers what exists, asks `decisions`, and does what they say, in order.
+"""The reconciler of jobs of one kind: gathers what exists, asks `decisions`, and does what they say, in order.
 
 Every action can be repeated: a name that is taken, an object that is gone and a version that is old are no errors but
 news, and lead to another reconciliation.
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.api.kinds.elasticjob import ElasticJob, Phase
-from resile.api.kinds.labels import job_selector
+from resile.api.job import JobSpec
+from resile.api.job_phase import JobPhase
+from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
-from resile.api.manifests.names import master_name
 from resile.kube.client import Client
 from resile.kube.errors import BAD_REQUEST, CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, KubeError
 from resile.kube.informer import Informer, Key
-from resile.kube.kinds import ELASTIC_JOBS, PODS, Object
+from resile.kube.kinds import PODS, Object, of
 from resile.kube.owner_references import is_owned_by
 from resile.operator import settings
 from resile.operator.events import emit
@@ -45,8 +45,7 @@ from resile.operator.jobs.master_pod import master_pod
 from resile.operator.jobs.master_status import short
 from resile.operator.jobs.provision import Provisioned, Secrets, outdated, provision, together
 from resile.operator.metrics import Metrics
-from resile.operator.status import job_patch
-from resile.operator.trim import read_job, read_masters_part
+from resile.operator.trim import read_job
 from resile.operator.workqueue import TryAgain
 
 log = logging.getLogger("resile.operator")
@@ -67,16 +66,17 @@ class _Memory(msgspec.Struct):
     pods_removed: bool = False
     read_from: object = None
     """What `spec` was read from: reading costs a millisecond, and a job's status changes all the time."""
-    spec: ElasticJob | BadManifest | None = None
-    usable: ElasticJob | None = None
-    """The newest `spec` without a mistake."""
+    spec: JobSpec | BadManifest | None = None
+    usable: JobSpec | None = None
+    """The newest `spec` without an error."""
 
 
 class JobReconciler:
-    """Reconciles ElasticJobs."""
+    """Reconciles jobs of one kind."""
 
     def __init__(
         self,
+        kind: JobKind,
         client: Client,
         jobs: Informer,
         pods: Informer,
@@ -85,6 +85,7 @@ class JobReconciler:
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._kind = kind
         self._client = client
         self._jobs = jobs
         self._pods = pods
@@ -103,7 +104,7 @@ class JobReconciler:
             return None
         memory = self._memory(key, job)
         spec = self._spec(memory, job)
-        name = Key(key.namespace, master_name(key.name))
+        name = Key(key.namespace, self._kind.master_name(key.name))
         seen = ObservedJob(
             job=job,
             pod=self._pods.get(name),
@@ -112,7 +113,7 @@ class JobReconciler:
             pods_removed=memory.pods_removed,
         )
         decision = decide(seen, spec, self._clock())
-        usable = memory.usable or read_masters_part(job)
+        usable = memory.usable or self._kind.masters_part(job)
         for action in decision.actions:
             job = await self._act(action, job, usable, memory)
         return decision.again
@@ -126,16 +127,16 @@ class JobReconciler:
             memory = self._memories[key] = _Memory(job["metadata"]["uid"])
         return memory
 
-    def _spec(self, memory: _Memory, job: Object) -> ElasticJob | BadManifest:
+    def _spec(self, memory: _Memory, job: Object) -> JobSpec | BadManifest:
         metadata = job["metadata"]
         source = (metadata.get("generation"), metadata.get("annotations"), metadata.get("labels"))
         if memory.spec is None or memory.read_from != source:
-            memory.read_from, memory.spec = source, read_job(job)
-            if isinstance(memory.spec, ElasticJob):
+            memory.read_from, memory.spec = source, read_job(self._kind, job)
+            if isinstance(memory.spec, JobSpec):
                 memory.usable = memory.spec
         return memory.spec
 
-    async def _act(self, action: Action, job: Object, spec: ElasticJob, memory: _Memory) -> Object:
+    async def _act(self, action: Action, job: Object, spec: JobSpec, memory: _Memory) -> Object:
         """Do one thing; returns the job as it is then."""
         match action:
             case SetStatus():
@@ -159,14 +160,14 @@ class JobReconciler:
         return job
 
     async def _emit(self, job: Object, reason: Reason, message: str, *, warning: bool) -> None:
-        await emit(self._client, ELASTIC_JOBS, job, reason, message, warning=warning, now=self._clock())
+        await emit(self._client, of(self._kind), job, reason, message, warning=warning, now=self._clock())
 
     async def _set_status(self, job: Object, action: SetStatus) -> Object:
         metadata = job["metadata"]
-        patch = job_patch(job, action.phase, action.reason, action.message, self._clock())
+        patch = self._kind.phase_patch(job, action.phase, action.reason, action.message, self._clock())
         try:
             return await self._client.patch_status(
-                ELASTIC_JOBS, metadata["namespace"], metadata["name"], metadata["resourceVersion"], patch
+                of(self._kind), metadata["namespace"], metadata["name"], metadata["resourceVersion"], patch
             )
         except KubeError as error:
             if error.code == CONFLICT:
@@ -181,7 +182,7 @@ class JobReconciler:
             sentence = f"the Secret {name} was gone; it was made again as it was"
             await self._emit(job, Reason.SECRET_RESTORED, sentence, warning=True)
         metadata = job["metadata"]
-        pod = self._pods.get(Key(metadata["namespace"], master_name(metadata["name"])))
+        pod = self._pods.get(Key(metadata["namespace"], self._kind.master_name(metadata["name"])))
         if pod is None or not is_owned_by(pod, metadata["uid"]) or pod["metadata"].get("deletionTimestamp"):
             return
         names = " and ".join(outdated(pod, provisioned))
@@ -191,8 +192,8 @@ class JobReconciler:
         await self._emit(job, Reason.SECRET_REPLACED, sentence, warning=True)
         await self._remove_master(job, pod["metadata"]["uid"])
 
-    async def _start(self, action: StartMaster, job: Object, spec: ElasticJob, memory: _Memory) -> None:
-        namespace = spec.metadata.namespace
+    async def _start(self, action: StartMaster, job: Object, spec: JobSpec, memory: _Memory) -> None:
+        namespace = spec.namespace
         mounted = [master_objects.identity(secret) for secret in memory.secrets.values()]
         pod = master_pod(spec, self._image, action.index, master_objects.owner(spec), mounted)
         try:
@@ -209,30 +210,29 @@ class JobReconciler:
         sentence = f"started the master {pod['metadata']['name']}"
         if action.lost:
             sentence = f"{sentence} again; how the one before ended: {action.lost}"
-        log.info("%s/%s: %s", namespace, spec.metadata.name, sentence)
+        log.info("%s/%s: %s", namespace, spec.name, sentence)
         await self._emit(job, reason, short(sentence), warning=bool(action.lost))
 
     async def _refused(self, job: Object, error: KubeError) -> None:
         """Tell why the API server takes no master's pod: a quota, a policy, a template that makes no sense."""
         message = short(f"the master's pod cannot be created: {error}")
-        said = (job.get("status") or {}).get("message")
-        if said != message:
+        if self._kind.report_of(job).message != message:
             job = await self._set_status(job, SetStatus(_waiting(job), Reason.MASTER_CANNOT_START, message))
             await self._emit(job, Reason.MASTER_CANNOT_START, message, warning=True)
 
     async def _remove_master(self, job: Object, uid: str) -> None:
-        namespace, name = job["metadata"]["namespace"], master_name(job["metadata"]["name"])
+        namespace, name = job["metadata"]["namespace"], self._kind.master_name(job["metadata"]["name"])
         there = await self._client.get(PODS, namespace, name)  # the informer may be behind, and the name is used again
         if there is not None and there["metadata"]["uid"] == uid:
             await self._client.delete(PODS, namespace, name, grace=0)
 
     async def _pods_of(self, job: Object) -> list[Object]:
-        label, _, value = job_selector(job["metadata"]["name"]).partition("=")
-        pods, _ = await self._client.list(PODS, job["metadata"]["namespace"], labels={label: value})
+        selector = self._kind.job_selector(job["metadata"]["name"])
+        pods, _ = await self._client.list(PODS, job["metadata"]["namespace"], labels=selector)
         return [pod for pod in pods if is_owned_by(pod, job["metadata"]["uid"])]
 
     async def _stop_nodes(self, job: Object) -> None:
-        namespace, master = job["metadata"]["namespace"], master_name(job["metadata"]["name"])
+        namespace, master = job["metadata"]["namespace"], self._kind.master_name(job["metadata"]["name"])
         running = [
             pod["metadata"]["name"]
             for pod in await self._pods_of(job)
@@ -256,7 +256,7 @@ class JobReconciler:
         await together(*map(delete, names))
 
 
-def _waiting(job: Object) -> Phase | None:
+def _waiting(job: Object) -> JobPhase | None:
     """The phase of a job whose master cannot start: pending, unless it was further already."""
     phase = phase_of(job)
-    return Phase.PENDING if phase in (None, Phase.CREATED, Phase.PENDING) else None
+    return JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None

@@ -15,9 +15,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, cast
 
 from resile.api.ids import NodeKey, Rank, Seconds
-from resile.api.job import JobSpec, node_name
-from resile.api.kinds.labels import PREFIXED_JOB_NAME
-from resile.api.manifests.names import node_of_pod
+from resile.api.job import JobSpec
+from resile.api.kinds import registry
 from resile.kube.client import Client
 from resile.kube.errors import BAD_REQUEST, CONFLICT, INVALID, Failure, KubeError
 from resile.kube.informer import Changed, Listed, Watched, list_and_watch
@@ -28,7 +27,7 @@ from resile.kube.settings import BACKOFF
 from resile.platform.base import Launch, Observation
 from resile.platform.kubernetes.placement import NO_ROOM, held_back, released
 from resile.platform.kubernetes.pod_status import gone, observation
-from resile.platform.kubernetes.pods import master_address, needs_services, pod_manifest, service_manifest
+from resile.platform.kubernetes.pods import master_address, pod_manifest, service_manifest
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 log = logging.getLogger("resile.kubernetes")
@@ -46,12 +45,13 @@ class KubernetesPlatform:
         """Nothing is read or made before `start` or `launch`.
 
         Args:
-            spec: the job; its uid must be that of the ElasticJob, which owns all that is made here.
+            spec: the job; its uid must be that of its resource, which owns all that is made here.
             client: speaks to the API server; its maker closes it.
             address: `host:port` where pods reach the master, if it is not the master's Service.
             tls: whether the master speaks TLS.
         """
         self._spec = spec
+        self._kind = registry.job_kind(spec.front_door)
         self._client = client
         self._address = address or master_address(spec)
         self._tls = tls
@@ -74,7 +74,7 @@ class KubernetesPlatform:
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
         """Read every pod of the job, then watch. Waits until the API server answers."""
-        labels = {PREFIXED_JOB_NAME: self._spec.name}
+        labels = self._kind.job_selector(self._spec.name)
         news = list_and_watch(self._client, Watched(PODS, self._spec.namespace, labels))
         first = await anext(news)
         assert isinstance(first, Listed)
@@ -127,7 +127,7 @@ class KubernetesPlatform:
         if node.role not in self._spec.roles:
             self._report(_failed(node, "NoSuchRole", f"the job has no role {node.role}"))
             return
-        if needs_services(self._spec):
+        if self._kind.is_found_by_address(self._spec, node.role):
             await self._ensure_service(node, launch.rank)
         await self._make(node, pod_manifest(self._spec, launch, self._address, tls=self._tls))
 
@@ -185,7 +185,7 @@ class KubernetesPlatform:
     async def _exists(self, node: NodeKey) -> bool:
         """Whether the pod is there and this job's; one that an earlier job of this name left is being removed."""
         try:
-            name = node_name(self._spec, node.role, node.id)
+            name = self._kind.node_name(self._spec.name, node.role, node.id)
             pod = await self._client.get(PODS, self._spec.namespace, name)
         except KubeError:
             return False
@@ -217,7 +217,7 @@ class KubernetesPlatform:
 
     async def _remove(self, node: NodeKey, grace: int) -> bool:
         """Delete a node's pod; False if there is none."""
-        name = node_name(self._spec, node.role, node.id)
+        name = self._kind.node_name(self._spec.name, node.role, node.id)
 
         async def delete() -> bool:
             async with self._calls:
@@ -273,7 +273,9 @@ class KubernetesPlatform:
 
     def _node_of(self, pod: Object) -> NodeKey | None:
         """Which node a pod is; None for the master's own and for those of an earlier job of this name."""
-        return node_of_pod(pod["metadata"]["name"], self._spec.name) if is_owned_by(pod, self._spec.uid) else None
+        if not is_owned_by(pod, self._spec.uid):
+            return None
+        return self._kind.node_of(pod["metadata"]["name"], self._spec.name)
 
     def _on_answer(self, node: NodeKey, pod: Object) -> None:
         """A pod as the answer to a call shows it: older than what the watch has shown in the meantime, if anything."""

@@ -11,15 +11,14 @@ from __future__ import annotations
 import copy
 from fractions import Fraction
 
-from resile.api.ids import NodeKey, Rank
-from resile.api.job import MASTER_PORT, PS, ROLES, JobSpec, Strategy, node_name
-from resile.api.kinds.environment import PS_PORT, TASK_PORT, node_environment, tf_config
-from resile.api.kinds.labels import PREFIXED_JOB_NAME, PREFIXED_RANK_INDEX, PREFIXED_REPLICA_TYPE, node_labels
-from resile.api.manifests.names import master_host, token_secret
+from resile.api.ids import Rank
+from resile.api.job import MASTER_PORT, JobSpec
+from resile.api.kinds import registry
+from resile.api.kinds.base import NodeSetting
 from resile.api.manifests.pod_template import is_gpu, main_container
 from resile.api.plan import NodeResources
 from resile.api.quantity import amount, write_cores, write_size
-from resile.kube.kinds import ELASTIC_JOBS, Object
+from resile.kube.kinds import Object, of
 from resile.kube.owner_references import owner_reference
 from resile.platform.base import Launch
 from resile.platform.kubernetes.placement import avoid
@@ -46,7 +45,7 @@ _AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 
 def master_address(spec: JobSpec) -> str:
     """Where nodes reach their master: its Service."""
-    return f"{master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
+    return f"{registry.job_kind(spec.front_door).master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
@@ -58,10 +57,10 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         address: `host:port` where it reaches the master.
         tls: whether the master speaks TLS, with the certificate that is beside the token.
     """
-    role = spec.roles[launch.node.role]
+    kind, role = registry.job_kind(spec.front_door), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
     metadata = template.get("metadata") or {}
-    labels = node_labels(
+    labels = kind.node_labels(
         spec.name,
         role=launch.node.role,
         node_id=launch.node.id,
@@ -77,7 +76,8 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         pod.setdefault("schedulerName", role.batch_scheduler)
     pod["tolerations"] = _tolerations(pod.get("tolerations") or [])
     main = main_container({"spec": pod})
-    secure = {TRUSTED_VARIABLE: f"{TOKEN_DIRECTORY}/{TRUSTED}", NAME_VARIABLE: master_host(spec.name, spec.namespace)}
+    host = kind.master_host(spec.name, spec.namespace)
+    secure = {TRUSTED_VARIABLE: f"{TOKEN_DIRECTORY}/{TRUSTED}", NAME_VARIABLE: host}
     main["env"] = _environment(spec, launch, address, secure if tls else {}, main.get("env") or [])
     if launch.resources != NodeResources():
         main["resources"] = _resources(main.get("resources") or {}, launch.resources)
@@ -87,11 +87,11 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": node_name(spec, launch.node.role, launch.node.id),
+            "name": kind.node_name(spec.name, launch.node.role, launch.node.id),
             "namespace": spec.namespace,
             "labels": {**(metadata.get("labels") or {}), **labels},
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": [owner_reference(ELASTIC_JOBS, spec.name, spec.uid)],
+            "ownerReferences": [owner_reference(of(kind), spec.name, spec.uid)],
         },
         "spec": pod,
     }
@@ -99,33 +99,21 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
     return made
 
 
-def needs_services(spec: JobSpec) -> bool:
-    """Whether nodes find each other by name: those of a parameter-server job do, others meet at their master."""
-    return spec.strategy is Strategy.PARAMETER_SERVER
-
-
 def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
     """The Service of one rank: its name stays while nodes come and go."""
-    selector = {
-        PREFIXED_JOB_NAME: spec.name,
-        PREFIXED_REPLICA_TYPE: role,
-        PREFIXED_RANK_INDEX: str(rank),
-    }
+    kind, port = registry.job_kind(spec.front_door), spec.roles[role].port
+    selector = kind.rank_selector(spec.name, role, rank)
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {
-            "name": f"{spec.name}-edljob-{role}-{rank}",
+            "name": kind.service_name(spec.name, role, rank),
             "namespace": spec.namespace,
             "labels": selector,
-            "ownerReferences": [owner_reference(ELASTIC_JOBS, spec.name, spec.uid)],
+            "ownerReferences": [owner_reference(of(kind), spec.name, spec.uid)],
         },
-        "spec": {"selector": selector, "ports": [{"port": _port(role), "targetPort": _port(role)}]},
+        "spec": {"selector": selector, "ports": [{"port": port, "targetPort": port}]},
     }
-
-
-def _port(role: str) -> int:
-    return PS_PORT if role == PS else TASK_PORT
 
 
 def _prioritise(pod: Object, priority: str, launch: Launch) -> None:
@@ -155,21 +143,16 @@ def _environment(
     spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Object]
 ) -> list[Object]:
     """Ours first, so that the user's variables can refer to them as `$(NODE_RANK)`."""
-    node: NodeKey = launch.node
-    values = node_environment(
-        spec,
-        role=node.role,
-        node_id=node.id,
+    kind = registry.job_kind(spec.front_door)
+    setting = NodeSetting(
+        node=launch.node,
         rank=launch.rank,
         replicas=launch.replicas,
-        address="",
-        host_address="",
-        master_address=address,
         relaunch_count=launch.relaunch_count,
+        master_address=address,
+        peers=kind.service_addresses(spec, {launch.node.role: launch.replicas}),
     )
-    values.update({TOKEN_FILE_VARIABLE: TOKEN_FILE, **secure})
-    if needs_services(spec):
-        values["TF_CONFIG"] = tf_config(_addresses(spec, launch), role=node.role, rank=launch.rank)
+    values = {**kind.environment(spec, setting), TOKEN_FILE_VARIABLE: TOKEN_FILE, **secure}
     looked_up = {"POD_IP": "status.podIP", "NODE_IP": "status.hostIP"}
     names = {*values, *looked_up}
     return [
@@ -177,15 +160,6 @@ def _environment(
         *({"name": name, "value": value} for name, value in values.items()),
         *(entry for entry in given if entry["name"] not in names),
     ]
-
-
-def _addresses(spec: JobSpec, launch: Launch) -> dict[str, list[str]]:
-    counts = {role: spec.roles[role].replicas for role in ROLES if role in spec.roles}
-    counts[launch.node.role] = launch.replicas
-    return {
-        role: [f"{spec.name}-edljob-{role}-{rank}.{spec.namespace}.svc:{_port(role)}" for rank in range(count)]
-        for role, count in counts.items()
-    }
 
 
 def _resources(given: Object, wanted: NodeResources) -> Object:
@@ -204,7 +178,7 @@ def _resources(given: Object, wanted: NodeResources) -> Object:
 
 
 def _mount_token(spec: JobSpec, pod: Object, main: Object) -> None:
-    secret = {"secretName": token_secret(spec.name), "defaultMode": READABLE_BY_ALL}
+    secret = {"secretName": registry.job_kind(spec.front_door).token_secret(spec.name), "defaultMode": READABLE_BY_ALL}
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": TOKEN_VOLUME, "secret": secret}]
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True}
     main["volumeMounts"] = [*(main.get("volumeMounts") or []), mount]

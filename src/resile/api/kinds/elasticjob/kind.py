@@ -86,6 +86,9 @@ class ElasticJobKind(JobKind):
     def to_job_spec(self, resource: Any) -> JobSpec:
         return to_job_spec(resource)
 
+    def master_index_of(self, pod_labels: Mapping[str, str]) -> int:
+        return _number(pod_labels.get(labels.REPLICA_INDEX))
+
     def master_object_labels(self, job: str) -> dict[str, str]:
         return {key: value for key, value in labels.master_labels(job).items() if "index" not in key}
 

@@ -5,11 +5,13 @@ The nesting `status.status` is DLRover's.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from resile.api.conditions import entered
+from resile.api.conditions import enter
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
 from resile.api.kinds.elasticjob.labels import role_selector
@@ -66,14 +68,14 @@ def report_of(item: Manifest) -> JobReport:
 def write_status(report: JobReport, job: str, before: Manifest, now: float) -> Manifest:
     """The whole status as plain data; `before` is the status in the cluster, whose history goes on."""
     inner = _inner(before)
-    sentence = report.message or f"the job is {report.phase.value.lower()}"
-    history = entered(inner.get("conditions") or (), report.phase, sentence, now)
+    phase, sentence = report.phase, report.message or f"the job is {report.phase.value.lower()}"
+    history = enter(_known(inner.get("conditions") or ()), phase.value, phase.reason, sentence, stamp(now))
     status = ElasticJobStatus(
         phase=report.phase,
         reason=report.reason or report.phase.reason,
         message=report.message,
         status=JobProgress(
-            conditions=tuple(msgspec.convert(history, list[Condition], strict=False)),
+            conditions=msgspec.convert(history, tuple[Condition, ...]),
             replica_statuses={role: _replicas(count, job, role) for role, count in report.nodes.items()},
             start_time=_stamped(report.started_at),
             completion_time=_stamped(report.ended_at),
@@ -103,7 +105,7 @@ def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: st
     if phase is not None:
         patch["phase"] = phase.value
         patch["observedGeneration"] = item["metadata"].get("generation", 0)
-        inner["conditions"] = entered(before.get("conditions") or (), phase, message, now)
+        inner["conditions"] = enter(before.get("conditions") or (), phase.value, phase.reason, message, stamp(now))
         if phase.ended:
             inner["completionTime"] = before.get("completionTime") or stamp(now)
         elif before.get("completionTime"):
@@ -113,6 +115,15 @@ def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: st
 
 def _inner(status: Manifest) -> Manifest:
     return status.get("status") or {}
+
+
+def _known(entries: Iterable[Any]) -> list[Manifest]:
+    """The history without entries that only another version of resile can read."""
+    known = []
+    for entry in entries:
+        with contextlib.suppress(msgspec.ValidationError):
+            known.append(msgspec.to_builtins(msgspec.convert(entry, Condition, strict=False)))
+    return known
 
 
 def _stamped(at: float | None) -> str:

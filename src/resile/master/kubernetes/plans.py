@@ -1,4 +1,4 @@
-"""Manual ScalePlans: found by a watch, executed by the core in the order of their creation; their status tells how.
+"""Plans: found by a watch, executed by the core in the order of their creation; their status tells how.
 
 A plan goes Pending, Scaling, and then Succeeded or Failed with a reason and a sentence. The core decides about both and
 keeps the plans under way in the journal, so a master that comes back asks for every plan again that has no end yet and
@@ -16,9 +16,7 @@ import logging
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
-from resile.api.kinds.labels import JOB_LABELS
-from resile.api.kinds.scaleplan import PlanPhase, ScalePlan, ScaleType
-from resile.api.kinds.scaleplan.kind import SCALE_PLAN
+from resile.api.kinds.base import PlanKind, PlanPhase
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.core.events import PlanDeleted
@@ -26,30 +24,30 @@ from resile.core.state import MAX_PLAN_ENDS
 from resile.kube.client import Client
 from resile.kube.errors import INVALID, KubeError
 from resile.kube.informer import Listed, Watched, list_and_watch
-from resile.kube.kinds import ELASTIC_JOBS, SCALE_PLANS, Object
+from resile.kube.kinds import Object, of
 from resile.kube.retry import until_answered
-from resile.kube.timestamps import stamp
 from resile.master.app import Serving
 
 log = logging.getLogger("resile.master")
 
 LAST_SECONDS = Seconds(5.0)
 """For the ends of plans that a master has to tell when it ends itself."""
-OVER = (PlanPhase.SUCCEEDED, PlanPhase.FAILED)
 INVALID_PLAN, NOT_SUPPORTED, REFUSED = "InvalidPlan", "NotSupported", "Refused"
 
 
-class ScalePlanWatch:
-    """Follows the ScalePlans of the namespace and executes the manual ones of this job, oldest first."""
+class PlanWatch:
+    """Follows the plans of one kind in the namespace and executes those that are orders to this job, oldest first."""
 
-    def __init__(self, spec: JobSpec, client: Client, serving: Serving) -> None:
+    def __init__(self, kind: PlanKind, spec: JobSpec, client: Client, serving: Serving) -> None:
         """Nothing is asked before `run`.
 
         Args:
+            kind: of the plans.
             spec: the job.
             client: speaks to the API server.
             serving: the master.
         """
+        self._kind = kind
         self._spec = spec
         self._client = client
         self._serving = serving
@@ -77,12 +75,12 @@ class ScalePlanWatch:
                 async with asyncio.timeout(LAST_SECONDS):
                     await self._tell_ends()
             except TimeoutError:
-                log.warning("the ends of some ScalePlans could not be told in time")
+                log.warning("the ends of some plans could not be told in time")
 
     # what is seen ---------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        async for news in list_and_watch(self._client, Watched(SCALE_PLANS, self._spec.namespace)):
+        async for news in list_and_watch(self._client, Watched(of(self._kind), self._spec.namespace)):
             if isinstance(news, Listed):
                 self._on_list(news.items)
             elif news.deleted or news.item["metadata"].get("deletionTimestamp"):
@@ -99,8 +97,7 @@ class ScalePlanWatch:
     def _take(self, plans: list[Object]) -> None:
         for plan in sorted(plans, key=_age):
             uid = plan["metadata"]["uid"]
-            over = (plan.get("status") or {}).get("phase") in OVER
-            if uid not in self._met and not over and self._ours(plan):
+            if uid not in self._met and self._kind.is_open(plan) and self._kind.job_of(plan) == self._spec.name:
                 self._met.add(uid)
                 self._new.append(plan)
                 self._changed.set()
@@ -113,11 +110,6 @@ class ScalePlanWatch:
 
     def _under_way(self) -> set[str]:
         return {change.uid for change in self._serving.shell.engine.state.changes if change.uid}
-
-    def _ours(self, plan: Object) -> bool:
-        labels = plan["metadata"].get("labels") or {}
-        named = ((plan.get("spec") or {}).get("ownerJob"), *(labels.get(label) for label in JOB_LABELS))
-        return self._spec.name in named
 
     # what is done ---------------------------------------------------------------------------------------------------
 
@@ -137,30 +129,30 @@ class ScalePlanWatch:
         except BadManifest as bad:  # whichever job it is for
             await self._tell(plan, PlanPhase.FAILED, INVALID_PLAN, "; ".join(str(error) for error in bad.errors))
             return
-        if not isinstance(read, ScalePlan) or read.job != self._spec.name or read.scale_type is not ScaleType.MANUAL:
+        if not self._kind.is_order(read):
             return
         if not await self._job_is_there():
             return
-        later = SCALE_PLAN.not_supported(read)
+        later = self._kind.not_supported(read)
         if later:
             await self._tell(plan, PlanPhase.FAILED, NOT_SUPPORTED, later)
             return
-        uid = plan["metadata"]["uid"]
-        if read.status.phase is not PlanPhase.SCALING:  # else a master before this one was as far
+        uid, before = plan["metadata"]["uid"], self._kind.phase_of(plan)
+        if before is not PlanPhase.SCALING:  # else a master before this one was as far
             await self._tell(plan, PlanPhase.PENDING, "Taken", "")
-        refused = await self._serving.commands.change(SCALE_PLAN.to_plan(read, uid))
+        refused = await self._serving.commands.change(self._kind.to_plan(read, uid))
         if refused:
             await self._tell(plan, PlanPhase.FAILED, REFUSED, refused)
             return
         self._open[uid] = plan
-        if read.status.phase is not PlanPhase.SCALING:
+        if before is not PlanPhase.SCALING:
             await self._tell(plan, PlanPhase.SCALING, "Scaling", "")
 
     async def _job_is_there(self) -> bool:
         spec = self._spec
         found = await until_answered(
             "whether the job is still there cannot be asked",
-            lambda: self._client.get_same(ELASTIC_JOBS, spec.namespace, spec.name, spec.uid),
+            lambda: self._client.get_same(of(self._kind.job_kind), spec.namespace, spec.name, spec.uid),
         )
         return found is not None
 
@@ -175,28 +167,20 @@ class ScalePlanWatch:
 
     async def _tell(self, plan: Object, phase: PlanPhase, reason: str, message: str) -> None:
         """Write a plan's status, again and again until it is written or the plan is gone."""
-        now = stamp(self._serving.shell.now)
-        before = plan.get("status") or {}
-        status: Object = {"createTime": now, **before, "phase": phase.value, "reason": reason}
-        status.pop("message", None)
-        if message:
-            status["message"] = message
-        if phase in OVER:
-            status["finishTime"] = now
-        plan["status"] = status
+        plan["status"] = status = self._kind.write_status(plan, phase, reason, message, self._serving.shell.now)
         name = plan["metadata"]["name"]
-        log.info("ScalePlan %s: %s%s", name, phase.value, f": {message}" if message else "")
+        log.info("%s %s: %s%s", self._kind.definition.kind, name, phase.value, f": {message}" if message else "")
 
         async def write() -> None:
             try:
                 await self._client.replace_status(
-                    SCALE_PLANS, self._spec.namespace, name, plan["metadata"]["uid"], status
+                    of(self._kind), self._spec.namespace, name, plan["metadata"]["uid"], status
                 )
             except KubeError as error:
                 if not error.is_absent and error.code != INVALID:  # else it is gone, perhaps for one of its name
                     raise
 
-        await until_answered(f"the status of ScalePlan {name} cannot be written", write)
+        await until_answered(f"the status of {self._kind.definition.kind} {name} cannot be written", write)
 
 
 def _age(plan: Object) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.kube.conditions import enter
+from resile.api.conditions import enter
 
 
 def test_a_condition_is_true_while_the_object_is_in_it() -> None:

@@ -1,3 +1,0 @@
-"""Moved to `resile.api.kinds.elasticjob.master_options`."""
-
-from resile.api.kinds.elasticjob.master_options import *  # noqa: F403

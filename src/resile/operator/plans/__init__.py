@@ -1,0 +1,1 @@
+"""Reconciles plans that no master will take up."""

@@ -1,1 +1,0 @@
-"""Reconciles ScalePlans that no master will take up."""
