@@ -188,6 +188,28 @@ def test_a_created_node_gets_the_lowest_free_rank_or_the_one_it_asks_for():
     assert (job.members, end(job)) == ([0, 1, 2, 3], ("Scaled", ""))
 
 
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_created_node_may_have_the_rank_of_a_node_that_the_same_plan_removes(rank):
+    job = running(3)
+    assert plan(job, remove=(key(1),), create=(node(rank=rank, resources=BIG),)) == ""
+    (launch,) = job.said(de.LaunchNode)
+    assert (launch.node.id, launch.rank, launch.resources) == (3, 1, BIG)
+    assert (job.deleted, ranks(job), job.state.targets) == ([1], {0: 0, 2: 2, 3: 1}, {"worker": 3})
+    come(job, 3)
+    joins_again(job, 0, 2)
+    assert (job.members, end(job)) == ([0, 3, 2], None)
+    job.seen(1, NodeStatus.DELETED)
+    assert (job.launched, end(job)) == ([], ("Scaled", ""))
+
+
+def test_a_removed_node_takes_its_heir_along_when_its_rank_goes_to_a_created_node():
+    job = running(2)
+    plan(job, "move", migrate=(move(1),))
+    assert plan(job, remove=(key(1),), create=(node(),)) == ""
+    assert (job.deleted, job.launched, ranks(job)) == ([1, 2], [3], {0: 0, 3: 1})
+    assert end(job, "move") == ("Superseded", "ScalePlan plan came before it was done")
+
+
 def test_a_lost_node_of_a_plan_is_awaited_in_its_replacement_with_the_same_resources():
     job = running(1)
     plan(job, create=(node(resources=BIG),))

@@ -6,6 +6,8 @@ and watched until it is complete (`changes`). A plan and a plain number go the s
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from resile.api.ids import NodeKey, Rank
@@ -72,7 +74,7 @@ def _grant(ctx: Context, wish: Plan, request: int, about: str, *, why: str) -> N
             state.resources[role] = RoleResources(resources=wanted.resources.over(before), since=since)
     roles = {*change.numbers, *(one.role for one in wish.create)}
     there = {key for key, node in state.nodes.items() if key.role in roles and scale_operations.takes_part(ctx, node)}
-    leaving = _resize(ctx, design, about)
+    leaving = _resize(ctx, design, wish.remove, about)
     change.going |= leaving
     for move in wish.migrate:
         _move(ctx, change, move)
@@ -82,8 +84,11 @@ def _grant(ctx: Context, wish: Plan, request: int, about: str, *, why: str) -> N
     forming.form(ctx, state.training)
 
 
-def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
-    """Make the places those of the design; returns who leaves because of that."""
+def _resize(ctx: Context, design: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
+    """Give the roles the ranks of the design, and return the nodes that leave.
+
+    A removed node leaves even if its rank is still wanted: then a node that the same plan creates has that rank.
+    """
     state = ctx.state
     for role, ranks in design.ranks.items():
         before = state.targets[role]
@@ -96,7 +101,9 @@ def _resize(ctx: Context, design: _Target, about: str) -> set[NodeKey]:
     surplus = [
         node
         for node in state.nodes.values()
-        if node.alive and node.key.role in touched and not targets.is_wanted(state, node.key.role, node.rank)
+        if node.alive
+        and node.key.role in touched
+        and (not targets.is_wanted(state, node.key.role, node.rank) or node.key in removed or node.replaces in removed)
     ]
     for node in surplus:
         lifecycle.remove(ctx, node, "was scaled down")
