@@ -118,7 +118,7 @@ def test_wishes_do_not_outlive_a_master():
     take(job, "a", 1)
     take(job, "b", 1)
     job.does(ev.MasterReturned())
-    assert job.state.ledger.datasets["d"].wishes == {}
+    assert job.state.ledger.datasets["d"].waiting == {}
 
 
 def test_an_agent_process_that_was_replaced_loses_its_workers_shards():

@@ -135,7 +135,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_wish_waits_only_while_nothing_can_be_granted(self):
-        assert list(self.dataset.wishes) == self.asked
+        assert list(self.dataset.waiting) == self.asked
         if self.asked:
             assert self.dataset.exhausted
             assert self.dataset.leases

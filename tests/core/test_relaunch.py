@@ -8,7 +8,7 @@ from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.nodes.relaunch import (
-    MOST_SUSPECTS,
+    MAX_SUSPECTS,
     PREEMPTION_BUDGET,
     SUSPECT_SECONDS,
     Cause,
@@ -295,8 +295,8 @@ def test_a_machine_whose_hardware_failed_is_avoided():
 
 
 def test_no_more_machines_are_avoided_than_fit_into_a_launch():
-    job = on_machines(3 * MOST_SUSPECTS)
-    for number in range(MOST_SUSPECTS + 1):
+    job = on_machines(3 * MAX_SUSPECTS)
+    for number in range(MAX_SUSPECTS + 1):
         job.does(ev.AgentSilent(node=key(number), seconds=2.0))
-    assert len(avoided(job)[0]) == MOST_SUSPECTS
+    assert len(avoided(job)[0]) == MAX_SUSPECTS
     assert "m0" not in avoided(job)[0]

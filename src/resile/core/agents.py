@@ -1,4 +1,4 @@
-"""Agents coming, going, falling silent, and reporting their processes."""
+"""Agents that connect, disconnect, and report their processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from resile.protocol.master_to_agent import Leave, Refused, RoundFormed, RoundOv
 from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig
 
 MAX_FAILURES = 64
-"""How many failures of one round are kept: the first is the one that matters, the rest are collateral."""
+"""How many failures of one round are kept. The first one matters; the others follow from it."""
 
 
 def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
-    """An agent said Hello: find or make its node, and bring both sides to the same view of the round."""
+    """Admit an agent: find or make its node, and bring both sides to the same view of the round."""
     state, hello, session = ctx.state, event.hello, event.session
     if state.phase.over:
         ctx.decide(Refuse(session=session, message=completion.job_over(state)))
@@ -36,11 +36,11 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
         ctx.decide(Refuse(session=session, message=Refused(because=node)))
         return
     if node.agent is not None and node.agent.incarnation == hello.incarnation and session < node.agent.session:
-        return  # it has come again since, on a newer connection: this one is closed or about to be
+        return  # the agent has a newer connection, so this one is closed or about to be
     rdzv = state.training
     opens = rdzv.config is None or (rdzv.forming is not None and not ctx.index.trainers)
     rdzv.config = _merged(rdzv, hello.rendezvous)
-    # A master whose journal was lost must not give a number out again: the agent would take it for an old round's.
+    # A master whose journal was lost must not use a number again: the agent would take it for an old round.
     rdzv.last_round = max(rdzv.last_round, hello.round)
     if opens:
         forming.start_join_timer(ctx, rdzv)
@@ -72,36 +72,36 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
 
 
 def on_agent_disconnected(ctx: Context, node: Node, session: int) -> None:
-    """A connection ended. If it was this agent's current one, it has a blink to come back."""
+    """Give an agent whose current connection closed a moment to come back."""
     if node.agent is None or node.agent.session != session or node.status.ended:
         return
     if ctx.state.phase.over:
-        node.agent.session = 0  # agents go when the job is over; how they ended is the platform's to say
+        node.agent.session = 0  # agents exit when the job is over, and the platform reports how
         ctx.touch(node)
         ctx.deadlines.clear(Alarm.AWAY, node.key)
     else:
         ctx.detach(node, ctx.now + ctx.timeouts.reconnect)
-        forming.form(ctx, ctx.state.training)  # the others do not wait for one that may be gone
+        forming.form(ctx, ctx.state.training)  # no round waits for a node that may be gone
 
 
 def on_can_regroup(ctx: Context, node: Node) -> None:
-    """From now on this node's processes meet in new rounds without being restarted."""
+    """From now on this node's processes join new rounds without being restarted."""
     if node.agent is not None:
         node.agent.elastic = True
         ctx.touch(node)
 
 
 def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
-    """An agent takes its leave: its peers need not find out the hard way."""
+    """End the node of an agent that says goodbye, so that its peers need not wait for a time-out."""
     if node.alive:
         lifecycle.on_node_ended(ctx, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=message.because))
 
 
 def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
-    """A training process ended badly. The first failure of a round ends it; the others are its echo.
+    """Handle the failure of a training process. The first failure of a round ends it; others follow from it.
 
-    Elastic processes outlive a broken collective, so a failure of theirs is never an echo. But those that fail in one
-    round of their node cost it one restart, as they would if they did not stay: what kills one often kills all.
+    Elastic processes survive a broken collective, so their failures never follow from another one. But all that fail in
+    one round of their node cost it one restart, as processes that are not elastic do: one cause often kills them all.
     """
     state, rdzv, failure = ctx.state, ctx.state.training, report.failure
     _note_failure(rdzv, node.key, report)
@@ -115,16 +115,16 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
     if node.agent is not None and elastic:
         if node.alive and not _counts(node, failure.pid):
             return
-        node.agent.holds = NO_ROUND  # the one that failed may have been the one that had the state
+        node.agent.holds = NO_ROUND  # the process that failed may be the one that had the state
         ctx.touch(node)
-        current = member and report.round <= rdzv.last_round  # an older one: it died after its agent had joined
+        current = member and report.round <= rdzv.last_round  # in an older round it died after its agent had joined
         if not report.left:
-            node.agent.phase = Idle()  # the others do not wait for the process that will replace the last one
+            node.agent.phase = Idle()  # no round waits for the process that will replace the last one
             ctx.touch(node)
         if not report.member:
             running.on_spare_worker_failed(rdzv, node, report.left)
     trained = state.trained
-    # Running out of memory is never the echo of another failure, so it counts even if its report is not the first.
+    # Running out of memory never follows from another failure, so it counts even if its report is not the first.
     grow = failure.oom and state.spec.managed and report.round == rdzv.last_round
     if not node.alive or not (current or grow or elastic):
         return
@@ -142,7 +142,7 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
     node.crashed_in = report.placed or node.crashed_in
     allowed = rdzv.config.max_restarts if rdzv.config is not None else 0
     if len(node.crashes) <= allowed:
-        forming.form(ctx, rdzv)  # its peers may have waited for the one that failed
+        forming.form(ctx, rdzv)  # its peers may have waited for the process that failed
         return
     message = f"on {node.key}, {failure}; that was failure {len(node.crashes)} and max_restarts is {allowed}"
     if state.spec.managed:
@@ -155,7 +155,7 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
 
 
 def _counts(node: Node, pid: int) -> bool:
-    """Whether the failure of an elastic process is news; the answer is remembered."""
+    """Whether this failure of an elastic process was not reported before. The pid is remembered."""
     if pid and pid in node.counted:
         return False
     node.counted = [*node.counted[-MAX_FAILURES + 1 :], pid]
@@ -198,7 +198,7 @@ def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> Non
             because = "the job is in another round"
             ctx.send(node.key, RoundOver(round=hello.round, because=because))
     elif assignment is not None and hello.round < number:
-        # It is a member and does not know: the message was lost with its connection, or with the old master.
+        # It does not know that it is a member: the message was lost with its connection, or with the old master.
         agent.phase = Training(number)
         ctx.send(node.key, RoundFormed(round=number, assignment=assignment))
     elif isinstance(agent.phase, Done) or assignment is None:
@@ -206,7 +206,7 @@ def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> Non
 
 
 def _node_of(ctx: Context, hello: Hello) -> Node | str:
-    """The node an agent speaks for, or one sentence saying why it is not welcome."""
+    """The node that an agent belongs to, or one sentence saying why it is refused."""
     state = ctx.state
     if hello.node_id is not None:
         node = state.nodes.get(NodeKey(hello.role, hello.node_id))
@@ -267,7 +267,7 @@ def _rules(config: RendezvousConfig) -> str:
 
 
 def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
-    """The newest agent's rules; a managed job's maximum only grows, since older nodes know only the older one."""
+    """The newest agent's rules. A managed job's maximum only grows, since older nodes know only the older one."""
     old = rdzv.config
     if old is None or old.max_nodes <= new.max_nodes:
         return new
@@ -275,7 +275,7 @@ def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
 
 
 def _forget_process(ctx: Context, node: Node) -> None:
-    """Another agent process speaks for this node: the old one's training processes died with it."""
+    """Another agent process took over this node, so the old one's training processes are dead."""
     freed = ledger.release_node(ctx.state.ledger, node.key)
     if freed:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)

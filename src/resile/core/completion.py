@@ -14,7 +14,7 @@ from resile.protocol.reports import NodeStatus
 
 
 class Reason(enum.StrEnum):
-    """Why a job ended, in DLRover's words where it has one; a lost node's role has reasons of its own."""
+    """Why a job ended, in DLRover's words where it has one. The role of a lost node has its own reasons."""
 
     COMPLETED = "Completed"
     WORKER_ERROR = "WorkerError"
@@ -27,12 +27,10 @@ class Reason(enum.StrEnum):
 
 
 def succeed(ctx: Context, message: str) -> None:
-    """Everything is done."""
     _finish(ctx, Phase.SUCCEEDED, Reason.COMPLETED, message)
 
 
 def fail(ctx: Context, reason: str, message: str) -> None:
-    """The job cannot go on."""
     _finish(ctx, Phase.FAILED, reason, message)
 
 
@@ -49,7 +47,7 @@ def job_over(state: JobState) -> JobOver:
 
 
 def remove_leftover(ctx: Context, node: Node) -> None:
-    """A node that should have left by itself after the job's end has not."""
+    """Delete a node that did not leave by itself after the job's end."""
     if not node.status.ended:
         node.leaving = node.leaving or "the job is over"
         ctx.touch(node)
@@ -57,7 +55,7 @@ def remove_leftover(ctx: Context, node: Node) -> None:
 
 
 def succeed_if_done(ctx: Context) -> None:
-    """End the job well once every rank of the roles that decide about it has ended well or was given up."""
+    """End the job well once every rank of the roles that decide its end has ended well or was given up."""
     state, decides = ctx.state, ctx.state.spec.decides_end
     if state.phase.over or not state.spec.managed or state.suspended:
         return
@@ -87,8 +85,8 @@ def _finish(ctx: Context, phase: Phase, reason: str, message: str) -> None:
     for key, node in state.nodes.items():
         if node.status.ended:
             continue
-        # Trainers whose agents finished exit by themselves, so that their pods stay as Completed; one that does not is
-        # out of reach and has to be removed.
+        # Trainers whose agents finished exit by themselves, so that their pods stay as Completed. A trainer that does
+        # not exit is out of reach and has to be removed.
         if phase is Phase.SUCCEEDED and state.spec.trains(key.role) and node.connected:
             ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.exit_grace, key)
             continue

@@ -1,4 +1,4 @@
-"""One turn of the core: an event being handled at one moment, and the indexes that keep it cheap."""
+"""One event being handled, with the indexes that keep handling cheap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resile.protocol.reports import NodeStatus
 
 
 class Index:
-    """Which nodes wait, which may still come, who fills which place: derived from the state, never stored."""
+    """Which nodes wait, which may still come, which node fills which place. Derived from the state, never stored."""
 
     def __init__(self, state: JobState) -> None:
         self.waiting: set[NodeKey] = set()
@@ -20,22 +20,22 @@ class Index:
         self.coming: set[NodeKey] = set()
         """Nodes that can join the next round but have not yet. A node the platform cannot start is not among them."""
         self.elastic: set[NodeKey] = set()
-        """Nodes whose processes meet in a new round without being restarted."""
-        self.near: set[NodeKey] = set()
-        """Of those, the ones that are connected, rest, and will join in a moment."""
-        self.rigid: set[NodeKey] = set()
-        """Nodes that wait and whose processes have to be started first."""
+        """Nodes whose processes join a new round without being restarted."""
+        self.resting: set[NodeKey] = set()
+        """Connected elastic nodes whose processes rest; they will join in a moment."""
+        self.inelastic: set[NodeKey] = set()
+        """Waiting nodes whose processes have to be started for each round."""
         self.stuck: set[NodeKey] = set()
-        """Nodes with a process that does not leave its round and may be the last that has its state."""
+        """Nodes with a process that does not leave its round and may be the last that has the round's state."""
         self.holders: dict[Round, set[NodeKey]] = {}
-        """Connected nodes that have the state of a round, by the newest."""
+        """Connected nodes that have the state of a round, by the newest such round."""
         self._holds: dict[NodeKey, Round] = {}
         self.places: dict[tuple[str, Rank], NodeKey] = {}
         """The node that fills each place."""
         self.trainers: set[NodeKey] = set()
         """Nodes that train, or will."""
         self.incarnations: dict[str, NodeKey] = {}
-        """Whose agent process it is."""
+        """The node of each agent process."""
         self.lowest_free: dict[str, int] = {}
         """No place of the role below this rank is free."""
         self._trains = state.spec.trains
@@ -43,14 +43,14 @@ class Index:
             self.update(node)
 
     def update(self, node: Node) -> None:
-        """Put a node where it belongs, after any change to it."""
+        """Must be called after every change of a node."""
         key = node.key
         self.waiting.discard(key)
         self.coming.discard(key)
         self.trainers.discard(key)
         self.elastic.discard(key)
-        self.near.discard(key)
-        self.rigid.discard(key)
+        self.resting.discard(key)
+        self.inelastic.discard(key)
         self.stuck.discard(key)
         self._note_holder(node)
         if node.agent is not None:
@@ -68,13 +68,13 @@ class Index:
         if node.agent is not None and node.agent.elastic:
             self.elastic.add(key)
             if node.connected and isinstance(node.agent.phase, Resting):
-                self.near.add(key)
+                self.resting.add(key)
             if node.connected and isinstance(node.agent.phase, Stuck):
                 self.stuck.add(key)
         if node.agent is not None and isinstance(node.agent.phase, Waiting):
             self.waiting.add(key)
             if not node.agent.elastic:
-                self.rigid.add(key)
+                self.inelastic.add(key)
         elif node.status is not NodeStatus.PENDING:
             self.coming.add(key)
 
@@ -90,7 +90,7 @@ class Index:
 
 
 class Context:
-    """What a handler works with: the state, the moment, and the decisions made so far."""
+    """What a handler works with: the state, the time, and the decisions made so far."""
 
     def __init__(self, state: JobState, index: Index, deadlines: Deadlines, now: float) -> None:
         self.state = state
@@ -99,33 +99,30 @@ class Context:
         self.now = now
         self.decisions: list[AnyDecision] = []
         self.note_steps = False
-        """Whether the journal should learn now how far training is."""
+        """Whether the journal should get a summary of the step reports now."""
 
     @property
     def timeouts(self) -> Timeouts:
-        """The job's ladder of time-outs."""
         return self.state.spec.timeouts
 
     def decide(self, decision: AnyDecision) -> None:
-        """Want something done."""
         self.decisions.append(decision)
 
     def send(self, node: NodeKey, message: MasterMessage) -> None:
-        """Send a message to one node's agent."""
         self.decisions.append(Send(to=(node,), message=message))
 
     def note(self, reason: str, message: str, node: NodeKey | None = None, *, warning: bool = False) -> None:
-        """Add a line to the job's story."""
+        """Add a job event."""
         self.decisions.append(Note(reason=reason, message=message, node=node, warning=warning))
 
     def touch(self, node: Node) -> None:
-        """A node changed: bring the indexes and its alarms up to date."""
+        """Update the indexes and alarms after a change of a node."""
         self.index.update(node)
         if node.status.ended:
             self.deadlines.forget(node.key)
 
     def detach(self, node: Node, until: float) -> None:
-        """This node's agent has no connection; it is lost unless it comes back before `until`."""
+        """This node's agent has no connection. The node is lost unless the agent comes back before `until`."""
         assert node.agent is not None
         node.agent.session = 0
         if isinstance(node.agent.phase, Waiting):

@@ -1,8 +1,8 @@
-"""What the passing of time brings: silent agents, agents that do not come back, rounds that must close.
+"""Time-outs of a job: silent agents, agents that do not come back, rounds that must close.
 
-An alarm may be moved later for nothing (one dictionary write, which is all a heartbeat costs); the heap finds out
-when the old time comes. So the cost per event does not grow with the number of nodes, and there is no scan.
-Alarms are not part of the journal: after a restart they are set anew.
+Moving an alarm to a later time is one dictionary write, which is all that a heartbeat costs. The heap finds out when
+the old time comes, so the cost per event does not grow with the number of nodes. Alarms are not in the journal: after a
+restart they are set anew.
 """
 
 from __future__ import annotations
@@ -35,70 +35,66 @@ class Alarm(enum.IntEnum):
 
 
 class Deadlines:
-    """All alarms of one job."""
-
     def __init__(self, silence: float) -> None:
         self._silence = silence
         self._at: tuple[dict[NodeKey | None, float], ...] = tuple({} for _ in Alarm)
         self._heap: list[tuple[float, int, Alarm, NodeKey | None]] = []
         self._queued: dict[tuple[Alarm, NodeKey | None], float] = {}
-        """When the heap will look at an alarm next. Other entries of it are leftovers, so the heap cannot grow
-        with the number of times that an alarm is set and called off."""
+        """When the heap will look at an alarm next. Other entries of the heap are stale, so it does not grow with the
+        number of times that an alarm is set and cleared."""
         self._order = count()
         self._silent_at = self._at[Alarm.SILENCE]
 
     def heard(self, node: NodeKey, now: float) -> None:
-        """A watched agent spoke; one dictionary write. Unwatched nodes are ignored."""
+        """Move the silence alarm of an agent that spoke, if it has one. Costs one dictionary write."""
         if node in self._silent_at:
             self._silent_at[node] = now + self._silence
 
     def watch(self, node: NodeKey, now: float) -> None:
-        """Expect this agent to speak from now on."""
+        """Start the silence alarm of an agent."""
         self.set(Alarm.SILENCE, now + self._silence, node)
 
     def set(self, alarm: Alarm, at: float, node: NodeKey | None = None) -> None:
-        """Set or move an alarm."""
         self._at[alarm][node] = at
         queued = self._queued.get((alarm, node))
         if queued is None or at < queued:
             self._push(at, alarm, node)
 
     def clear(self, alarm: Alarm, node: NodeKey | None = None) -> None:
-        """Call an alarm off; fine if it was not set."""
+        """Clear an alarm, whether or not it was set."""
         self._at[alarm].pop(node, None)
 
     def forget(self, node: NodeKey) -> None:
-        """Call off everything about a node."""
+        """Clear all alarms of a node."""
         for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PENDING, Alarm.LAUNCH):
             self.clear(alarm, node)
 
     def reset(self) -> None:
-        """Call everything off."""
         self._heap.clear()
         self._queued.clear()
         for alarms in self._at:
             alarms.clear()
 
     def restart_silence_timers(self, now: float) -> None:
-        """Nobody could be heard for a while (the listener itself stood still): start listening afresh."""
+        """Start all silence alarms afresh after the master stood still and could hear no agent."""
         for node, at in self._silent_at.items():
             self._silent_at[node] = max(at, now + self._silence)
 
     def next(self) -> float | None:
-        """When to call `due` next (it may then find nothing); None when nothing is set."""
+        """When to call `due` next; it may find nothing then. None when no alarm is set."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[AnyEvent]:
-        """The events that are due; each alarm goes off once."""
+        """The events of the alarms that are due. Each alarm goes off once."""
         fired: list[AnyEvent] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, alarm, node = heapq.heappop(self._heap)
             if self._queued.get((alarm, node)) != at:
-                continue  # a leftover: the alarm was moved earlier and is queued anew
+                continue  # stale: the alarm was moved earlier and is queued again
             del self._queued[alarm, node]
             current = self._at[alarm].get(node)
             if current is None:
-                continue  # called off
+                continue  # cleared
             if current > now:
                 self._push(current, alarm, node)
                 continue

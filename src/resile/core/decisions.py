@@ -1,6 +1,6 @@
 """What the core wants done. Decisions are values: the shell executes them, tests compare them.
 
-What an agent is to hear is inside as the message that it will get: a new message to agents needs no decision.
+Decisions carry the very message that an agent will get, so a new message to agents needs no new decision.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LaunchNode(Decision, frozen=True, kw_only=True):
     relaunch_count: int = 0
     resources: NodeResources = NodeResources()
     avoid: tuple[str, ...] = ()
-    """Machines that fell silent a moment ago; not to be used as long as there is room on others."""
+    """Machines that fell silent a moment ago. They are used only if there is no room on others."""
 
 
 class DeleteNode(Decision, frozen=True, kw_only=True):
@@ -37,47 +37,47 @@ class DeleteNode(Decision, frozen=True, kw_only=True):
 
 
 class Admit(Decision, frozen=True, kw_only=True):
-    """Connection `session` is the agent of the node that the message names."""
+    """Accept connection `session` as the agent of the node that the message names."""
 
     session: int
     message: Welcome
 
 
 class Refuse(Decision, frozen=True, kw_only=True):
-    """Connection `session` gets this message and is closed."""
+    """Send this message on connection `session` and close it."""
 
     session: int
     message: Refused | JobOver
 
 
 class Send(Decision, frozen=True, kw_only=True):
-    """Send a message to the agents of these nodes. One that is not connected hears the state of things when it is."""
+    """Send a message to the agents of these nodes. An agent that is not connected learns the state when it connects."""
 
     to: tuple[NodeKey, ...]
     message: MasterMessage
 
 
 class Drop(Decision, frozen=True, kw_only=True):
-    """Close the connection of this node's agent without a message; an agent that lives connects again."""
+    """Close the connection of this node's agent without a message. An agent that lives connects again."""
 
     node: NodeKey
 
 
 class Finish(Decision, frozen=True, kw_only=True):
-    """The job has ended: tell every agent that is connected."""
+    """Tell every connected agent that the job has ended."""
 
     message: JobOver
 
 
 class Reply(Decision, frozen=True, kw_only=True):
-    """Answer to a person's wish; `error` is empty or one sentence."""
+    """Answer a person's request; `error` is empty or one sentence."""
 
     request: int
     error: str = ""
 
 
 class Note(Decision, frozen=True, kw_only=True):
-    """One line of the job's story, for people, metrics and pages. `reason` is stable; `message` is a sentence."""
+    """One job event, for people, metrics and pages. `reason` is stable; `message` is a sentence."""
 
     reason: str
     message: str

@@ -1,7 +1,7 @@
 """The engine: one job's state, and the one function that changes it.
 
-The shell feeds `handle` one ordered queue of events and executes the decisions that come out. `durable` events must
-be in the journal before their decisions are executed; `Engine.replay` of those events gives the same state again.
+The shell feeds `handle` one ordered queue of events and executes the decisions that come out. `durable` events must be
+in the journal before their decisions are executed. `Engine.replay` of those events gives the same state again.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from resile.protocol.reports import NodeStatus
 from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 
 NOTE_STEPS = 1 / 60
-"""Of the time after which a failure is forgiven: how much training time the journal may lack."""
+"""How much training time the journal may lack, as a part of `budget_window`."""
 
 
 class Engine:
-    """One job's brain. Not thread-safe: events come one after the other."""
+    """One job. Not thread-safe: the caller hands in one event after the other."""
 
     def __init__(self, state: JobState) -> None:
         self.state = state
@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
-        """The engine after a journal: a snapshot and what happened since. Decisions were executed long ago."""
+        """The engine after a snapshot and the events since. The old master executed their decisions."""
         engine = cls(state)
         for now, event in history:
             engine.handle(event, now)
@@ -60,19 +60,19 @@ class Engine:
         return engine
 
     def heard(self, node: NodeKey, now: float) -> None:
-        """An agent spoke. Costs one dictionary write; changes nothing but the moment it would be missed."""
+        """An agent spoke. Costs one dictionary write, and changes only when its silence alarm goes off."""
         self._deadlines.heard(node, now)
 
     def restart_silence_timers(self, now: float) -> None:
-        """The shell stood still and could hear nobody: nobody is to be missed for that."""
+        """The shell stood still and could hear no agent, so no agent counts as silent for that."""
         self._deadlines.restart_silence_timers(now)
 
     def next_deadline(self) -> float | None:
-        """When to ask `due` again; None if nothing is awaited."""
+        """When to call `due` again; None if no alarm is set."""
         return self._deadlines.next() if self._steps_due is None else self._steps_due
 
     def due(self, now: float) -> list[ev.AnyEvent]:
-        """What the passing of time has brought; feed each to `handle` like any other event."""
+        """The events of alarms that are due. The caller feeds each to `handle` like any other event."""
         events = self._deadlines.due(now)
         if self._steps_due is not None:
             self._steps_due = None
@@ -80,9 +80,19 @@ class Engine:
         return events
 
     def consistent(self) -> bool:
-        """Whether the indexes agree with the state; a scan, for tests and simulations."""
+        """Whether the indexes agree with the state. This scans all nodes; it is for tests and simulations."""
         fresh, kept = Index(self.state), self._index
-        same = ("waiting", "coming", "places", "trainers", "elastic", "near", "rigid", "stuck", "holders")
+        same = (
+            "waiting",
+            "coming",
+            "places",
+            "trainers",
+            "elastic",
+            "resting",
+            "inelastic",
+            "stuck",
+            "holders",
+        )
         return all(getattr(fresh, name) == getattr(kept, name) for name in same)
 
     @staticmethod
@@ -91,7 +101,7 @@ class Engine:
         return not (isinstance(event, ev.AgentSaid) and isinstance(event.message, StepReport))
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
-        """Change the state by one event and say what is to be done. Repeated and late events are harmless."""
+        """Change the state by one event and return what is to be done. Repeated and late events are harmless."""
         ctx = Context(self.state, self._index, self._deadlines, now)
         _handle(ctx, event)
         shards.grant_waiting(ctx)
@@ -126,7 +136,7 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
             state.trained = max(state.trained, event.trained)
             progress.on_steps_noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
             running.on_step_noted(ctx, state.training, event.round)
-        case _:  # the others concern a node; of nodes that are unknown or have ended they say nothing new
+        case _:  # these concern one node, and are no news if it is unknown or has ended
             node = state.nodes.get(event.node)
             if node is None:
                 return
@@ -150,7 +160,7 @@ def _change(ctx: Context, change: Change, request: int) -> None:
 
 
 def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
-    """What the agent of a known node said. The ledger answers even a node that was lost."""
+    """Handle a message from the agent of a known node. The ledger answers even a node that was lost."""
     rdzv = ctx.state.training
     match message:
         case OpenDataset():
@@ -179,7 +189,7 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
             rounds.on_last_step_taken(rdzv, node, message)
         case WorkerStuck():
             state_holders.on_worker_stuck(ctx, node, message)
-            forming.form(ctx, rdzv)  # the others do not wait for it any more
+            forming.form(ctx, rdzv)  # no round waits for it any more
         case WorkerFailed():
             agents.on_worker_failed(ctx, node, message)
         case NodeFinished():
@@ -233,7 +243,7 @@ def _start(ctx: Context) -> None:
 
 
 def _return(ctx: Context) -> None:
-    """A new master: every agent gets time to come home before it counts as lost."""
+    """Give every agent time to connect to this new master before it counts as lost."""
     ctx.deadlines.reset()
     ledger.forget_waiting(ctx.state.ledger)
     if ctx.state.phase.over:

@@ -1,6 +1,6 @@
 """What can happen to a job. Every event is plain data, so a journal of them is the job's whole history.
 
-What agents say arrives as they said it (`AgentSaid`, `AgentConnected`): a new message of theirs needs no event.
+What agents say arrives unchanged in `AgentSaid` and `AgentConnected`, so a new message needs no new event.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of all events; the type's name is the tag in the journal."""
+    """Base of all events. The type's name is the tag in the journal."""
 
 
 class Started(Event, frozen=True, kw_only=True):
@@ -22,11 +22,11 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class MasterReturned(Event, frozen=True, kw_only=True):
-    """A new master has read the journal: nobody is connected, agents are expected home."""
+    """A new master has read the journal. No agent is connected yet; they are expected to connect again."""
 
 
 class NodeSeen(Event, frozen=True, kw_only=True):
-    """The platform's word on one node."""
+    """What the platform reports about one node."""
 
     node: NodeKey
     status: NodeStatus
@@ -35,13 +35,13 @@ class NodeSeen(Event, frozen=True, kw_only=True):
 
 
 class NodesListed(Event, frozen=True, kw_only=True):
-    """All the platform knows, after a restart: what is missing here is missing there."""
+    """All nodes that the platform has, after a restart. A node that is missing here does not exist there."""
 
     seen: tuple[NodeSeen, ...]
 
 
 class AgentConnected(Event, frozen=True, kw_only=True):
-    """An agent said Hello on connection `session`; larger numbers are newer connections."""
+    """An agent said Hello on connection `session`. Larger numbers are newer connections."""
 
     session: int
     hello: Hello
@@ -62,7 +62,7 @@ class AgentSaid(Event, frozen=True, kw_only=True):
 
 
 class ChangeWanted(Event, frozen=True, kw_only=True):
-    """A person, or a manifest, asks for a change; a request above 0 gets a `Reply`."""
+    """A person, or a manifest, asks for a change. A request number above 0 gets a `Reply`."""
 
     change: Change
     request: int = 0
@@ -74,7 +74,7 @@ class PlanDeleted(Event, frozen=True, kw_only=True):
     uid: str
 
 
-# what only the passing of time brings: made by `Engine.due`, never by the shell -------------------------------------
+# time-outs: made by `Engine.due`, never by the shell ----------------------------------------------------------------
 
 
 class AgentSilent(Event, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class AgentStayedAway(Event, frozen=True, kw_only=True):
 
 
 class StragglerWaitOver(Event, frozen=True, kw_only=True):
-    """Nobody else came; the round being formed closes with those who wait."""
+    """No other node came, so the round that forms closes with the nodes that wait."""
 
 
 class JoinTimeout(Event, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class PendingTimeout(Event, frozen=True, kw_only=True):
 
 
 class StepsNoted(Event, frozen=True, kw_only=True):
-    """How far training is, now and then: what the journal keeps of many step reports, and what budgets count in."""
+    """How far training is, now and then. The journal keeps this instead of step reports, and budgets count in it."""
 
     trained: float
     step: int

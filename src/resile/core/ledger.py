@@ -1,9 +1,9 @@
-"""The shard ledger: who has which part of a data set, with exactly-once accounting per epoch.
+"""The shard ledger: which worker has which part of a data set, with exactly-once accounting per epoch.
 
-Every record of every epoch is in exactly one of three places: done, under somebody's lease, or to do. A worker reports
-how far it has come, so of a lost worker's shard only the unfinished part returns. A report under a lease
-that was taken back is not counted, so nothing is counted twice. Cost: memory grows with the shards in
-flight, not with the data set; an epoch's order is computed, not stored.
+Every record of every epoch is done, under a worker's lease, or still to do. Workers report their progress, so only the
+unfinished part of a lost worker's shard returns. A report under a lease that was taken back is not counted, so no
+record is counted twice. Memory grows with the shards in flight and not with the data set, because an epoch's order is
+computed and not stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resile.api.ids import NodeKey
 from resile.common.permutation import ShuffledOrder
 
 KEPT_FINISHED = 32
-"""Leases per worker whose end is remembered; more than a worker holds at a time."""
+"""How many finished leases are remembered per worker: more than a worker holds at a time."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -28,7 +28,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lease(msgspec.Struct, array_like=True):
-    """A part somebody holds; `start` moves on as it reports progress."""
+    """A part that a worker holds. `start` moves on as the worker reports progress."""
 
     node: NodeKey
     worker: str
@@ -39,15 +39,13 @@ class Lease(msgspec.Struct, array_like=True):
 
 
 class ShardRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request that waits for a shard."""
-
     node: NodeKey
     worker: str
     request: int
 
 
 class Dataset(msgspec.Struct, kw_only=True):
-    """One data set's ledger. `epochs` 0 repeats for ever."""
+    """The ledger of one data set. With `epochs` 0 the data set repeats for ever."""
 
     name: str
     size: int
@@ -55,27 +53,26 @@ class Dataset(msgspec.Struct, kw_only=True):
     epochs: int
     seed: int | None
     dealt: int = 0
-    """How many shards were dealt from the front, over all epochs."""
+    """How many new shards were dealt, over all epochs. Returned parts are not counted again."""
     returned: list[Part] = []
     leases: dict[int, Lease] = {}
     last_lease: int = 0
-    wishes: dict[ShardRequest, None] = {}
-    """Requests that wait, oldest first."""
+    waiting: dict[ShardRequest, None] = {}
+    """Requests that wait for a shard, oldest first."""
     done: int = 0
     """Records done, over all epochs."""
     held: dict[NodeKey, dict[str, list[int]]] = {}
     """The leases of each node's workers."""
     finished: dict[NodeKey, dict[str, list[int]]] = {}
-    """The last leases that each living worker brought to their end: it may ask again, not having heard the answer."""
+    """The newest leases that each living worker finished. A worker that missed the answer reports its end again."""
 
     @property
     def shards_per_epoch(self) -> int:
-        """How many shards make one epoch."""
         return -(-self.size // self.shard_size)
 
     @property
     def exhausted(self) -> bool:
-        """Whether no shard is left to deal (some may still be under a lease)."""
+        """Whether no shard is left to deal. Some may still be under a lease."""
         return not self.returned and bool(self.epochs) and self.dealt >= self.epochs * self.shards_per_epoch
 
     @property
@@ -85,15 +82,13 @@ class Dataset(msgspec.Struct, kw_only=True):
 
 
 class Ledger(msgspec.Struct, kw_only=True):
-    """All data sets of a job, and the workers that are known to be gone."""
-
     datasets: dict[str, Dataset] = {}
     gone: dict[NodeKey, set[str]] = {}
-    """Workers that ended on nodes that live on: a late request of theirs must not be served."""
+    """Workers that ended while their node lives on. A late request of such a worker must not be served."""
 
 
 def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: int, seed: int | None) -> str:
-    """Register a data set; returns an empty string or one sentence saying why not."""
+    """Register a data set. Returns an empty string, or one sentence saying why it cannot be opened."""
     if size < 0 or shard_size < 1 or epochs < 0:
         return f"data set '{name}': size and epochs must be 0 or more and shard_size 1 or more"
     if size == 0 and epochs == 0:
@@ -110,37 +105,40 @@ def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: 
     )
 
 
-def why_denied(ledger: Ledger, dataset: str, wish: ShardRequest) -> str:
-    """Why a request cannot be served at all, in one sentence: it is no answer to say that there is no more."""
+def why_denied(ledger: Ledger, dataset: str, request: ShardRequest) -> str:
+    """Why a request can never be served, in one sentence; empty if it can. The end of the data is no such reason."""
     if dataset not in ledger.datasets:
         return f"there is no data set '{dataset}'; it must be opened before shards of it are taken"
-    if wish.worker in ledger.gone.get(wish.node, ()):
-        return f"worker {wish.worker} hung up or ended before, so it gets no more shards of '{dataset}'"
+    if request.worker in ledger.gone.get(request.node, ()):
+        return f"worker {request.worker} hung up or ended before, so it gets no more shards of '{dataset}'"
     return ""
 
 
-def request_shard(dataset: Dataset, wish: ShardRequest) -> tuple[int, Lease] | None:
-    """The lease for a request: a new one, the one it already has, or (0, …) for none ever; None means wait."""
-    for number in dataset.held.get(wish.node, {}).get(wish.worker, ()):
-        if dataset.leases[number].request == wish.request:
+def request_shard(dataset: Dataset, request: ShardRequest) -> tuple[int, Lease] | None:
+    """Serve a request, or let it wait and return None.
+
+    A request that is repeated gets the lease that it has. Lease number 0 means that there are no more shards.
+    """
+    for number in dataset.held.get(request.node, {}).get(request.worker, ()):
+        if dataset.leases[number].request == request.request:
             return number, dataset.leases[number]
     part = _next_part(dataset)
     if part is not None:
         dataset.last_lease += 1
-        lease = Lease(wish.node, wish.worker, wish.request, part.epoch, part.start, part.end)
+        lease = Lease(request.node, request.worker, request.request, part.epoch, part.start, part.end)
         dataset.leases[dataset.last_lease] = lease
-        dataset.held.setdefault(wish.node, {}).setdefault(wish.worker, []).append(dataset.last_lease)
+        dataset.held.setdefault(request.node, {}).setdefault(request.worker, []).append(dataset.last_lease)
         return dataset.last_lease, lease
     if dataset.complete:
-        return 0, Lease(wish.node, wish.worker, wish.request, 0, 0, 0)
-    dataset.wishes.setdefault(wish)
+        return 0, Lease(request.node, request.worker, request.request, 0, 0, 0)
+    dataset.waiting.setdefault(request)
     return None
 
 
 def advance(dataset: Dataset, node: NodeKey, worker: str, number: int, upto: int) -> bool:
-    """Note progress under a lease; False if this worker does not hold it (any more).
+    """Count progress under a lease; False if this worker does not hold it any more.
 
-    Saying the same, or less than was said before, changes nothing.
+    Repeating a report, or reporting less than before, changes nothing.
     """
     lease = dataset.leases.get(number)
     if lease is None:
@@ -159,43 +157,43 @@ def advance(dataset: Dataset, node: NodeKey, worker: str, number: int, upto: int
 
 
 def release_worker(ledger: Ledger, node: NodeKey, worker: str) -> int:
-    """A worker is gone: its parts are to do again. Returns how many records that is."""
+    """Take back the parts of a worker that is gone. Returns how many records are to do again."""
     ledger.gone.setdefault(node, set()).add(worker)
     freed = 0
     for dataset in ledger.datasets.values():
         dataset.finished.get(node, {}).pop(worker, None)
         freed += _release(dataset, dataset.held.get(node, {}).pop(worker, []))
-        dataset.wishes = {w: None for w in dataset.wishes if (w.node, w.worker) != (node, worker)}
+        dataset.waiting = {w: None for w in dataset.waiting if (w.node, w.worker) != (node, worker)}
     return freed
 
 
 def release_node(ledger: Ledger, node: NodeKey) -> int:
-    """A node is gone with all its workers. Returns how many records are to do again."""
+    """Take back the parts of all workers of a node. Returns how many records are to do again."""
     ledger.gone.pop(node, None)
     freed = 0
     for dataset in ledger.datasets.values():
         dataset.finished.pop(node, None)
         for numbers in dataset.held.pop(node, {}).values():
             freed += _release(dataset, numbers)
-        dataset.wishes = {w: None for w in dataset.wishes if w.node != node}
+        dataset.waiting = {w: None for w in dataset.waiting if w.node != node}
     return freed
 
 
 def grantable(ledger: Ledger) -> Iterator[tuple[ShardRequest, int, Lease]]:
-    """Serve the wishes that can be served now, oldest first."""
+    """Serve the waiting requests that can be served now, oldest first."""
     for dataset in ledger.datasets.values():
-        while dataset.wishes and (not dataset.exhausted or dataset.complete):
-            wish = next(iter(dataset.wishes))
-            del dataset.wishes[wish]
-            granted = request_shard(dataset, wish)
+        while dataset.waiting and (not dataset.exhausted or dataset.complete):
+            request = next(iter(dataset.waiting))
+            del dataset.waiting[request]
+            granted = request_shard(dataset, request)
             if granted is not None:
-                yield wish, *granted
+                yield request, *granted
 
 
 def forget_waiting(ledger: Ledger) -> None:
-    """After a restart of the master the agents ask again; what the old one owed is void."""
+    """Drop the waiting requests after a restart of the master: the agents send theirs again."""
     for dataset in ledger.datasets.values():
-        dataset.wishes.clear()
+        dataset.waiting.clear()
 
 
 def _release(dataset: Dataset, numbers: list[int]) -> int:

@@ -1,8 +1,8 @@
 """Step speed, goodput and outages: how much of the job's life went into steps that count.
 
 Training time is the time between reports of steps that were never reached before. A step done again after a restore,
-and the time without any step, are not training time. Goodput is training time over the time since
-the first node was launched.
+and the time without any step, are not training time. Goodput is training time over the time since the first node was
+launched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_OUTAGES = 100
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """Training stood still: from when the core knew, to the next step that was taken."""
+    """Training stood still: from the moment the core knew, to the next step."""
 
     because: str
     noticed_at: float
@@ -29,8 +29,6 @@ class Outage(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """How far training is."""
-
     step: int = -1
     """The newest step reached, -1 before the first."""
     total: int = 0
@@ -38,12 +36,12 @@ class Progress(msgspec.Struct, kw_only=True):
     round: Round = NO_ROUND
     reported_at: float | None = None
     marks: list[tuple[float, int]] = []
-    """(when, step), at most one a second, of the last minutes."""
+    """(time, step) of the last minutes, at most one a second."""
     outages: list[Outage] = []
 
 
 def on_step(progress: Progress, round_: Round, step: int, total: int, now: float) -> Outage | None:
-    """Take a report in; returns the outage that this step ended, if it did."""
+    """Take in a step report. Returns the outage that this step ended, if it did."""
     ended = None
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None:
@@ -65,7 +63,7 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
 
 
 def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
-    """Take a summary in: all there is of the reports before it when they come from a journal, and no news otherwise."""
+    """Take in a summary of step reports. It is news only when it is read from a journal."""
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
         outage.next_step_at = at
@@ -79,7 +77,7 @@ def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, tra
 
 
 def on_round_over(progress: Progress, because: str, node: str, now: float) -> None:
-    """Training stands still from now on (if it had begun and does not stand still already)."""
+    """Begin an outage, if training had begun and does not stand still already."""
     if progress.step < 0:
         return
     if progress.outages and progress.outages[-1].next_step_at is None:
@@ -88,7 +86,7 @@ def on_round_over(progress: Progress, because: str, node: str, now: float) -> No
 
 
 def speed(progress: Progress, now: float) -> float:
-    """Steps per second over the last minute; 0 when nothing was reported in it."""
+    """Steps per second over the last minute; 0 without a report in it."""
     recent = [mark for mark in progress.marks if now - mark[0] <= SPEED_WINDOW]
     if len(recent) < 2:
         return 0.0

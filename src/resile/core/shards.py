@@ -1,4 +1,4 @@
-"""Shard requests: what training processes ask of the ledger, and what they are answered, now or when there is more."""
+"""Shard requests: what training processes ask of the ledger, and what they are answered."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, Shard
 
 
 def on_open_dataset(ctx: Context, node: NodeKey, asked: OpenDataset) -> None:
-    """Register a data set, or say why it cannot be."""
     error = ledger.open_dataset(ctx.state.ledger, asked.name, asked.size, asked.shard_size, asked.epochs, asked.seed)
     ctx.send(node, DatasetOpen(worker=asked.worker, request=asked.request, error=error))
 
 
 def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
-    """Grant the next shard; a request that cannot be granted yet waits in the ledger."""
+    """Grant the next shard. A request that cannot be granted yet waits in the ledger."""
     request = ShardRequest(node, asked.worker, asked.request)
     error = ledger.why_denied(ctx.state.ledger, asked.dataset, request)
     if error:
@@ -28,14 +27,13 @@ def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
 
 
 def on_shard_progress(ctx: Context, node: NodeKey, asked: ShardProgress) -> None:
-    """Count what was done; even a lost node gets the truth about its report."""
+    """Count what was done. Even a lost node is told whether its report counted."""
     dataset = ctx.state.ledger.datasets.get(asked.dataset)
     counted = dataset is not None and ledger.advance(dataset, node, asked.worker, asked.lease, asked.upto)
     ctx.send(node, ShardNoted(worker=asked.worker, request=asked.request, counted=counted))
 
 
 def grant_waiting(ctx: Context) -> None:
-    """Answer the waiting requests that can be answered now."""
     for request, number, lease in ledger.grantable(ctx.state.ledger):
         _grant(ctx, request, number, lease)
 

@@ -1,4 +1,4 @@
-"""All a job's brain remembers, as plain data: it can be copied, compared, put in a journal and read back."""
+"""The whole state of a job as plain data, which can be copied, compared, put in a journal and read back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Phase(enum.StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
@@ -36,7 +35,7 @@ class Phase(enum.StrEnum):
 
 
 class Idle(msgspec.Struct, frozen=True, tag=True):
-    """Connected; its processes are down and it has not asked for a round yet."""
+    """Connected. Its processes are down, and it has not asked for a round yet."""
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
@@ -44,23 +43,23 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
     port: int
     nproc: int = 0
-    """How many processes it brings; 0: all."""
+    """How many processes it brings; 0 means all."""
 
 
 class Training(msgspec.Struct, frozen=True, tag=True):
-    """Its processes run in this round (or are being stopped, once the round is over)."""
+    """Its processes run in this round, or are being stopped once the round is over."""
 
     round: Round
 
 
 class Resting(msgspec.Struct, frozen=True, tag=True):
-    """Its elastic processes were told that this round is over; they live, and it will join in a moment."""
+    """Its elastic processes were told that this round is over. They live, and the agent will join in a moment."""
 
     round: Round
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """One of its elastic processes does not leave this round, and may be the last that has its state."""
+    """One of its elastic processes does not leave this round, and may be the last that has the round's state."""
 
     round: Round
 
@@ -75,25 +74,23 @@ AgentPhase = Idle | Waiting | Training | Resting | Stuck | Done
 
 
 class Agent(msgspec.Struct, kw_only=True):
-    """A node's agent as the core knows it."""
-
     incarnation: str
     address: str
     host: str
     nproc: int
     session: int
-    """The connection it speaks on; 0 while it has none."""
+    """The number of its connection; 0 while it has none."""
     phase: AgentPhase
     elastic: bool = False
-    """Its processes meet in a new round without being restarted."""
+    """Its processes join a new round without being restarted."""
     holds: Round = NO_ROUND
-    """The newest round whose state one of its processes had when it joined, and has as long as none of them failed."""
+    """The newest round whose state its processes had when it joined; unset when one fails."""
     replica_endpoint: ReplicaEndpoint | None = None
-    """Where it takes in copies of another node's checkpoints."""
+    """Where it receives copies of another node's checkpoints."""
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One node, from the decision to launch it to its end. Nodes that ended are kept: their ids are used up."""
+    """One node, from the decision to launch it to its end. Nodes that ended are kept: ids are never used again."""
 
     key: NodeKey
     rank: Rank
@@ -104,68 +101,65 @@ class Node(msgspec.Struct, kw_only=True):
     agent: Agent | None = None
     host: str = ""
     machine: str = ""
-    """Where it was put, in the platform's own words; empty where it did not say."""
+    """Where it was put, as the platform names it; empty if the platform did not say."""
     held_until: float | None = None
-    """It is not launched before this moment; None once it was."""
+    """The node is not launched before this moment; None once it was launched."""
     leaving: str = ""
     """Why the core asked it to go; empty unless it did."""
     replaces: NodeKey | None = None
-    """The node whose place it takes once it is ready; None once it has, and for all who filled theirs at once."""
+    """The node whose place it takes once it is ready; None if it fills its place already."""
     end: NodeEnd = NodeEnd()
     ended_at: float | None = None
     restarts: int = 0
-    """How often another agent process took over this node: its command was started again in place."""
+    """How often another agent process took over this node, because its command was restarted in place."""
     crashes: list[float] = []
-    """Training time at each of its process failures: what `max_restarts` is compared with."""
+    """Training time at each of its process failures; `max_restarts` limits their number."""
     crashed_in: Round = NO_ROUND
-    """The last round in which elastic processes of its failed: together they count once."""
+    """The last round in which its elastic processes failed. Together they count once."""
     counted: list[int] = []
-    """Pids of its newest elastic processes that failed: a report may come twice."""
+    """Pids of its newest elastic processes that failed, since a report may come twice."""
 
     @property
     def alive(self) -> bool:
-        """Whether it is part of the job: not ended and not asked to go."""
+        """Whether it is part of the job: it has not ended and was not asked to go."""
         return not self.status.ended and not self.leaving
 
     @property
     def fills(self) -> bool:
-        """Whether it fills its place: part of the job, and not in reserve for a node that still does."""
+        """Whether it fills its place: it is part of the job, and does not wait to replace another node."""
         return self.alive and self.replaces is None
 
     @property
     def connected(self) -> bool:
-        """Whether its agent has an open connection."""
         return self.agent is not None and self.agent.session != 0
 
 
 # changes that people asked for --------------------------------------------------------------------------------------
 
 MAX_PLAN_ENDS = 100
-"""How many ends of plans are kept: more than could be waiting to be told."""
+"""How many ends of plans are kept: more than can wait to be reported."""
 
 
 class ScaleOperation(msgspec.Struct, kw_only=True):
     """A change of the job's nodes that is not complete yet."""
 
     name: str = ""
-    """Of its ScalePlan; empty for a plain wish, and for a plan that has had its end told."""
+    """Name of its ScalePlan; empty for plain scaling, and for a plan whose end was reported."""
     uid: str = ""
-    """Of its ScalePlan."""
+    """Uid of its ScalePlan."""
     about: str = ""
-    """What it wants, as half a sentence."""
+    """What was asked for, as the subject of a sentence."""
     numbers: dict[str, int] = {}
-    """How many nodes it wants roles to have."""
+    """How many nodes it gives to roles."""
     coming: set[NodeKey] = set()
-    """Nodes that shall take part and do not yet."""
+    """Nodes that are to take part and do not yet."""
     going: set[NodeKey] = set()
-    """Nodes that shall be gone and are not yet."""
+    """Nodes that are to be gone and are not yet."""
     moves: dict[NodeKey, NodeKey] = {}
-    """Who takes over from whom, once ready: the old node, and the new one."""
+    """Migrations: the old node, and the new one that takes over once it is ready."""
 
 
 class PlanEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a ScalePlan."""
-
     name: str
     succeeded: bool
     reason: str
@@ -173,16 +167,14 @@ class PlanEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan wants the nodes of a role to have that are launched from now on."""
+    """What a plan gives the nodes of a role that are launched from now on."""
 
     resources: NodeResources
     since: NodeId
-    """Nodes with smaller ids were launched before."""
+    """Nodes with smaller ids were launched before the plan."""
 
 
 class JobState(msgspec.Struct, kw_only=True):
-    """The whole state of one job."""
-
     spec: JobSpec
     created_at: float
     phase: Phase = Phase.CREATED
@@ -196,11 +188,11 @@ class JobState(msgspec.Struct, kw_only=True):
     targets: dict[str, int] = {}
     """How many nodes each role should have."""
     vacated: set[tuple[str, Rank]] = set()
-    """Gaps among the ranks: places below a role's highest that nobody should fill."""
+    """Gaps among the ranks: places below a role's highest rank that are not to be filled."""
     resources: dict[str, RoleResources] = {}
-    """What plans want roles to have; their templates decide where nothing is said."""
+    """What plans give to roles. The templates decide the rest."""
     changes: list[ScaleOperation] = []
-    """What people asked for and is not complete yet, oldest first."""
+    """Changes that are not complete yet, oldest first."""
     plan_ends: dict[str, PlanEnd] = {}
     """How the newest plans ended, by uid."""
     given_up: set[tuple[str, Rank]] = set()
@@ -209,16 +201,15 @@ class JobState(msgspec.Struct, kw_only=True):
     suspects: dict[str, float] = {}
     """Machines that fell silent, the newest last, with the moment until which they are avoided."""
     training: Rendezvous
-    """Where the nodes that train meet."""
+    """The rendezvous of the nodes that train."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
-    """Gauges. Step reports are not in the journal, so nothing may be decided by them."""
+    """Gauges. Step reports are not in the journal, so no decision may depend on these."""
     trained: float = 0.0
-    """Training time as the journal knows it, a little behind `progress.trained`: what budgets are counted in."""
+    """Training time as the journal knows it, a little behind `progress.trained`. Budgets are counted in it."""
 
 
 def new_state(spec: JobSpec, now: float) -> JobState:
-    """The state of a job that nothing has happened to."""
     return JobState(
         spec=spec,
         created_at=now,

@@ -1,4 +1,4 @@
-"""Virtual time: a queue of calls, each at its moment. Nothing waits; an hour costs as much as what happens in it."""
+"""Virtual time: a queue of calls, each at its moment. An hour costs only what happens in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Call = Callable[[], None]
 
 
 class Timer:
-    """A call to come. Cancelling it is free; the queue finds out when the moment comes."""
+    """A call to come. Cancelling is free: the queue skips the timer when its moment comes."""
 
     __slots__ = ("call",)
 
@@ -18,12 +18,12 @@ class Timer:
         self.call = call
 
     def cancel(self) -> None:
-        """Call it off; fine if it has already happened."""
+        """Cancel the call; harmless if it has happened."""
         self.call = None
 
 
 class Clock:
-    """The only clock of a simulation. Calls at the same moment happen in the order in which they were asked for."""
+    """The only clock of a simulation. Calls at the same moment happen in the order in which they were queued."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,17 +31,16 @@ class Clock:
         self._order = count()
 
     def at(self, when: float, call: Call) -> Timer:
-        """Do something at a moment (now, if it has passed)."""
+        """Call at this moment, or now if it has passed."""
         timer = Timer(call)
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), timer))
         return timer
 
     def after(self, delay: float, call: Call) -> Timer:
-        """Do something after a while."""
         return self.at(self.now + delay, call)
 
     def step(self) -> bool:
-        """Go to the next moment at which something happens and let it; False when nothing is left to happen."""
+        """Advance to the next call and make it; False when no call is left."""
         while self._queue:
             when, _, timer = heapq.heappop(self._queue)
             call, timer.call = timer.call, None

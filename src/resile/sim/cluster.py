@@ -1,4 +1,4 @@
-"""The simulated cluster: one job, its nodes, its network, its masters one after the other, in virtual time."""
+"""The simulated cluster: one job, its nodes, its network and its masters one after the other, in virtual time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from resile.sim.world.platform import SimPlatform
 from resile.sim.world.training import SAVE_EVERY, SimTraining
 
 ASK_AGAIN = 1.0
-"""Seconds after which a person who was not answered asks again."""
+"""Seconds after which a person repeats a request that was not answered."""
 
 Line = tuple[float, str, object]
-"""(when, who, what): formatted only when somebody reads it."""
+"""(time, subject, object) of the trace, formatted only when it is read."""
 
 
 class Cluster:
@@ -40,30 +40,31 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = Clock()
-        self.plan: Schedule = draw(self.rng)
+        self.schedule: Schedule = draw(self.rng)
         self.net = Network(self.clock, self.rng)
-        self.data = self.plan.data
-        every = 1 if self.plan.elastic else SAVE_EVERY
-        self.training = None if self.data else SimTraining(self.clock, self.plan.steps, self.plan.step_time, every)
-        self.heartbeat: float = self.plan.spec.timeouts.heartbeat
-        self.platform = SimPlatform(self, self.plan.moods)
+        self.data = self.schedule.data
+        every = 1 if self.schedule.elastic else SAVE_EVERY
+        self.training = (
+            None if self.data else SimTraining(self.clock, self.schedule.steps, self.schedule.step_time, every)
+        )
+        self.heartbeat: float = self.schedule.spec.timeouts.heartbeat
+        self.platform = SimPlatform(self, self.schedule.behaviour)
         self.agents: list[SimAgent] = []
         self.trace: list[Line] = []
-        self.checks = Invariants(self.plan.spec)
+        self.checks = Invariants(self.schedule.spec)
         self.process_failures = 0
         self.node_failures = 0
         self.master_crashes = 0
         self._pids = count(100)
         self._requests = count(1)
         self._wanted: deque[ev.ChangeWanted] = deque()
-        state = new_state(self.plan.spec, 0.0)
+        state = new_state(self.schedule.spec, 0.0)
         self.master = SimMaster(self, Engine(state), MemoryJournal(state), self.checks)
 
     def start(self) -> None:
-        """Begin the job."""
         self.master.submit(ev.Started())
-        if not self.plan.spec.managed:
-            for _ in range(self.plan.nodes):
+        if not self.schedule.spec.managed:
+            for _ in range(self.schedule.nodes):
                 self.clock.after(self.rng.uniform(0.0, 4.0), self.arrive)
 
     @property
@@ -73,7 +74,6 @@ class Cluster:
 
     @property
     def alive(self) -> list[SimAgent]:
-        """The agents that have not ended."""
         return [agent for agent in self.agents if agent.mode is not Mode.GONE]
 
     def platform_is_empty(self) -> bool:
@@ -81,26 +81,25 @@ class Cluster:
         return all(m.status.ended for m in self.platform.machines.values())
 
     def tell(self, who: str, what: object) -> None:
-        """A line for the trace."""
+        """Add a line to the trace."""
         self.trace.append((self.clock.now, who, what))
 
     # agents --------------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """An agent is started on a bare machine."""
+        """Start an agent on a bare machine."""
         self.boot(None)
 
     def boot(self, key: NodeKey | None) -> SimAgent:
-        """Start an agent."""
-        kind = ElasticAgent if self.plan.elastic else SimAgent
-        agent = kind(self, f"agent{len(self.agents)}", self.plan.meeting, self.plan.nproc, key)
+        kind = ElasticAgent if self.schedule.elastic else SimAgent
+        agent = kind(self, f"agent{len(self.agents)}", self.schedule.rendezvous, self.schedule.nproc, key)
         self.tell(agent.incarnation, f"starts on {key or 'a bare machine'}")
         self.agents.append(agent)
         agent.connect()
         return agent
 
     def reach(self) -> SimMaster | None:
-        """The master, if one listens."""
+        """The master, if one is alive."""
         return None if self.master.dead else self.master
 
     def exited(self, agent: SimAgent, code: int) -> None:
@@ -108,39 +107,37 @@ class Cluster:
         self.platform.exited(agent, code)
 
     def new_pid(self) -> int:
-        """A process id never used before; asked for when a process has failed."""
+        """A process id never used before, for a process that has failed."""
         self.process_failures += 1
         return next(self._pids)
 
     # the platform and people ---------------------------------------------------------------------------------------
 
     def watcher(self) -> Callable[[ev.NodeSeen], None]:
-        """Who hears about nodes now."""
+        """The function that takes in reports about nodes; it does nothing once the present master is dead."""
         master = self.master
         return lambda seen: None if master.dead else master.submit(seen)
 
     def launch(self, decision: de.LaunchNode) -> None:
-        """The master wants a node."""
         self.platform.launch(decision)
 
     def delete(self, decision: de.DeleteNode) -> None:
-        """The master wants a node to end."""
         self.platform.delete(decision)
 
     def replied(self, reply: de.Reply) -> None:
-        """A change was granted or refused."""
+        """The master answered a request."""
         if self._wanted and self._wanted[0].request == reply.request:
             self._wanted.popleft()
             self._ask()
 
     def ask_for(self, change: Change) -> None:
-        """A person wants a change, and asks until there is an answer; changes are asked for one after the other."""
+        """Ask for a change until it is answered. Changes are asked for one after the other."""
         self._wanted.append(ev.ChangeWanted(change=change, request=next(self._requests)))
         if len(self._wanted) == 1:
             self._ask()
 
     def forget(self, uid: str) -> None:
-        """Somebody deletes a plan; a master that is away does not hear of it."""
+        """Delete a plan. A master that is dead at that moment does not hear of it."""
         if not self.master.dead:
             self.master.submit(ev.PlanDeleted(uid=uid))
 
@@ -159,7 +156,7 @@ class Cluster:
     # the master's death --------------------------------------------------------------------------------------------
 
     def crash_master(self, down: float) -> None:
-        """Kill the master; another one comes after a while and has only the journal."""
+        """Kill the master. After a while another one starts, which has only the journal."""
         if self.master.dead:
             return
         self.tell("master", f"dies, back in {down:.2f} s")
@@ -169,7 +166,7 @@ class Cluster:
         self.clock.after(down, self._return_master)
 
     def check_replay(self) -> None:
-        """The journal alone must give the state that the master has."""
+        """Check that the journal alone gives the state that the master has."""
         live, again = self.state, Engine.replay(*self.master.journal.load())
         require(_durable(again.state) == _durable(live), "replaying the journal gives the live state")
         require(again.consistent(), "a replayed engine's indexes agree with its state")
@@ -181,10 +178,10 @@ class Cluster:
         self.master = SimMaster(self, engine, journal, self.checks)
         self.tell("master", "is back")
         self.master.submit(ev.MasterReturned())
-        if self.plan.spec.managed:
+        if self.schedule.spec.managed:
             self.master.submit(ev.NodesListed(seen=self.platform.listed()))
 
 
 def _durable(state: JobState) -> JobState:
-    """A state without its gauges, which step reports move and the journal has only a summary of."""
+    """A state without its gauges, of which the journal has only a summary."""
     return msgspec.structs.replace(state, progress=Progress())

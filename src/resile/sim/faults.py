@@ -1,4 +1,4 @@
-"""Making things go wrong, at the moments a plan says."""
+"""Faults, injected at the moments that a schedule names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from resile.sim.world.agent import SimAgent
 
 
 def arm(cluster: Cluster) -> None:
-    """Plan every fault, and the calm after them."""
-    for at, fault in cluster.plan.faults:
+    """Schedule every fault, and the calm after them."""
+    for at, fault in cluster.schedule.faults:
         cluster.clock.at(at, partial(inject, cluster, fault))
     cluster.clock.at(FAULTS_UNTIL + 10.0, lambda: _calm(cluster))
 
@@ -26,7 +26,7 @@ def _calm(cluster: Cluster) -> None:
 
 
 def inject(cluster: Cluster, fault: Fault) -> None:
-    """Let one fault happen, to somebody who is there to suffer it."""
+    """Inject one fault, if there is a node for it."""
     rng = cluster.rng
     match fault:
         case Fault.MASTER:
@@ -54,7 +54,7 @@ def inject(cluster: Cluster, fault: Fault) -> None:
 
 
 def draw_plan(cluster: Cluster) -> Plan:
-    """A plan that names nodes which may or may not be there, and may ask for too much."""
+    """A plan whose nodes may or may not exist, and which may ask for too much."""
     rng = cluster.rng
     nodes = [key for key, node in cluster.state.nodes.items() if node.alive and key.role == WORKER]
     nodes.append(NodeKey(WORKER, NodeId(rng.randint(0, 9))))
@@ -98,7 +98,7 @@ def _hit(cluster: Cluster, agent: SimAgent, fault: Fault) -> None:
             status = rng.choice((NodeStatus.FAILED, NodeStatus.DELETED))
             _end(cluster, agent, status, NodeEnd(reason="Preempted"))
         case Fault.LEAVE:
-            agent.leave("somebody pressed control-C")
+            agent.leave("a person pressed control-C")
             _perhaps_again(cluster)
         case Fault.RESTART_IN_PLACE:
             agent.die()
@@ -114,8 +114,8 @@ def _end(cluster: Cluster, agent: SimAgent, status: NodeStatus, end: NodeEnd) ->
 
 
 def _perhaps_again(cluster: Cluster) -> None:
-    """Somebody starts the command again on a bare machine."""
-    if not cluster.plan.spec.managed and cluster.rng.random() < 0.7:
+    """On bare machines, often start the command again."""
+    if not cluster.schedule.spec.managed and cluster.rng.random() < 0.7:
         cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.arrive)
 
 

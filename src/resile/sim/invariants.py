@@ -1,4 +1,4 @@
-"""Invariants of the core, checked after every event from the outside: by what went in and what came out."""
+"""Invariants of the core, checked after every event from outside: by its events, decisions and state."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class InvariantBroken(AssertionError):
 
 
 def require(holds: bool, promise: str) -> None:
-    """Check one promise."""
     if not holds:
         raise InvariantBroken(promise)
 
 
 class Invariants:
-    """Remembers what was seen before, so that what must only grow is seen to."""
+    """Remembers earlier values, to check what may only grow."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._managed = spec.managed
@@ -40,13 +39,13 @@ class Invariants:
         self._evaluating: set[NodeKey] = set()
         """Members of the newest round that took its last step and have not ended."""
         self._failed_in: Round = NO_ROUND
-        """The newest round in which a script failed: what follows the last step is tried again, too."""
+        """The newest round in which a script failed. Its work after the last step may be done again."""
         self._over: Phase | None = None
         self._crashes = 0
         self._step = -1
         self._scaled = False
         self._plans: set[str] = set()
-        self.shadow = ReferenceLedger()
+        self.ledger = ReferenceLedger()
         self.events = 0
         self.rounds = 0
 
@@ -63,7 +62,7 @@ class Invariants:
         self._round_state(state)
         self._steps(state, event)
         self._ending(state, made)
-        self.shadow.check(state.ledger, event, made)
+        self.ledger.check(state.ledger, event, made)
 
     def _nodes(self, state: JobState) -> None:
         filled = set()
@@ -91,9 +90,12 @@ class Invariants:
         for change in state.changes:
             awaited = [state.nodes[key] for key in change.coming]
             require(
-                all(node.alive for node in awaited), f"nobody waits for {[str(n.key) for n in awaited if not n.alive]}"
+                all(node.alive for node in awaited),
+                f"no change waits for {[str(n.key) for n in awaited if not n.alive]}",
             )
-            require(all(not state.nodes[key].status.ended for key in change.going), "those who go have not ended")
+            require(
+                all(not state.nodes[key].status.ended for key in change.going), "nodes that are to go have not ended"
+            )
             reserves = {key for key, node in state.nodes.items() if node.replaces is not None and node.alive}
             require(set(change.moves.values()) <= reserves, "only reserves take over")
         require(not (state.changes and state.phase.over), "nothing changes after the end")
@@ -140,7 +142,7 @@ class Invariants:
         require(fills == sorted(fills), "group ranks follow the nodes' roles and ranks")
         require(not self._ended & places.keys(), "members are alive")
         busy = [key for key in self._evaluating if state.nodes[key].alive and key not in places]
-        require(not busy, f"nobody trains again what {busy} have trained and still evaluate")
+        require(not busy, f"no node trains again what {busy} have trained and still evaluate")
         self._evaluating.clear()
         self._round, self._places = number, places
         self.rounds += 1

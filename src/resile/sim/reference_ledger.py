@@ -1,4 +1,4 @@
-"""A second, naive ledger: every record by itself, kept from the answers alone. The core's must agree with it."""
+"""A second, naive ledger with one entry per record, kept from the answers alone. The core's must agree with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = tuple[int, int]
 
 
 class ReferenceLedger:
-    """Counts records one by one; costs memory for each, which a simulation can afford."""
+    """Counts records one by one. That costs memory for each, which a simulation can afford."""
 
     def __init__(self) -> None:
         self.done: set[Record] = set()
@@ -68,7 +68,7 @@ class ReferenceLedger:
         for epoch, start, end in parts:
             records = {(epoch, index) for index in range(start, end)}
             _require(not records & open_, f"no two hold the same record of {(epoch, start, end)}")
-            _require(not records & self.done, f"nobody holds what is done of {(epoch, start, end)}")
+            _require(not records & self.done, f"no worker holds what is done of {(epoch, start, end)}")
             open_ |= records
         dealt = len(open_) + dataset.done
         full, left = divmod(dataset.dealt, max(1, dataset.shards_per_epoch))
@@ -85,4 +85,4 @@ def _require(holds: bool, promise: str) -> None:
 
 
 class LedgerBroken(AssertionError):
-    """A record was lost, counted twice, or given to two."""
+    """A record was lost, counted twice, or given to two workers."""

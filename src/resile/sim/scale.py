@@ -1,6 +1,6 @@
-"""How the core copes with very many nodes: the cost of one rendezvous, without a network or a platform.
+"""What one rendezvous of very many nodes costs the core, without a network or a platform.
 
-What is measured is processor time of this process, so a busy machine changes it little.
+The unit is processor time of this process, so a busy machine changes it little.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int
     arrive_seconds: float
-    """All agents come and all but the last join."""
+    """All agents connect and all but the last join."""
     last_join_to_told_seconds: float
-    """From the last join to the place of every node."""
+    """From the last join to the assignment of every node."""
     loss_to_told_seconds: float
-    """From the end of one member's processes to the word for every other that the round is over."""
+    """From the end of one member's processes to the message to all others that the round is over."""
     regroup_seconds: float
-    """All members join again, and every one of them is told its place."""
+    """All members join again, and every one is told its assignment."""
     events: int
     events_per_second: float
     heartbeats_per_second: float
@@ -62,12 +62,12 @@ def crowd(nodes: int) -> Engine:
 
 
 def last_joins(engine: Engine, nodes: int) -> set[NodeKey]:
-    """The last of a crowd joins; returns the nodes that are told their place in the round."""
+    """Let the last agent join. Returns the nodes that are told their assignment."""
     return _told(engine.handle(_join(nodes - 1), 0.0), RoundFormed)
 
 
 def measure(nodes: int) -> ScaleReport:
-    """Let a crowd meet, lose a member's processes, and meet again."""
+    """Form a round, lose a member's processes, and form the next round."""
     begun = time.process_time()
     engine = crowd(nodes)
     arrived = time.process_time()

@@ -1,4 +1,4 @@
-"""What a seed stands for: the job, its nodes' moods, and the faults to come."""
+"""What a seed stands for: the job, how its nodes behave, and the faults to come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULTS_UNTIL = 40.0
 
 
 class Fault(enum.StrEnum):
-    """What can go wrong, or be wished for."""
+    """What can go wrong, or be asked for."""
 
     PROCESS = "process"
     OOM = "oom"
@@ -48,29 +48,29 @@ BARE_ONLY = frozenset({Fault.ARRIVE, Fault.LEAVE})
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a simulation does that its cluster does not decide by the way."""
+    """All that is drawn before the simulation starts."""
 
     spec: JobSpec
-    meeting: RendezvousConfig
+    rendezvous: RendezvousConfig
     nodes: int
     nproc: int
     steps: int
     step_time: float
     data: Data | None
-    moods: NodeBehaviour
+    behaviour: NodeBehaviour
     faults: tuple[tuple[float, Fault], ...]
     elastic: bool = False
-    """Training processes meet in new rounds without being restarted, and no step is lost with a round."""
+    """Training processes join new rounds without being restarted, and no step is lost with a round."""
 
 
 def draw(rng: random.Random) -> Schedule:
-    """Draw a plan. The same state of `rng` gives the same plan."""
+    """Draw a schedule. The same state of `rng` gives the same schedule."""
     managed = rng.random() < 0.6
     nodes = rng.randint(1, 8)
     unit = rng.choice((1, 1, 1, 2)) if nodes > 1 else 1
     most = max(unit, rng.randint(nodes, nodes + 1) // unit * unit)
     least = max(unit, rng.randint(1, max(1, min(nodes, most))) // unit * unit)
-    meeting = RendezvousConfig(
+    rendezvous = RendezvousConfig(
         min_nodes=least,
         max_nodes=most,
         node_unit=unit,
@@ -92,13 +92,13 @@ def draw(rng: random.Random) -> Schedule:
         )
     return Schedule(
         spec=_spec(rng, managed, nodes),
-        meeting=meeting,
+        rendezvous=rendezvous,
         nodes=nodes,
         nproc=rng.choice((1, 1, 2)),
         steps=rng.randint(1, 60),
         step_time=rng.uniform(0.1, 1.0),
         data=data,
-        moods=_moods(rng) if managed else NodeBehaviour(),
+        behaviour=_behaviour(rng) if managed else NodeBehaviour(),
         faults=tuple((at, rng.choice(kinds)) for at in times),
         elastic=data is None and rng.random() < 0.5,
     )
@@ -123,7 +123,7 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
     return JobSpec(name="sim", front_door=FRONT_DOOR, roles=roles, timeouts=timeouts)
 
 
-def _moods(rng: random.Random) -> NodeBehaviour:
+def _behaviour(rng: random.Random) -> NodeBehaviour:
     return NodeBehaviour(
         pending=rng.choice((0.0, 0.0, 0.3)),
         stuck=rng.choice((0.0, 0.0, 0.0, 0.1)),

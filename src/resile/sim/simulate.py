@@ -1,4 +1,4 @@
-"""One seed, from the first event to the end of the job and of its last agent."""
+"""One simulation, from the first event to the end of the job and of its last agent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from resile.sim.invariants import require
 from resile.sim.world.agent import Mode
 
 LONGEST = 600.0
-"""Virtual seconds: every plan's work, after every plan's faults and time-outs, is done before this."""
+"""Virtual seconds in which every schedule's work is done, after all its faults and time-outs."""
 AFTERMATH = 60.0
-"""Virtual seconds in which everybody has heard of the end."""
+"""Virtual seconds in which every agent and node learns of the job's end."""
 LATE = 5.0
-"""Virtual seconds in which a healthy agent has surely been heard by its master."""
+"""Virtual seconds in which the master has surely heard a healthy agent."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,22 +39,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationFailed(AssertionError):
-    """An invariant broke; the text names the seed and shows the last lines of its story."""
+    """An invariant broke. The text names the seed and shows the last lines of its trace."""
 
 
 def simulate(seed: int) -> Report:
-    """Run the plan that a seed stands for, checking every invariant after every event.
+    """Run the schedule that a seed stands for, checking every invariant after every event.
 
     Costs a few tens of milliseconds of one core.
 
     Raises:
-        SimulationFailed: when the core broke a promise.
+        SimulationFailed: when the core broke an invariant.
     """
     return run_and_report(seed, Cluster(seed))
 
 
 def run_and_report(seed: int, cluster: Cluster) -> Report:
-    """`simulate` on a cluster that the caller keeps, to read its trace."""
+    """Like `simulate`, on a cluster whose trace the caller can read afterwards."""
     try:
         _run(cluster)
     except AssertionError as broken:
@@ -78,7 +78,6 @@ def run_and_report(seed: int, cluster: Cluster) -> Report:
 
 
 def render(line: Line) -> str:
-    """One line of a trace, for people."""
     when, who, what = line
     return f"{when:9.3f}  {who:<10}  {what}"
 
@@ -100,7 +99,7 @@ def _run(cluster: Cluster) -> None:
 
 
 def _judge(cluster: Cluster) -> None:
-    """The job has ended: was it right to?"""
+    """Check that the job had a reason to end as it did."""
     state = cluster.state
     if state.phase is Phase.SUCCEEDED:
         _judge_success(cluster)
@@ -109,17 +108,17 @@ def _judge(cluster: Cluster) -> None:
         case Reason.RESTARTS_SPENT | Reason.WORKER_ERROR | Reason.WORKER_OOM:
             _judge_budget(cluster)
         case Reason.RENDEZVOUS_TIMEOUT:
-            meeting, now = cluster.plan.meeting, cluster.clock.now
+            rendezvous, now = cluster.schedule.rendezvous, cluster.clock.now
             waiting = [a for a in cluster.alive if a.mode is Mode.WAITING and not a.cut and not a.frozen]
-            ready = [a for a in waiting if now - max(a.waiting_since, a.well_since) > LATE]
-            require(fit(len(ready), meeting) == 0, f"{len(ready)} nodes waited and no round formed")
+            ready = [a for a in waiting if now - max(a.waiting_since, a.healthy_since) > LATE]
+            require(fit(len(ready), rendezvous) == 0, f"{len(ready)} nodes waited and no round formed")
         case Reason.PENDING_TIMEOUT:
             pending = [m for m in cluster.platform.machines.values() if m.status is NodeStatus.PENDING]
             require(bool(pending), "a job fails for pending nodes only if there are some")
         case Reason.NO_NODES_LEFT:
             healthy = [a for a in cluster.alive if not a.cut and not a.frozen]
-            there = [a.incarnation for a in healthy if cluster.clock.now - a.well_since > LATE]
-            require(not cluster.plan.spec.managed, "only bare jobs are deserted")
+            there = [a.incarnation for a in healthy if cluster.clock.now - a.healthy_since > LATE]
+            require(not cluster.schedule.spec.managed, "only bare jobs are deserted")
             require(not there, f"{there} were there and the job was called deserted")
         case _:
             require(False, f"no plan gives a reason to end with {state.reason}")
@@ -133,14 +132,14 @@ def _judge_success(cluster: Cluster) -> None:
         return
     assert cluster.data is not None
     wanted = cluster.data.size * cluster.data.epochs
-    done = len(cluster.checks.shadow.done)
+    done = len(cluster.checks.ledger.done)
     require(done == wanted, f"a job that succeeded has read everything: {done} of {wanted}")
 
 
 def _judge_budget(cluster: Cluster) -> None:
-    spec, meeting = cluster.plan.spec, cluster.plan.meeting
+    spec, rendezvous = cluster.schedule.spec, cluster.schedule.rendezvous
     if not spec.managed:
-        require(cluster.process_failures > meeting.max_restarts, "max_restarts is spent before the job fails")
+        require(cluster.process_failures > rendezvous.max_restarts, "max_restarts is spent before the job fails")
         return
     role = spec.roles[WORKER]
     grown = cluster.state.reason == role.oom_failure and role.limits.memory == LARGEST_MEMORY

@@ -1,7 +1,7 @@
-"""Nodes and places: launching, losing, replacing, scaling.
+"""The life of nodes: launching, losing, replacing and removing them.
 
-A place is a role and a rank. It is filled by one node at a time; when that node is lost the relaunch policy decides
-whether another one, with a new id and the same rank, takes over.
+A place is a role and a rank, filled by one node at a time. When that node is lost, the relaunch policy decides whether
+a new node, with a new id and the same rank, fills the place again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST = NodeId(0)
 
 
 def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = None) -> None:
-    """Launch a node for every place that should be filled and is not; `given` is what some places get."""
+    """Launch a node for every place that should be filled and is not; `given` holds the resources of some places."""
     state = ctx.state
     if state.suspended or state.phase.over:
         return
@@ -41,7 +41,7 @@ def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = 
 
 
 def new_key(ctx: Context, role: str) -> NodeKey:
-    """The next node of a role: ids only grow."""
+    """The key of a role's next node. Ids only grow."""
     node_id = ctx.state.next_id.get(role, FIRST)
     ctx.state.next_id[role] = NodeId(node_id + 1)
     return NodeKey(role, node_id)
@@ -56,16 +56,16 @@ def launch(
     delay: float = 0.0,
     replaces: NodeKey | None = None,
 ) -> Node:
-    """Fill a place with a new node, which may be held back for a while; nobody waits for it meanwhile.
+    """Fill a place with a new node. No round waits for it while it is held back.
 
     Args:
         ctx: the event being handled.
         role: of the place.
         rank: of the place.
         relaunch_count: how many nodes were lost there before.
-        resources: what it gets; what the role gets unless given.
-        delay: in seconds.
-        replaces: who fills the place until the new node is ready.
+        resources: of the node; those of the role unless given.
+        delay: seconds to hold the node back.
+        replaces: the node that fills the place until the new one is ready.
     """
     node = Node(
         key=new_key(ctx, role),
@@ -80,24 +80,24 @@ def launch(
     ctx.state.nodes[node.key] = node
     ctx.touch(node)
     if node.held_until is None:
-        _launch_again(ctx, node)
+        _request_launch(ctx, node)
     else:
         ctx.deadlines.set(Alarm.LAUNCH, node.held_until, node.key)
     return node
 
 
 def on_launch_due(ctx: Context, node: Node) -> None:
-    """The time of a node that was held back has come."""
+    """Launch a node that was held back."""
     if node.held_until is None or not node.alive:
         return
     node.held_until = None
     node.status = NodeStatus.LAUNCHING
     node.launched_at = ctx.now
     ctx.touch(node)
-    _launch_again(ctx, node)
+    _request_launch(ctx, node)
 
 
-def _launch_again(ctx: Context, node: Node) -> None:
+def _request_launch(ctx: Context, node: Node) -> None:
     ctx.decide(
         LaunchNode(
             node=node.key,
@@ -111,10 +111,10 @@ def _launch_again(ctx: Context, node: Node) -> None:
 
 
 def _avoided(ctx: Context) -> tuple[str, ...]:
-    """Machines that get nothing new now.
+    """The machines that get no new nodes now.
 
-    None of them, if they are several and half or more of those that the job uses: then it was rather the master's own
-    network that failed, and a job that keeps off all its machines finds room nowhere.
+    If several machines are silent, and they are half or more of the machines that the job uses, none is avoided. Then
+    the master's own network has probably failed, and a job that avoids all its machines finds no room.
     """
     state = ctx.state
     silent = {name for name, until in state.suspects.items() if until > ctx.now}
@@ -126,23 +126,23 @@ def _avoided(ctx: Context) -> tuple[str, ...]:
 
 
 def on_node_seen(ctx: Context, event: NodeSeen) -> None:
-    """The platform's word on one node."""
+    """Take in what the platform reports about one node."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
-        if not event.status.ended:  # nothing in the journal asked for it, so nothing here would ever end it
+        if not event.status.ended:  # no event in the journal launched it, so the core would never end it
             ctx.decide(DeleteNode(node=event.node, grace=ctx.timeouts.regroup_grace, because="no job knows it"))
         return
     node.machine = event.host or node.machine
     if node.status.ended:
         if event.status is NodeStatus.FAILED:
             _on_end_explained(ctx, node, event.end)
-        elif not event.status.ended and node.agent is None:  # it was deleted before it was there
+        elif not event.status.ended and node.agent is None:  # it was deleted before it existed
             _delete_leftovers(ctx, node)
         return
     if event.status.ended:
         on_node_ended(ctx, node, event.status, event.end)
         return
-    if event.status is node.status or node.connected:  # what an agent says itself is newer than the platform's word
+    if event.status is node.status or node.connected:  # an agent's own report is newer than the platform's
         return
     node.host = event.host or node.host
     node.status = event.status
@@ -167,7 +167,7 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
 
 
 def complete_migration(ctx: Context, node: Node) -> None:
-    """A node that was in reserve is ready, or needed at once: it fills its place from now on. Others are left alone."""
+    """Let a node that was launched by a migration fill its place; other nodes are left alone."""
     if node.replaces is None or not node.alive:
         return
     old = ctx.state.nodes[node.replaces]
@@ -181,20 +181,20 @@ def complete_migration(ctx: Context, node: Node) -> None:
 
 
 def watch_pending(ctx: Context, node: Node) -> None:
-    """Give a node that cannot start its time."""
+    """Start the time-out of a node that cannot start."""
     config = ctx.state.training.config
     wait = ctx.timeouts.pend if config is None or config.pend_timeout is None else config.pend_timeout
     ctx.deadlines.set(Alarm.PENDING, ctx.now + wait, node.key)
 
 
 def expect_agent(ctx: Context, node: Node) -> None:
-    """Give a node that runs its time to speak: as long as others would wait for it, since it may be preparing."""
+    """Start the time-out for a running node's agent to connect: as long as a round would wait for the node."""
     if node.agent is None and ctx.state.spec.trains(node.key.role):
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
 
 def on_agent_never_connected(ctx: Context, node: Node) -> None:
-    """A node runs and its agent has not come: it is lost, unless this job's nodes have no agents at all (so far)."""
+    """Count a running node without an agent as lost, unless no node of this job has had an agent yet."""
     if ctx.state.training.config is None:
         expect_agent(ctx, node)
     else:
@@ -202,7 +202,7 @@ def on_agent_never_connected(ctx: Context, node: Node) -> None:
 
 
 def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
-    """Compare what the journal says with what the platform has, after a restart of the master."""
+    """Compare the journal with what the platform has, after a restart of the master."""
     there = {one.node for one in event.seen}
     for node in list(ctx.state.nodes.values()):
         if node.status.ended or node.key in there or not ctx.state.spec.managed:
@@ -212,11 +212,11 @@ def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
         elif node.leaving or node.status not in (NodeStatus.LAUNCHING, NodeStatus.PENDING):
             on_node_ended(ctx, node, NodeStatus.DELETED, NodeEnd(message="it was gone when the master came back"))
         else:
-            _launch_again(ctx, node)  # also if it could not start: perhaps there never was anything of it
+            _request_launch(ctx, node)  # also if it could not start, since it may never have been created
     for one in event.seen:
         known = ctx.state.nodes.get(one.node)
         if known is not None and known.status.ended and not one.status.ended:
-            _delete_leftovers(ctx, known)  # the old master counted it as lost, and may have died before deleting it
+            _delete_leftovers(ctx, known)  # the old master may have died between counting it as lost and deleting it
             continue
         on_node_seen(ctx, one)
         if known is not None and known.leaving and not one.status.ended:
@@ -224,13 +224,13 @@ def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
 
 
 def _delete_leftovers(ctx: Context, node: Node) -> None:
-    """Something of a node that has ended is still there."""
+    """Delete what the platform still has of a node that has ended."""
     because = describe(node.status, node.end)
     ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
 
 
 def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
-    """A node has ended, whoever noticed: free what it held, tell its peers, fill its place."""
+    """Handle the end of a node: free its shards, end its round, and fill its place if the policy says so."""
     state = ctx.state
     node.status, node.end, node.ended_at = status, end, ctx.now
     freed = ledger.release_node(state.ledger, node.key)
@@ -265,30 +265,30 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
 
 
 def cancel_migration(ctx: Context, node: Node) -> None:
-    """A node has done its work, or has nothing left to train: nobody need take over."""
-    reserve = scale_operations.replacement_of(ctx, node.key)
-    if reserve is not None:
+    """Remove the node that was to take over: the old node has finished or has nothing left to train."""
+    replacement = scale_operations.replacement_of(ctx, node.key)
+    if replacement is not None:
         scale_operations.fail_waiting_for(
             ctx,
-            reserve,
+            replacement,
             scale_operations.MIGRATION_FAILED,
-            f"{node.key} took its last step before {reserve} was ready",
+            f"{node.key} took its last step before {replacement} was ready",
         )
-        remove(ctx, ctx.state.nodes[reserve], f"is not needed: {node.key} has taken its last step")
+        remove(ctx, ctx.state.nodes[replacement], f"is not needed: {node.key} has taken its last step")
 
 
 def avoid_machine(ctx: Context, node: Node) -> None:
-    """A node's machine may be the one that fell silent: for a while nothing new is put there."""
+    """Put no new nodes on this node's machine for a while."""
     suspects = ctx.state.suspects
     if node.machine:
         suspects.pop(node.machine, None)
         suspects[node.machine] = ctx.now + relaunch.SUSPECT_SECONDS
-    while len(suspects) > relaunch.MOST_SUSPECTS:
+    while len(suspects) > relaunch.MAX_SUSPECTS:
         del suspects[next(iter(suspects))]
 
 
 def declare_lost(ctx: Context, node: Node, because: str) -> None:
-    """A node is out of reach: it counts as failed, and what may be left of it is removed."""
+    """Count a node that is out of reach as failed, and delete what may be left of it."""
     ctx.decide(Drop(node=node.key))
     if ctx.state.spec.managed:
         ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
@@ -296,7 +296,7 @@ def declare_lost(ctx: Context, node: Node, because: str) -> None:
 
 
 def on_pending_timeout(ctx: Context, node: Node) -> None:
-    """A node could not start for too long; the job goes on if it can do without."""
+    """Go on without a node that could not start for too long, or fail the job if it needs the node."""
     state, config = ctx.state, ctx.state.training.config
     if not node.alive or node.status is not NodeStatus.PENDING:
         return
@@ -316,7 +316,7 @@ def on_pending_timeout(ctx: Context, node: Node) -> None:
 
 
 def remove(ctx: Context, node: Node, because: str) -> None:
-    """Take a node out of the job on purpose; it costs no budget and is not replaced."""
+    """Take a node out of the job on purpose. That costs no budget, and the node is not replaced."""
     node.leaving = because
     ctx.touch(node)
     ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.exit_grace, because=because))
@@ -325,7 +325,7 @@ def remove(ctx: Context, node: Node, because: str) -> None:
 
 
 def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
-    """Let go of all nodes, or take them back. Ids, budgets and the ledger stay."""
+    """Delete all nodes, or launch them again. Ids, budgets and the ledger stay."""
     state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
     if not state.spec.managed:
@@ -350,8 +350,8 @@ def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
 
 
 def describe(status: NodeStatus, end: NodeEnd, leaving: str = "") -> str:
-    """How a node ended, as the rest of a sentence that begins with its name; `leaving` is why it was sent off."""
-    if leaving and status is NodeStatus.DELETED:  # how the signal ended it says nothing
+    """How a node ended, to follow its name in a sentence. `leaving` is why the core deleted it."""
+    if leaving and status is NodeStatus.DELETED:  # its exit code comes from the signal
         return f"was deleted: {'it ' if leaving.startswith('was ') else ''}{leaving}"
     if end.reason == relaunch.LOST:
         return f"was lost: {end.message}"
@@ -366,14 +366,14 @@ def _replace(ctx: Context, node: Node) -> None:
     if not state.spec.managed:
         if ctx.index.trainers:
             return
-        if node.end.reason == relaunch.LOST:  # perhaps it is only late: it may come again, as a new node
+        if node.end.reason == relaunch.LOST:  # it may only be late, and come again as a new node
             ctx.deadlines.set(Alarm.JOIN, ctx.now + ctx.timeouts.master_recovery)
         else:
             fail_without_nodes(ctx, node)
         return
-    reserve = scale_operations.replacement_of(ctx, node.key)
-    if reserve is not None:
-        complete_migration(ctx, state.nodes[reserve])
+    replacement = scale_operations.replacement_of(ctx, node.key)
+    if replacement is not None:
+        complete_migration(ctx, state.nodes[replacement])
         return
     if not targets.is_wanted(state, role, node.rank):
         return
@@ -389,7 +389,7 @@ def _replace(ctx: Context, node: Node) -> None:
 
 
 def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
-    """What the policy says about the newest loss of this place, which has been charged already."""
+    """What the policy says about the newest loss of this place, which is in `spent` already."""
     declared = ctx.state.spec.roles[node.key.role]
     spent = ctx.state.spent[node.key.role, node.rank]
     used = spent.count(cause, ctx.state.trained, ctx.timeouts.budget_window) - 1
@@ -426,17 +426,17 @@ def fail_without_nodes(ctx: Context, last: Node) -> None:
 
 
 def _on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
-    """The platform says why a node that fell out of reach had ended: charge it to the budget it belongs to.
+    """Charge a lost node to the right budget once the platform says why it ended.
 
-    A closed connection is noticed before a container's end is reported, so this is the common way to learn of a
-    crash. If the policy would have decided otherwise, the successor that was launched in haste goes.
+    A closed connection is noticed before a container's end is reported, so this is the common way to learn of a crash.
+    If the policy decides otherwise now, the successor that was launched already is removed.
     """
     state, place = ctx.state, (node.key.role, node.rank)
     cause = relaunch.cause_of(NodeStatus.FAILED, end)
     spent = state.spent.get(place)
     if node.end.reason != relaunch.LOST or cause is Cause.INFRASTRUCTURE or spent is None or state.phase.over:
         return
-    # Exit codes of signals say nothing here: the core had the node killed when it counted it as lost.
+    # The exit code of a signal explains nothing here: the core had the node killed when it counted it as lost.
     if cause is Cause.PREEMPTION and end.reason not in relaunch.PREEMPTION_REASONS:
         return
     if not spent.move(Cause.INFRASTRUCTURE, cause):

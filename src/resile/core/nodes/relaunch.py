@@ -1,8 +1,8 @@
 """Relaunch policy: why a node ended, what that costs, and whether its place is filled again.
 
-Budgets are separate by cause, so a preemption never costs a crash, and they are counted in training time: what
-happened more than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is not
-ended by its fourth crash. A job that cannot make progress spends its budget and ends with a reason.
+Each cause has its own budget, so a preemption never costs a crash. Budgets are counted in training time: a loss more
+than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is not ended by its
+fourth crash. A job that makes no progress spends its budget and ends with a reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 class Cause(enum.StrEnum):
-    """Why a node ended, as far as budgets are concerned."""
-
     CRASH = "crash"
     OOM = "oom"
     PREEMPTION = "preemption"
@@ -25,7 +23,7 @@ class Cause(enum.StrEnum):
 
 
 OWN_FAULTS = frozenset({Cause.CRASH, Cause.OOM})
-"""What the script did; the others happened to it."""
+"""Causes that are the script's fault."""
 OOM_EXIT_CODES = frozenset({247})
 HARDWARE_EXIT_CODES = frozenset({201, 202, 14})
 KILLED_EXIT_CODES = frozenset({137, 143})
@@ -44,13 +42,14 @@ PREEMPTION_BUDGET = 100
 bounded, so a place that is lost again and again does not spin for ever."""
 
 SUSPECT_SECONDS = 120.0
-"""How long a machine that fell silent is avoided. A cluster needs about 40 s to see for itself that it is gone, and
+"""How long a machine that fell silent is avoided. A cluster needs about 40 s to notice that a machine is gone, and
 takes it out of use until it is back."""
-MOST_SUSPECTS = 50
-"""Machines that are avoided at a time: more than fail by themselves, few enough to be written into every launch."""
+MAX_SUSPECTS = 50
+"""How many machines are avoided at a time: more than fail by themselves, and few enough to be part of every launch."""
 
 QUICK_SECONDS = 10.0
-"""A node that crashes sooner than this may only need the world to settle: after the first one the next is held back."""
+"""A node that crashes sooner than this may only need its surroundings to settle. Unless it was the first
+crash of its place, its replacement is held back."""
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
 
@@ -59,16 +58,15 @@ LARGEST_MEMORY_STEP = Bytes(8 * GiB)
 
 
 class Spent(msgspec.Struct, kw_only=True):
-    """What one place (role and rank) has used of its budgets: the training time at each loss, by cause."""
+    """What one place has used of its budgets: the training time at each loss, by cause."""
 
     losses: dict[Cause, list[float]] = {}
 
     def count(self, cause: Cause, trained: float, budget_window: float) -> int:
-        """How many losses of this cause still count."""
         return sum(1 for at in self.losses.get(cause, ()) if trained - at < budget_window)
 
     def add(self, cause: Cause, trained: float, budget_window: float) -> None:
-        """Count one more, and drop what is forgiven."""
+        """Add a loss, and drop the losses that are forgotten."""
         self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < budget_window] + [trained]
 
     def move(self, wrong: Cause, right: Cause) -> bool:
@@ -80,7 +78,7 @@ class Spent(msgspec.Struct, kw_only=True):
 
 
 class Relaunch(msgspec.Struct, frozen=True):
-    """Fill the place again; `memory` is None where it stays as it was."""
+    """Fill the place again. With `memory` None the new node gets as much as the old one."""
 
     memory: Bytes | None = None
     delay: float = 0.0
@@ -94,7 +92,6 @@ class GiveUp(msgspec.Struct, frozen=True):
 
 
 def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
-    """Classify an end the way its platform described it."""
     if end.reason in OOM_REASONS or end.exit_code in OOM_EXIT_CODES:
         return Cause.OOM
     if end.reason == LOST or end.exit_code in HARDWARE_EXIT_CODES:
@@ -105,7 +102,7 @@ def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
 
 
 def is_unstartable(end: NodeEnd) -> bool:
-    """Whether the platform could not even find the program: another try would find it no more."""
+    """Whether the platform could not find the program, which another launch would not change."""
     return end.reason == UNSTARTABLE and end.exit_code == NOT_FOUND
 
 

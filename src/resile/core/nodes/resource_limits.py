@@ -1,7 +1,7 @@
 """What the nodes of a job take, and what `resourceLimits` leaves: a plain sum over the places that should be filled.
 
-Counted is what Kubernetes sets aside for a node, its requests (or its limits, where it requests nothing). What nobody
-has named counts as nothing. A node in reserve, which is there until it takes over, is not counted.
+A node counts with its requests, or with its limits where it requests nothing, since that is what Kubernetes sets aside.
+Amounts that are not given count as nothing. The new node of a migration is not counted until it takes over.
 """
 
 from __future__ import annotations
@@ -22,33 +22,29 @@ Place = tuple[str, Rank]
 
 
 class Sum(msgspec.Struct):
-    """An amount of each kind."""
-
     cpu: float = 0.0
     memory: int = 0
     gpu: int = 0
 
     def add(self, taken: Resources) -> None:
-        """Count one node more."""
         self.cpu = round(self.cpu + (taken.cpu or 0.0), 3)
         self.memory += taken.memory or 0
         self.gpu += taken.gpu
 
 
 def for_role(state: JobState, role: str) -> NodeResources:
-    """What a new node of a role gets beside its template."""
+    """What plans give the new nodes of a role, beside the role's template."""
     known = state.resources.get(role)
     return known.resources if known is not None else NodeResources()
 
 
 def inherited(state: JobState, node: NodeKey, had: NodeResources) -> NodeResources:
-    """What the replacement of a node gets: the same, and what a plan has wanted for the role since."""
+    """What a node's replacement gets: what the node had, and what a plan has set for the role since."""
     known = state.resources.get(node.role)
     return known.resources.over(had) if known is not None and node.id < known.since else had
 
 
 def taken(state: JobState, role: str, given: NodeResources) -> Resources:
-    """What one node takes."""
     declared = state.spec.roles[role]
     asked, most = declared.requests, declared.limits
     cpu = next((one for one in (given.cpu, asked.cpu, most.cpu) if one is not None), None)
@@ -57,7 +53,7 @@ def taken(state: JobState, role: str, given: NodeResources) -> Resources:
 
 
 def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
-    """What these places take; `given` is what some of them shall get, the others keep what they have."""
+    """What these places take together; `given` holds the new resources of some, the others keep what they have."""
     state, sum_ = ctx.state, Sum()
     for role, wanted in ranks.items():
         fresh = for_role(state, role)
@@ -69,12 +65,11 @@ def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, No
 
 
 def now(ctx: Context) -> Sum:
-    """What the places take that should be filled now."""
     return total(ctx, {role: targets.wanted(ctx.state, role) for role in ctx.state.targets}, {})
 
 
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
-    """Why a change is beyond the job's resourceLimits; empty if it is within, or wants no more than there is now."""
+    """Why a change exceeds the job's resourceLimits. Empty if it does not, or if the job takes no more than before."""
     most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""
@@ -97,7 +92,7 @@ def _shown(name: str, amount: float) -> str:
 
 
 def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
-    """How much memory this place may have beside the others; None if there is no limit."""
+    """How much memory the other places leave for this one; None without a limit."""
     limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None

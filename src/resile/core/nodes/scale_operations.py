@@ -1,8 +1,8 @@
-"""Changes of the job's nodes that people asked for and that are not complete yet: ScalePlans, and plain scaling.
+"""Changes of the job's nodes that are granted and not complete yet: ScalePlans, and plain scaling.
 
-A change waits for the nodes that shall take part and for those that shall be gone. It holds only these, so that a
-node's arrival or end costs the same however large the change is. A change that is a ScalePlan's always ends with a
-word: the ends of the newest plans are kept, so that a master that dies before it could tell finds them again.
+A change waits for the nodes that are to take part and for the nodes that are to be gone. It holds only these, so a
+node's arrival or end costs the same however large the change is. The ends of the newest ScalePlans are kept in the
+state, so a master that dies before it reported an end reports it after its return.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUSPENDED = "JobSuspended"
 
 
 def takes_part(ctx: Context, node: Node) -> bool:
-    """Whether a node does its part: in a round or waiting for room in one; by running, where there are no rounds."""
+    """Whether a node is in a round, or waits for room in one. In a job without rounds, whether it runs."""
     state = ctx.state
     if not state.spec.trains(node.key.role) or state.training.config is None:
         return node.status is NodeStatus.RUNNING
@@ -37,7 +37,6 @@ def takes_part(ctx: Context, node: Node) -> bool:
 
 
 def on_nodes_arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
-    """These nodes take part now."""
     if ctx.state.changes:
         keys = set(keys)
         for change in ctx.state.changes:
@@ -45,33 +44,33 @@ def on_nodes_arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
 
 
 def on_node_gone(ctx: Context, key: NodeKey) -> None:
-    """This node has ended; whoever replaces it was told of by `on_node_replaced`."""
+    """Stop waiting for a node that has ended. If it was replaced, `on_node_replaced` was called before."""
     for change in ctx.state.changes:
         change.coming.discard(key)
         change.going.discard(key)
 
 
 def on_node_replaced(ctx: Context, old: NodeKey, new: NodeKey) -> None:
-    """Who waited for a node waits for the one in its place."""
+    """Changes that wait for the old node wait for the new one instead."""
     for change in ctx.state.changes:
         if old in change.coming:
             change.coming = change.coming - {old} | {new}
 
 
 def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
-    """The node that is to take over from this one, if there is one."""
+    """The node that a migration launched to take over from this one, if there is one."""
     return next((change.moves[old] for change in ctx.state.changes if old in change.moves), None)
 
 
 def on_node_migrated(ctx: Context, old: NodeKey) -> None:
-    """Somebody has taken over from this node, which may still have to leave."""
+    """Another node has taken over from this one, which may still have to leave."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
 def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
-    """A node that a plan waits for will not come, or not soon: the plan fails, what else it wanted goes on."""
+    """Fail the plans that wait for a node that will not come soon. The rest of what they began goes on."""
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
         change.moves = {old: new for old, new in change.moves.items() if new != key}
@@ -79,7 +78,7 @@ def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> N
 
 
 def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
-    """A newer wish was granted: older plans that cannot become true any more are told by whom."""
+    """End the older plans that a newer change makes impossible, and name the newer one in their message."""
     for change in [one for one in ctx.state.changes if one is not newest]:
         undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
         if undone or leaving & change.coming:
@@ -90,7 +89,7 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
 
 
 def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
-    """A plan comes to an end; what it has begun is still seen through, for nobody in particular."""
+    """End a plan. What it has begun is still completed, but no plan reports it any more."""
     change.numbers = {}
     if not change.uid:
         return
@@ -108,21 +107,21 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
 
 
 def on_plan_deleted(ctx: Context, uid: str) -> None:
-    """A plan was deleted: what it has begun goes on."""
+    """End a plan that was deleted. What it has begun goes on."""
     for change in ctx.state.changes:
         if uid and change.uid == uid:
             close(ctx, change, DELETED, "it was deleted before it was done; what it has begun goes on")
 
 
 def abandon(ctx: Context, reason: str, message: str) -> None:
-    """No change will be completed any more."""
+    """Drop all changes: none of them will be completed any more."""
     for change in ctx.state.changes:
         close(ctx, change, reason, message)
     ctx.state.changes = []
 
 
 def close_complete(ctx: Context) -> None:
-    """Let go of the changes that are complete: all who should take part do, and those who should go are gone."""
+    """End the changes whose nodes have all come or gone."""
     state = ctx.state
     if not state.changes or (state.training.config is not None and state.training.running is None):
         return

@@ -1,7 +1,7 @@
-"""What people want of a job's nodes: another number, certain nodes more or fewer, other resources.
+"""Changes of a job's nodes that people ask for: another number, certain nodes more or fewer, other resources.
 
-A wish is checked as a whole before anything is done, and refused with one sentence; what is granted is done at once
-and watched until it is complete (`changes`). A plan and a plain number go the same way.
+A request is checked as a whole before anything is done, and refused with one sentence. What is granted begins at once
+and is tracked in `state.changes` until it is complete. A plain number is handled as a ScalePlan without a name.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ from resile.protocol.changes import Scale
 
 
 class Refused(Exception):
-    """A wish cannot be granted; the text is one sentence."""
+    """A request cannot be granted; the text is one sentence."""
 
 
 class _Target(msgspec.Struct):
-    """The job's places as a wish would have them."""
+    """The ranks that a job should have after a change."""
 
     ranks: dict[str, set[Rank]]
     given: dict[tuple[str, Rank], NodeResources] = {}
-    """What places get that shall have something of their own."""
+    """Resources of the ranks that do not simply get what their role gets."""
 
 
 def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
-    """Give a role another number of nodes."""
     plan = Plan(name="", uid="", roles={wanted.role: RoleChange(replicas=wanted.replicas)})
     _grant(ctx, plan, request, f"a wish for {wanted.role}={wanted.replicas}", why="ScaleRefused")
 
 
 def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
-    """Execute a ScalePlan; a plan that is known is not executed again."""
+    """Execute a ScalePlan, unless it was executed before."""
     state = ctx.state
     if wanted.uid in state.plan_ends or any(change.uid == wanted.uid for change in state.changes):
         ctx.decide(Reply(request=request))
@@ -51,9 +50,9 @@ def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
     _grant(ctx, wanted, request, f"ScalePlan {wanted.name}", why="PlanRefused")
 
 
-def _grant(ctx: Context, wish: Plan, request: int, about: str, *, why: str) -> None:
+def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> None:
     try:
-        design = _design(ctx, wish)
+        target = _target_of(ctx, plan)
     except Refused as refused:
         ctx.decide(Reply(request=request, error=str(refused)))
         ctx.note(why, f"{about} is refused: {refused}", warning=True)
@@ -61,41 +60,41 @@ def _grant(ctx: Context, wish: Plan, request: int, about: str, *, why: str) -> N
     ctx.decide(Reply(request=request))
     state = ctx.state
     change = ScaleOperation(
-        name=wish.name,
-        uid=wish.uid,
+        name=plan.name,
+        uid=plan.uid,
         about=about,
-        numbers={role: wanted.replicas for role, wanted in wish.roles.items() if wanted.replicas is not None},
+        numbers={role: wanted.replicas for role, wanted in plan.roles.items() if wanted.replicas is not None},
     )
     state.changes.append(change)
-    for role, wanted in wish.roles.items():
+    for role, wanted in plan.roles.items():
         if wanted.resources != NodeResources():
             before = resource_limits.for_role(state, role)
             since = state.next_id.get(role, lifecycle.FIRST)
             state.resources[role] = RoleResources(resources=wanted.resources.over(before), since=since)
-    roles = {*change.numbers, *(one.role for one in wish.create)}
+    roles = {*change.numbers, *(one.role for one in plan.create)}
     there = {key for key, node in state.nodes.items() if key.role in roles and scale_operations.takes_part(ctx, node)}
-    leaving = _resize(ctx, design, wish.remove, about)
+    leaving = _resize(ctx, target, plan.remove, about)
     change.going |= leaving
-    for move in wish.migrate:
+    for move in plan.migrate:
         _move(ctx, change, move)
-    lifecycle.fill(ctx, design.given)
+    lifecycle.fill(ctx, target.given)
     _await(ctx, change, roles, there)
     scale_operations.supersede_older(ctx, change, leaving)
     forming.form(ctx, state.training)
 
 
-def _resize(ctx: Context, design: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
-    """Give the roles the ranks of the design, and return the nodes that leave.
+def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
+    """Give the roles the ranks of the target, and return the nodes that leave.
 
     A removed node leaves even if its rank is still wanted: then a node that the same plan creates has that rank.
     """
     state = ctx.state
-    for role, ranks in design.ranks.items():
+    for role, ranks in target.ranks.items():
         before = state.targets[role]
         if ranks != targets.wanted(state, role):
             targets.want(state, role, ranks)
             ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
-    touched = design.ranks.keys()
+    touched = target.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
     forming.raise_max(state.training, sum(state.targets.get(role, 0) for role in state.spec.trainers))
     surplus = [
@@ -111,7 +110,7 @@ def _resize(ctx: Context, design: _Target, removed: Collection[NodeKey], about: 
 
 
 def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
-    """Launch the node that will take over; the old one stays until then."""
+    """Launch the node that will take over; the old node stays until the new one is ready."""
     old = ctx.state.nodes[move.node]
     wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
     new = lifecycle.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
@@ -121,7 +120,10 @@ def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
 
 
 def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[NodeKey]) -> None:
-    """Wait for every node of these roles that does not do yet what it should; `there` took part before the change."""
+    """Make the change wait for the nodes of these roles that are still to come or to go.
+
+    Nodes in `there` took part before the change, so it does not wait for them.
+    """
     for node in ctx.state.nodes.values():
         if node.key.role not in roles or node.status.ended:
             continue
@@ -131,36 +133,36 @@ def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[Nod
             change.coming.add(node.key)
 
 
-# what can be granted ------------------------------------------------------------------------------------------------
+# checks of a request ------------------------------------------------------------------------------------------------
 
 
-def _design(ctx: Context, wish: Plan) -> _Target:
-    """The job's places if the wish were granted.
+def _target_of(ctx: Context, plan: Plan) -> _Target:
+    """The ranks that the job would have after the change.
 
     Raises:
-        Refused: it cannot be.
+        Refused: when the change cannot be made.
     """
     state = ctx.state
     if state.phase.over:
         raise Refused(f"the job is over ({state.phase})")
     if not state.spec.managed:
         raise Refused("this job runs on bare machines: start or stop `resile run` on them instead")
-    design = _Target(ranks={})
-    for role, wanted in wish.roles.items():
+    target = _Target(ranks={})
+    for role, wanted in plan.roles.items():
         _check_role(state, role)
         if wanted.replicas is not None:
-            design.ranks[role] = _numbered(state, role, wanted.replicas)
-    counted = set(design.ranks)
-    for node in _named(ctx, wish):
-        if node.key in wish.remove:
-            _ranks(state, design, node.key.role, counted).discard(node.rank)
-    for one in wish.create:
+            target.ranks[role] = _numbered(state, role, wanted.replicas)
+    counted = set(target.ranks)
+    for node in _named(ctx, plan):
+        if node.key in plan.remove:
+            _ranks(state, target, node.key.role, counted).discard(node.rank)
+    for one in plan.create:
         _check_role(state, one.role)
-        _add(state, design, one, _ranks(state, design, one.role, counted))
-    _check_numbers(state, design)
-    fresh = {role: wanted.resources for role, wanted in wish.roles.items()}
-    _check_limits(ctx, design, wish, fresh)
-    return design
+        _add(state, target, one, _ranks(state, target, one.role, counted))
+    _check_numbers(state, target)
+    fresh = {role: wanted.resources for role, wanted in plan.roles.items()}
+    _check_limits(ctx, target, plan, fresh)
+    return target
 
 
 def _check_role(state: JobState, role: str) -> None:
@@ -176,26 +178,26 @@ def _numbered(state: JobState, role: str, replicas: int) -> set[Rank]:
     return targets.resized(targets.wanted(state, role), replicas)
 
 
-def _ranks(state: JobState, design: _Target, role: str, counted: set[str]) -> set[Rank]:
+def _ranks(state: JobState, target: _Target, role: str, counted: set[str]) -> set[Rank]:
     if role in counted:
         raise Refused(f"replicas of {role} is the number after the change; give it or createPods and removePods")
-    return design.ranks.setdefault(role, targets.wanted(state, role))
+    return target.ranks.setdefault(role, targets.wanted(state, role))
 
 
-def _named(ctx: Context, wish: Plan) -> list[Node]:
-    """The nodes that a plan removes or migrates, each of them part of the job and named once."""
-    named = [*wish.remove, *(move.node for move in wish.migrate)]
+def _named(ctx: Context, plan: Plan) -> list[Node]:
+    """The nodes that a plan removes or migrates. Each must be part of the job and be named once."""
+    named = [*plan.remove, *(move.node for move in plan.migrate)]
     for key in named:
         if named.count(key) > 1:
             raise Refused(f"{key} is named twice")
     found = [_node(ctx, key) for key in named]
-    for key in (move.node for move in wish.migrate):
+    for key in (move.node for move in plan.migrate):
         refusal = ctx.state.spec.roles[key.role].cannot_migrate
         if refusal:
             raise Refused(f"{key} {refusal}")
-        reserve = scale_operations.replacement_of(ctx, key)
-        if reserve is not None:
-            raise Refused(f"{key} is being migrated already: {reserve} is to take over from it")
+        replacement = scale_operations.replacement_of(ctx, key)
+        if replacement is not None:
+            raise Refused(f"{key} is being migrated already: {replacement} is to take over from it")
     return found
 
 
@@ -213,39 +215,39 @@ def _node(ctx: Context, key: NodeKey) -> Node:
     raise Refused(f"{key} {how}" + (f"; {heir} has its place" if heir is not None else ""))
 
 
-def _add(state: JobState, design: _Target, one: NewNode, ranks: set[Rank]) -> None:
+def _add(state: JobState, target: _Target, one: NewNode, ranks: set[Rank]) -> None:
     rank = targets.lowest_free(ranks) if one.rank is None else one.rank
     if rank in ranks:
         raise Refused(f"rank {rank} of {one.role} is taken")
     if rank >= MAX_REPLICAS:
         raise Refused(f"ranks must be below {MAX_REPLICAS}, not {rank}")
     ranks.add(rank)
-    design.given[one.role, rank] = one.resources.over(resource_limits.for_role(state, one.role))
+    target.given[one.role, rank] = one.resources.over(resource_limits.for_role(state, one.role))
 
 
-def _check_numbers(state: JobState, design: _Target) -> None:
-    for role, ranks in design.ranks.items():
+def _check_numbers(state: JobState, target: _Target) -> None:
+    for role, ranks in target.ranks.items():
         if len(ranks) > MAX_REPLICAS:
             raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {len(ranks)}")
         if state.spec.strategy is Strategy.PARAMETER_SERVER and max(ranks, default=-1) >= len(ranks):
             raise Refused(f"the nodes of a parameter-server job are found by rank: {role} cannot have a gap among them")
-    if any(state.spec.trains(role) for role in design.ranks):
-        numbers = state.targets | {role: len(ranks) for role, ranks in design.ranks.items()}
+    if any(state.spec.trains(role) for role in target.ranks):
+        numbers = state.targets | {role: len(ranks) for role, ranks in target.ranks.items()}
         wanted = sum(numbers.get(role, 0) for role in state.spec.trainers)
         needed = state.training.config.min_nodes if state.training.config is not None else 1
         if wanted < needed:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
 
 
-def _check_limits(ctx: Context, design: _Target, wish: Plan, fresh: dict[str, NodeResources]) -> None:
+def _check_limits(ctx: Context, target: _Target, plan: Plan, fresh: dict[str, NodeResources]) -> None:
     state = ctx.state
-    given = dict(design.given)
-    for move in wish.migrate:
+    given = dict(target.given)
+    for move in plan.migrate:
         node = state.nodes[move.node]
         given[node.key.role, node.rank] = move.resources.over(
             resource_limits.inherited(state, node.key, node.resources)
         )
-    ranks = {role: targets.wanted(state, role) for role in state.targets} | design.ranks
+    ranks = {role: targets.wanted(state, role) for role in state.targets} | target.ranks
     for role, wanted in fresh.items():
         for rank in ranks[role]:
             if (role, rank) not in ctx.index.places and (role, rank) not in given:

@@ -1,7 +1,7 @@
-"""Which places a role should have: its number of nodes, and the gaps that removed nodes have left among the ranks.
+"""Which ranks a role should have: its number of nodes, and the gaps that removed nodes left among the ranks.
 
-A rank is never given another node's work to do, so removing rank 1 of three leaves ranks 0 and 2 and not 0 and 1. Gaps
-are filled first, from the lowest, when a role grows; when it shrinks, the highest ranks go.
+A node keeps its rank, so removing rank 1 of three leaves ranks 0 and 2. A role that grows fills its gaps first, from
+the lowest. A role that shrinks loses its highest ranks.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from resile.core.state import JobState
 
 
 def wanted(state: JobState, role: str) -> set[Rank]:
-    """The ranks that should be filled."""
     gaps = _gaps(state, role)
     return {Rank(rank) for rank in range(state.targets.get(role, 0) + len(gaps))} - gaps
 
 
 def is_wanted(state: JobState, role: str, rank: Rank) -> bool:
-    """Whether a place should be filled; costs no more than there are gaps."""
+    """Whether this rank should be filled. The cost grows with the number of gaps, not of nodes."""
     if (role, rank) in state.vacated:
         return False
     return rank < state.targets.get(role, 0) + len(_gaps(state, role))
 
 
 def resized(ranks: Iterable[Rank], number: int) -> set[Rank]:
-    """So many ranks made of these: gaps are filled from the lowest, and the highest go first."""
+    """Grow or shrink a set of ranks: gaps are filled from the lowest, and the highest ranks go first."""
     kept = set(sorted(ranks)[:number])
     free = Rank(0)
     while len(kept) < number:
@@ -36,12 +35,11 @@ def resized(ranks: Iterable[Rank], number: int) -> set[Rank]:
 
 
 def lowest_free(ranks: set[Rank]) -> Rank:
-    """The rank that the next node gets."""
     return next(Rank(rank) for rank in range(len(ranks) + 1) if rank not in ranks)
 
 
 def want(state: JobState, role: str, ranks: set[Rank]) -> None:
-    """Make these the places of a role."""
+    """Give a role exactly these ranks."""
     state.targets[role] = len(ranks)
     missing = {(role, Rank(rank)) for rank in range(max(ranks, default=-1) + 1)} - {(role, rank) for rank in ranks}
     state.vacated = {place for place in state.vacated if place[0] != role} | missing

@@ -1,1 +1,1 @@
-"""Rounds of agreed membership, who holds the training state, and who replicates whose checkpoints."""
+"""Rounds of agreed membership, which nodes hold the training state, and which node replicates whose checkpoints."""

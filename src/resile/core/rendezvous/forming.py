@@ -1,9 +1,8 @@
-"""While a round forms: when it closes, with which nodes, and how long it may take.
+"""A round that forms: when it closes, with which nodes, and how long it may take.
 
-A round closes the moment every node that can come has come; nodes that cannot start now are not waited for, and nodes
-that are on their way are waited for only as long as their late arrival would cost. Where all that wait are elastic, a
-late arrival costs next to nothing (a new round, and no process is restarted), so only nodes are waited for whose
-processes rest and will be there in a moment.
+A round closes the moment every node that can come has come. Nodes that cannot start are not waited for. Nodes on their
+way are waited for only as long as their late arrival would cost. If all waiting nodes are elastic, a late arrival costs
+only a new round without a restart, so the round waits only for nodes whose processes rest and will join in a moment.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from resile.protocol.reports import NodeStatus, RendezvousConfig, RoundAssignmen
 
 
 def fit(nodes: int, config: RendezvousConfig) -> int:
-    """How many of so many nodes make a round: at most max, a whole number of units, or 0 if below min."""
+    """The size of the round that so many nodes can form: at most max, a whole number of units, or 0 if below min."""
     size = min(nodes, config.max_nodes) // config.node_unit * config.node_unit
     return size if size >= config.min_nodes else 0
 
 
 def with_max(config: RendezvousConfig, max_nodes: int) -> RendezvousConfig:
-    """The same rules with another maximum."""
     return msgspec.structs.replace(config, max_nodes=max_nodes)
 
 
@@ -43,12 +41,12 @@ def raise_max(rdzv: Rendezvous, wanted: int) -> None:
 
 
 def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
-    """Start the clock for a round that has too few nodes."""
+    """Start the time-out of a round that has too few nodes."""
     ctx.deadlines.set(Alarm.JOIN, ctx.now + _join_timeout(ctx, rdzv))
 
 
 def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
-    """Close the round being formed if no other node can come; else see to it that it closes in time."""
+    """Close the round if no other node can come, or set the alarm that closes it."""
     forming, config, index = rdzv.forming, rdzv.config, ctx.index
     if forming is None or config is None or succeed_if_finished(ctx, rdzv):
         return
@@ -57,7 +55,7 @@ def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
         ctx.deadlines.clear(Alarm.STRAGGLERS)
         return
     unknown_may_come = forming.first and not ctx.state.spec.managed
-    expected = index.coming if index.rigid else index.near
+    expected = index.coming if index.inelastic else index.resting
     if fit(size + config.node_unit, config) == size or not (expected or unknown_may_come):
         _close(ctx, rdzv, size)
     elif newcomer:
@@ -78,7 +76,7 @@ def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
-    """Too few nodes came for too long."""
+    """Fail the job if too few nodes came in time."""
     state, config = ctx.state, rdzv.config
     if rdzv.forming is None or state.suspended:
         return
@@ -91,7 +89,7 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
         ctx.note("RoundAwaited", f"{busy} took the last step and did not end; {late} came later and waits for that")
         start_join_timer(ctx, rdzv)
         return
-    if close_if_possible(ctx, rdzv):  # enough came in the last moment and waited for more
+    if close_if_possible(ctx, rdzv):  # enough nodes came at the last moment and waited for more
         return
     pending = [str(n.key) for n in state.nodes.values() if n.alive and n.status is NodeStatus.PENDING]
     also = f"; {', '.join(sorted(pending))} cannot start" if pending else ""
@@ -104,7 +102,7 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the job if the last round's processes took the last step, and no member is left that would say so again."""
+    """End the job if the last round took its last step and no living member could still report it."""
     previous = rdzv.previous
     if not previous.done or any(ctx.state.nodes[key].alive for key in previous.unfinished):
         return False
@@ -113,21 +111,20 @@ def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def succeed(ctx: Context, number: Round, size: int) -> None:
-    """End the job well: all members of a round have finished."""
     completion.succeed(ctx, f"{f'all {size} nodes' if size > 1 else 'the only node'} of round {number} finished")
 
 
 def _size(ctx: Context, rdzv: Rendezvous) -> int:
-    """How large a round could close now; 0 if none can."""
+    """The size of the round that could close now; 0 if none can."""
     if rdzv.forming is None or rdzv.config is None or ctx.state.phase.over or ctx.state.suspended:
         return 0
     return 0 if _awaits_complete_members(ctx, rdzv) else fit(len(ctx.index.waiting), rdzv.config)
 
 
 def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
-    """Whether nodes that took the last step in the last round are still there, and no node that waits has their state.
+    """Whether members that took the last step still live, and no waiting node has their state.
 
-    A round of newcomers alone would train all over again. It is formed if the others are lost before they have ended.
+    A round of newcomers alone would train all over again. It forms only if those members are lost before they end.
     """
     previous, waiting = rdzv.previous, ctx.index.waiting
     if previous.end is not RoundEnd.COMPLETE:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def ring(hosts: Sequence[str]) -> list[int]:
-    """For every node of a round the one that keeps its copies: each keeps one other's, on another machine if it can be.
+    """For every node of a round, the node that keeps its copies, on another machine if possible.
 
-    The ring goes through the first node of every machine, then through the second of every machine, and so on, so
-    neighbours share a machine only where one has more nodes than the others.
+    Each node keeps the copies of one other. The ring goes through the first node of every machine, then through the
+    second of every machine, and so on, so neighbours share a machine only where one has more nodes than the others.
     """
     seen: dict[str, int] = {}
     turns = []

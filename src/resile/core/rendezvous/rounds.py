@@ -1,6 +1,6 @@
-"""What a rendezvous makes of an event, whether a round forms or runs: joining, finishing, failing.
+"""Events of a rendezvous, whether a round forms or runs: joining, finishing, failing.
 
-`forming` and `running` hold what belongs to one of the two alone.
+`forming` and `running` hold what belongs to only one of the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
     if agent is None or not node.alive:
         return
     if isinstance(agent.phase, Training | Resting | Stuck | Done) and join.after < agent.phase.round:
-        return  # it asked before it was told that it is a member; it was told since
+        return  # it asked before it learned that it is a member
     if rdzv.has_member(node.key):
         running.stop(ctx, rdzv, f"{node.key} left the round", node.key)
     agent.phase = Waiting(join.port, join.nproc)
@@ -39,13 +39,13 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
 
 
 def on_straggler_wait_over(ctx: Context, rdzv: Rendezvous) -> None:
-    """No other node came in time; or nodes that wait while a round runs have waited long enough."""
+    """Close the round that forms with the nodes that wait, or end the running round to let waiting nodes in."""
     if not running.grow(ctx, rdzv):
         forming.close_if_possible(ctx, rdzv)
 
 
 def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> None:
-    """All members of a round have taken the last step: what they have is not to be done again by a newcomer."""
+    """All members of a round have taken the last step, so no newcomer may do their work again."""
     current, previous = rdzv.running, rdzv.previous
     if current is not None and report.round == current.round and node.key in current.assignments:
         current.complete = True
@@ -54,11 +54,11 @@ def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> N
 
 
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
-    """A member's processes ended well; when all members' have, so has the job. Whether it was news.
+    """A member's processes ended well; the job ends when all members' have. Returns whether it was news.
 
-    Elastic processes end well when all of their round have taken the last step, and no node is needed any more. That
-    holds even if the round was ended in that very moment, for a newcomer, say, that would find no node with the state;
-    but not if a script failed there.
+    Elastic processes end well once all of their round have taken the last step, when no other node is needed. That
+    holds even if the round was ended in that very moment, for example to let in a newcomer, which would find no node
+    with the state. It does not hold if a script failed there.
     """
     current, previous = rdzv.running, rdzv.previous
     if node.agent is None:
@@ -84,10 +84,10 @@ def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFin
 
 
 def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
-    """The script of a node failed after its round was over: if others had ended well there, they come again.
+    """A script failed after its round was over: members that had ended well there join again.
 
-    All of them had taken the last step then, and a node that is merely lost is not needed any more. But a script that
-    fails in its last lines (an evaluation, say) is one that failed, and is tried again as any other.
+    All members had taken the last step then, so a node that is merely lost is not needed any more. But a script that
+    fails in its last lines, for example in an evaluation, has failed and is tried again like any other.
     """
     if node.key in rdzv.previous.unfinished:
         rdzv.previous.end = RoundEnd.FAILED
@@ -95,7 +95,7 @@ def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
 
 
 def rename_member(rdzv: Rendezvous, old: NodeKey, new: NodeKey) -> None:
-    """A node that counted as lost is back: its processes may still end in the round that its loss ended."""
+    """A node that counted as lost is back under a new key, and its processes may still finish the previous round."""
     members = rdzv.previous.members
     if old in members:
         members.remove(old)
@@ -103,7 +103,7 @@ def rename_member(rdzv: Rendezvous, old: NodeKey, new: NodeKey) -> None:
 
 
 def _bring_back(ctx: Context, rdzv: Rendezvous, keys: set[NodeKey]) -> None:
-    """Have nodes whose processes ended well take part in the next round."""
+    """Let nodes whose processes ended well take part in the next round."""
     rdzv.previous.done -= keys
     nodes = [node for node in (ctx.state.nodes[key] for key in sorted(keys)) if node.alive]
     for node in nodes:

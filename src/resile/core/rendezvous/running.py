@@ -1,8 +1,8 @@
-"""While a round runs: what ends it.
+"""A round that runs, and what ends it.
 
-A round ends the moment a member is lost or enough newcomers wait, and every member is told at once. But no newcomer
-ends a round of elastic processes that is still meeting, or passing the state on, be it a node or a process that a node
-has replaced: so many could come that no step is ever taken.
+A round ends the moment a member is lost or enough newcomers wait, and every member is told at once. But a newcomer, be
+it a node or a replaced process, does not end a round of elastic processes that is still meeting or passing the state
+on. Otherwise so many could come that no step is ever taken.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from resile.protocol.master_to_agent import RoundOver
 
 
 def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: WorkersChanged) -> None:
-    """A member can start more or fewer processes than it has in the round: a new round will fit it.
+    """A member can start more or fewer processes than it has in the round: the next round will fit it.
 
-    A member that has none left for its place ends the round at once.
+    A member that has no process left ends the round at once.
     """
     running = rdzv.running
     if running is None or report.round != running.round or node.agent is None:
@@ -34,7 +34,7 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
         running.changed[node.key] = report.nproc
         grow(ctx, rdzv)
         return
-    node.agent.phase = Idle()  # the others do not wait for the process that it lacks
+    node.agent.phase = Idle()  # no round waits for the process that it lacks
     node.agent.holds = NO_ROUND
     ctx.touch(node)
     stop(ctx, rdzv, f"{node.key} has 0 processes ready, not {assignment.nproc}", None)
@@ -42,7 +42,7 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
 
 
 def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
-    """A process failed that was not in the round; the node may have no more left than the round has."""
+    """A process that was not in the round failed, so its node may have no more left than the round uses."""
     running = rdzv.running
     if running is not None and node.key in running.changed:
         if left > running.assignments[node.key].nproc:
@@ -52,7 +52,7 @@ def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
 
 
 def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
-    """The journal knows of a step in a round; newcomers that waited for it may come in."""
+    """The journal knows of a step in this round, so newcomers that waited for it may come in."""
     running = rdzv.running
     if running is not None and running.round == number and not running.stepped:
         running.stepped = True
@@ -60,12 +60,12 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 
 
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the running round if a larger one can be had, now or in a moment; whether that is so.
+    """End the running round if a larger one is possible. Returns whether it ends now or in a moment.
 
-    Elastic processes take a step first, or have had `straggler_wait` to take one: some scripts tell of none.
+    Elastic processes take a step first. Since some scripts report none, they get `straggler_wait` to take it.
     """
     running = rdzv.running
-    if running is None or running.is_ending:  # a newcomer would undo what was done
+    if running is None or running.is_ending:  # a newcomer would do the finished work again
         return False
     because = _reason_to_grow(ctx, rdzv, running)
     if not because:
@@ -79,14 +79,14 @@ def grow(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def stop(ctx: Context, rdzv: Rendezvous, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
-    """End the running round, if one runs: every member that still lives is told to join again.
+    """End the running round, if one runs, and tell every living member to join again.
 
     Args:
         ctx: of the event.
         rdzv: the rendezvous.
         because: half a sentence.
         culprit: the node that was lost, or that lost a process.
-        failed: its script failed, which is more than a loss: what others have finished is to be done again with it.
+        failed: the culprit's script failed, so members that finished must do their work again.
     """
     state, running = ctx.state, rdzv.running
     if running is None:

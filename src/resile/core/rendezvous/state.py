@@ -1,4 +1,4 @@
-"""One rendezvous as a value: its rules, the round that forms or runs, and what is remembered of the last one.
+"""One rendezvous as a value: its rules, the round that forms or runs, and what is known of the previous one.
 
 A job has one for its training. Every function of this package takes the rendezvous that it acts on, so a job could hold
 others for nodes that meet for another purpose.
@@ -21,12 +21,10 @@ class RoundForming(msgspec.Struct, kw_only=True, tag=True):
     first: bool = False
     """No round ever ran."""
     lost: bool = False
-    """A node or process was lost: this is a recovery."""
+    """A node or process was lost, so this is a recovery."""
 
 
 class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
-    """A round runs."""
-
     round: Round
     since: float
     assignments: dict[NodeKey, RoundAssignment]
@@ -34,15 +32,15 @@ class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
     done: set[NodeKey] = set()
     """Members whose processes ended well."""
     changed: dict[NodeKey, int] = {}
-    """Members that can start more or fewer processes than they have in this round, and how many: the next one fits."""
+    """Members that can start more or fewer processes than they have in this round, and how many."""
     stepped: bool = False
-    """A step was taken in it, as far as the journal knows: its members have met and agreed on their state."""
+    """The journal knows of a step in it, so its members have met and agreed on their state."""
     complete: bool = False
-    """Its members have taken the last step: they end, or meet again in another loop of the script."""
+    """Its members have taken the last step. They end, or meet again in another loop of the script."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether it is about to end well: some members have finished, or all have taken the last step."""
+        """Whether some members have finished, or all have taken the last step."""
         return bool(self.done) or self.complete
 
 
@@ -52,23 +50,22 @@ class RoundEnd(enum.StrEnum):
     INTERRUPTED = "interrupted"
     """They have steps left to take."""
     COMPLETE = "complete"
-    """They had taken the last step, and no script of them failed since."""
+    """They had taken the last step, and no script has failed since."""
     FAILED = "failed"
-    """A script failed: if others had ended well in its last lines, all of them come again."""
+    """A script failed. Members that had ended well join again."""
 
 
 class PreviousRound(msgspec.Struct, kw_only=True):
-    """The newest round that is over, as far as its processes may still finish in it."""
+    """The newest round that is over. Its processes may still finish in it."""
 
     round: Round = NO_ROUND
     end: RoundEnd = RoundEnd.INTERRUPTED
     members: set[NodeKey] = set()
     done: set[NodeKey] = set()
-    """Elastic members whose processes ended well: they took the last step there is, and so did all others."""
+    """Elastic members whose processes ended well, after all members had taken the last step."""
 
     @property
     def unfinished(self) -> set[NodeKey]:
-        """Members that have not ended well."""
         return self.members - self.done
 
 
@@ -80,7 +77,7 @@ class RoundFailures(msgspec.Struct, kw_only=True):
 
     @property
     def first(self) -> tuple[NodeKey, WorkerFailure] | None:
-        """The failure that happened first; the others are its echo."""
+        """The failure that happened first; the others follow from it."""
         return min(self.failures, key=lambda pair: pair[1].at, default=None)
 
 
@@ -88,7 +85,7 @@ class Rendezvous(msgspec.Struct, kw_only=True):
     """How nodes meet in rounds."""
 
     config: RendezvousConfig | None = None
-    """The agents' rules; None before the first agent came."""
+    """The agents' rules; None before the first agent connects."""
     last_round: Round = NO_ROUND
     current: RoundForming | RoundRunning
     previous: PreviousRound = msgspec.field(default_factory=PreviousRound)
@@ -96,25 +93,22 @@ class Rendezvous(msgspec.Struct, kw_only=True):
 
     @property
     def running(self) -> RoundRunning | None:
-        """The round that runs, if one does."""
         return self.current if isinstance(self.current, RoundRunning) else None
 
     @property
     def forming(self) -> RoundForming | None:
-        """The round that is being formed, if none runs."""
         return self.current if isinstance(self.current, RoundForming) else None
 
     def has_member(self, key: NodeKey) -> bool:
-        """Whether a node is a member of the round that runs."""
         return self.running is not None and key in self.running.assignments
 
     def needs(self, key: NodeKey) -> bool:
-        """Whether the round that runs ends with this node: it is a member and has not finished."""
+        """Whether losing this node ends the running round: it is a member and has not finished."""
         running = self.running
         return running is not None and key in running.assignments and key not in running.done
 
     def has_taken_last_step(self, key: NodeKey) -> bool:
-        """Whether a node's processes have nothing left to train, and have not ended: no node can take its place."""
+        """Whether a node's processes have nothing left to train and have not ended, so no node can replace it."""
         if self.running is not None:
             return key in self.running.assignments and self.running.is_ending
         return self.previous.end is RoundEnd.COMPLETE and key in self.previous.unfinished

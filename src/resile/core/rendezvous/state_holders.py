@@ -1,9 +1,9 @@
-"""Who has the state of a training: whether a process that does not leave its round may be the last one.
+"""Which nodes have the state of a training, and whether a stuck process may be the last that has it.
 
 Elastic processes of one round have the same state, but for a step. An agent whose process stays in a round that is over
-cannot know whether that is the last one that has it. It asks, and is told as soon as a node that is there has joined
-with the state of that round or of a newer one. What is not known for certain counts for nothing: the process is waited
-for then, which costs time and no state.
+cannot know whether that process is the last one with the state, so it asks the master. The master answers as soon as a
+connected node has joined with the state of that round or of a newer one. Until that is certain the agent waits for the
+process, which costs time but no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resile.protocol.master_to_agent import StateHeld
 
 
 def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
-    """A node has a process that does not leave its round. It is not near any more."""
+    """A node has a process that does not leave its round, so no round waits for the node any more."""
     agent = node.agent
     if agent is None or not node.alive or isinstance(agent.phase, Waiting):
         return
@@ -28,7 +28,7 @@ def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
 
 
 def answer_stuck(ctx: Context) -> None:
-    """Tell whoever asked, and is not the last that has the state."""
+    """Tell the agents with a stuck process that another node has the state, where that is so."""
     for key in sorted(ctx.index.stuck):
         node = ctx.state.nodes[key]
         assert node.agent is not None

@@ -1,7 +1,7 @@
-"""Simulated agents: the agent's side of the protocol, and nothing else of it.
+"""Simulated agents: only the agent's side of the protocol.
 
-An agent says Hello with its whole state on every connection, then repeats what was not answered. It obeys only newer
-rounds, joins again when its round is over and its processes are down, and goes when it is told to.
+On every connection an agent says Hello with its whole state and repeats what was not answered. It obeys only newer
+rounds, joins again when its round is over and its processes are down, and exits when it is told to.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from resile.sim.world.training import Member, SimTraining
 JOB = "sim"
 """The name of every simulated job."""
 REFUSED = 1
-"""The exit code of an agent that the master would not have."""
+"""The exit code of an agent that the master refused."""
 UNNUMBERED = NodeKey(WORKER, NodeId(-1))
-"""The key of an agent on a bare machine before its first Welcome; nothing is said under it."""
+"""The key of an agent on a bare machine before its first Welcome. No message is sent under it."""
 
 
 class Mode(enum.StrEnum):
-    """What an agent is doing."""
-
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
@@ -55,7 +53,7 @@ class Mode(enum.StrEnum):
     GONE = "gone"
 
 
-class Site(Protocol):
+class AgentHost(Protocol):
     """What an agent needs of the cluster it lives in."""
 
     clock: Clock
@@ -66,7 +64,7 @@ class Site(Protocol):
     heartbeat: float
 
     def reach(self) -> MasterEnd | None:
-        """The master, if one listens."""
+        """The master, if one is alive."""
 
     def exited(self, agent: SimAgent, code: int) -> None:
         """An agent ended by its own decision."""
@@ -75,18 +73,18 @@ class Site(Protocol):
         """A process id never used before."""
 
     def tell(self, who: str, what: object) -> None:
-        """A line for the trace."""
+        """Add a line to the trace."""
 
 
 class SimAgent:
     """One agent process and the training processes under it."""
 
     def __init__(
-        self, site: Site, incarnation: str, meeting: RendezvousConfig, nproc: int, key: NodeKey | None = None
+        self, host: AgentHost, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
     ) -> None:
-        self._site = site
+        self._host = host
         self.incarnation = incarnation
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._nproc = nproc
         self._given = key
         self.key = key or UNNUMBERED
@@ -94,7 +92,7 @@ class SimAgent:
         self.round: Round = NO_ROUND
         self.cut = False
         self.frozen = False
-        self.waiting_since = self.well_since = site.clock.now
+        self.waiting_since = self.healthy_since = host.clock.now
         self._place: RoundAssignment | None = None
         self._link: Link | None = None
         self._admitted = False
@@ -108,63 +106,62 @@ class SimAgent:
     # connections ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Reach the master, however long it takes."""
+        """Connect to the master, trying until it answers."""
         if self.mode is Mode.GONE or self._link is not None:
             return
-        master = None if self.cut or self.frozen else self._site.reach()
+        master = None if self.cut or self.frozen else self._host.reach()
         if master is None:
-            self._site.clock.after(self._site.rng.uniform(0.02, 0.2), self.connect)
+            self._host.clock.after(self._host.rng.uniform(0.02, 0.2), self.connect)
             return
-        self._link = Link(self._site.net, self, master)
+        self._link = Link(self._host.net, self, master)
         self._admitted = False
         self._link.up(self._hello())
 
     def unlinked(self, link: Link) -> None:
-        """The connection is gone: come again."""
+        """The connection is gone, so connect again."""
         if link is self._link:
             self._link = None
-            self._site.clock.after(self._site.rng.uniform(0.001, 0.12), self.connect)
+            self._host.clock.after(self._host.rng.uniform(0.001, 0.12), self.connect)
 
     def tear(self) -> None:
-        """Lose the connection."""
         if self._link is not None:
             self._link.tear()
 
     def freeze(self, frozen: bool) -> None:
-        """Stand still, or go on; what arrived meanwhile is heard then."""
+        """Stand still, or go on and handle what arrived meanwhile."""
         self.frozen = frozen
-        self.well_since = self._site.clock.now
+        self.healthy_since = self._host.clock.now
         if not frozen:
             unheard, self._unheard = self._unheard, []
-            for link, word in unheard:
-                self.hear(link, word)
+            for link, message in unheard:
+                self.hear(link, message)
 
     def isolate(self, cut: bool) -> None:
         """Let nothing through to or from this machine, or let it through again."""
         self.cut = cut
-        self.well_since = self._site.clock.now
+        self.healthy_since = self._host.clock.now
         if not cut and self._link is not None:
             self._link.healed()
 
-    def hear(self, link: Link, word: MasterMessage) -> None:
-        """A word of the master."""
+    def hear(self, link: Link, message: MasterMessage) -> None:
+        """Take in a message of the master."""
         if self.mode is Mode.GONE or link is not self._link:
             return
         if self.frozen:
-            self._unheard.append((link, word))
+            self._unheard.append((link, message))
             return
-        match word:
+        match message:
             case Welcome():
-                self._welcome(word)
+                self._welcome(message)
             case RoundFormed():
-                self._start(word)
+                self._start(message)
             case RoundOver():
-                self._over(word.round)
+                self._over(message.round)
             case Refused() | Leave() | JobOver():
-                self._exit(word)
+                self._exit(message)
             case DatasetOpen() | ShardGranted() | ShardNoted():
-                if word.worker in self._readers:
-                    self._readers[word.worker].answered(word)
+                if message.worker in self._readers:
+                    self._readers[message.worker].answered(message)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -174,7 +171,7 @@ class SimAgent:
             address=self.incarnation,
             host=self.incarnation,
             nproc=self._nproc,
-            rendezvous=self._meeting,
+            rendezvous=self._rendezvous,
             role=self.key.role,
             node_id=self._given.id if self._given is not None else None,
             round=self.round,
@@ -182,9 +179,9 @@ class SimAgent:
             finished=self.mode is Mode.FINISHED,
         )
 
-    def _welcome(self, word: Welcome) -> None:
+    def _welcome(self, message: Welcome) -> None:
         first = not self._admitted
-        self.key, self._admitted = word.node, True
+        self.key, self._admitted = message.node, True
         if first and self._link is not None:
             self._beat(self._link)
         for worker in self._gone:
@@ -203,7 +200,7 @@ class SimAgent:
         if self.mode is not Mode.GONE and link is self._link and link.open:
             if not self.frozen:
                 link.up(Heartbeat())
-            self._site.clock.after(self._site.heartbeat, lambda: self._beat(link))
+            self._host.clock.after(self._host.heartbeat, lambda: self._beat(link))
 
     def _say(self, message: AgentMessage) -> None:
         if self._link is not None and self._admitted:
@@ -214,23 +211,23 @@ class SimAgent:
     def _join(self) -> None:
         self._say(Join(after=self.round, port=29500))
 
-    def _start(self, word: RoundFormed) -> None:
-        if word.round <= self.round:
+    def _start(self, message: RoundFormed) -> None:
+        if message.round <= self.round:
             return  # repeated, or older than what it knows
         self._down()
-        self.round, self._place, self.mode = word.round, word.assignment, Mode.STARTING
-        self._later(self._site.rng.uniform(0.1, 1.0), self._started)
+        self.round, self._place, self.mode = message.round, message.assignment, Mode.STARTING
+        self._later(self._host.rng.uniform(0.1, 1.0), self._started)
 
     def _started(self) -> None:
         assert self._place is not None
-        site, self.mode = self._site, Mode.RUNNING
-        if site.training is not None:
-            site.training.enter(self.round, self._place, self)
+        host, self.mode = self._host, Mode.RUNNING
+        if host.training is not None:
+            host.training.enter(self.round, self._place, self)
             return
-        assert site.data is not None
+        assert host.data is not None
         for number in range(self._nproc):
             name = f"{self.incarnation}/{self.round}/{number}"
-            self._readers[name] = DataReader(site.clock, self, name, site.data)
+            self._readers[name] = DataReader(host.clock, self, name, host.data)
         for reader in list(self._readers.values()):
             reader.start()
 
@@ -242,22 +239,22 @@ class SimAgent:
             return
         self._down()
         self.mode = Mode.STOPPING
-        self._later(self._site.rng.uniform(0.02, 0.3), self._stopped)
+        self._later(self._host.rng.uniform(0.02, 0.3), self._stopped)
 
     def _stopped(self) -> None:
         self.mode = Mode.WAITING
-        self.waiting_since = self._site.clock.now
+        self.waiting_since = self._host.clock.now
         self._join()
 
     def _down(self) -> list[Member]:
-        """End all training processes; returns the members of the round that will notice."""
+        """End all training processes. Returns the members of the round that will notice."""
         if self._timer is not None:
             self._timer.cancel()
         self._failure = None
         for name in list(self._readers):
             self._end_reader(name)
         self._read.clear()
-        return self._site.training.leave(self.round, self) if self._site.training is not None else []
+        return self._host.training.leave(self.round, self) if self._host.training is not None else []
 
     def _end_reader(self, name: str) -> None:
         self._readers.pop(name).stop()
@@ -265,7 +262,7 @@ class SimAgent:
         self._say(WorkerGone(worker=name))
 
     def _later(self, delay: float, what: Call) -> None:
-        self._timer = self._site.clock.after(delay, what)
+        self._timer = self._host.clock.after(delay, what)
 
     # training ------------------------------------------------------------------------------------------------------
 
@@ -275,7 +272,6 @@ class SimAgent:
         return self.mode is Mode.RUNNING and not self.cut and not self.frozen
 
     def stepped(self, round_: Round, step: int, total: int) -> None:
-        """A step was taken."""
         self._say(StepReport(round=round_, step=step, total=total))
 
     def completed(self, round_: Round) -> None:
@@ -285,7 +281,7 @@ class SimAgent:
             self._say(NodeFinished(round=self.round))
 
     def ask(self, request: ShardMessage) -> None:
-        """A request of a training process."""
+        """Send a training process's request."""
         self._say(request)
 
     def read_all(self, reader: DataReader) -> None:
@@ -300,53 +296,52 @@ class SimAgent:
         """A training process ends badly; False if none runs."""
         if self.mode is not Mode.RUNNING or self._place is None:
             return False
-        site = self._site
+        host = self._host
         left: list[Member] = []
-        if site.training is not None:
-            left = site.training.leave(self.round, self)
+        if host.training is not None:
+            left = host.training.leave(self.round, self)
         elif self._readers:
-            name = site.rng.choice(sorted(self._readers))
+            name = host.rng.choice(sorted(self._readers))
             self._end_reader(name)
         self.mode = Mode.FAILED
         self._failure = WorkerFailure(
             global_rank=self._place.first_rank,
             local_rank=0,
-            pid=site.new_pid(),
-            at=site.clock.now,
+            pid=host.new_pid(),
+            at=host.clock.now,
             exit_code=0 if oom else 1,
             signal=9 if oom else 0,
             error="connection closed by peer" if collateral else "",
             oom=oom,
         )
-        site.tell(self.incarnation, f"a process of round {self.round} fails{' (collateral)' if collateral else ''}")
+        host.tell(self.incarnation, f"a process of round {self.round} fails{' (collateral)' if collateral else ''}")
         self._say(WorkerFailed(round=self.round, failure=self._failure))
         self._abandon(left)
         return True
 
     def _abandon(self, left: list[Member]) -> None:
-        """The collectives of those that are left break sooner or later, unless they are told before."""
+        """Break the collectives of some of the members that are left, unless the master tells them first."""
         for other in left:
-            if isinstance(other, SimAgent) and self._site.rng.random() < 0.5:
-                other.break_in(self._site.rng.uniform(0.01, 1.5))
+            if isinstance(other, SimAgent) and self._host.rng.random() < 0.5:
+                other.break_collective_after(self._host.rng.uniform(0.01, 1.5))
 
-    def break_in(self, delay: float) -> None:
-        """This round's collective breaks after a while."""
+    def break_collective_after(self, delay: float) -> None:
         round_ = self.round
 
         def broken() -> None:
             if self.round == round_:
                 self.fail(collateral=True)
 
-        self._site.clock.after(delay, broken)
+        self._host.clock.after(delay, broken)
 
     def leave(self, because: str) -> None:
-        """Go by its own will (a signal, a person), after a word to the master."""
+        """Say goodbye to the master and end, as after a signal."""
         if self.mode is not Mode.GONE:
             self._say(Leaving(because=because))
             self.die()
 
     def die(self, *, silently: bool = False) -> None:
-        """End at once, with all processes; silently if nobody closes its connections (a machine without power)."""
+        """End at once with all processes. Silently means that nothing closes the connections, as after a power cut."""
         if self.mode is Mode.GONE:
             return
         link, self._admitted = self._link, False
@@ -360,13 +355,13 @@ class SimAgent:
                 link.tear()
         self._abandon(left)
 
-    def _exit(self, word: Refused | Leave | JobOver) -> None:
+    def _exit(self, message: Refused | Leave | JobOver) -> None:
         code = REFUSED
-        match word:
+        match message:
             case Leave():
-                code = word.exit_code
+                code = message.exit_code
             case JobOver():
-                code = 0 if word.succeeded else 1
-        self._site.tell(self.incarnation, f"exits after {word}")
+                code = 0 if message.succeeded else 1
+        self._host.tell(self.incarnation, f"exits after {message}")
         self.die()
-        self._site.exited(self, code)
+        self._host.exited(self, code)

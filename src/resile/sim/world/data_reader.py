@@ -30,7 +30,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     record_time: float
     pieces: int
-    """In how many reports a shard is done."""
+    """How many progress reports a worker sends for a shard."""
 
 
 class ShardClient(Protocol):
@@ -40,11 +40,11 @@ class ShardClient(Protocol):
         """Send a request, and again on every new connection until it is answered."""
 
     def read_all(self, reader: DataReader) -> None:
-        """This reader was told that there is no more."""
+        """This reader was told that there are no more shards."""
 
 
 class DataReader:
-    """One training process: opens the data set, takes a shard, does it piece by piece, takes the next."""
+    """One training process: it opens the data set, takes a shard, does it piece by piece, and takes the next."""
 
     def __init__(self, clock: Clock, agent: ShardClient, name: str, data: Data) -> None:
         self.name = name
@@ -59,7 +59,6 @@ class DataReader:
         self.stopped = False
 
     def start(self) -> None:
-        """Begin."""
         data = self._data
         self._ask(
             OpenDataset(
@@ -74,14 +73,14 @@ class DataReader:
         )
 
     def stop(self) -> None:
-        """Die, in the middle of whatever it is."""
+        """End at once, whatever it is doing."""
         self.stopped = True
         self.pending = None
         if self._timer is not None:
             self._timer.cancel()
 
     def answered(self, answer: ShardAnswer) -> None:
-        """The answer to a request; one that was answered before is not listened to."""
+        """Take in the answer to the open request; a repeated answer is ignored."""
         if self.stopped or self.pending is None or answer.request != self._request:
             return
         self.pending = None

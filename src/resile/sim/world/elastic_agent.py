@@ -1,7 +1,8 @@
-"""Simulated agents whose training processes stay from round to round: what `ElasticWorkers` would say.
+"""Simulated agents whose training processes stay from round to round, as with `ElasticWorkers`.
 
-A process that fails is replaced ahead of any round; the others go on without it. A broken collective fails no process.
-After the last step some scripts go on for a while, evaluating, say: no round's end reaches them there.
+A process that fails is replaced ahead of the next round, and the others go on without it. A broken collective fails no
+process. Some scripts go on after the last step, for example with an evaluation, which the end of a round does not
+interrupt.
 """
 
 from __future__ import annotations
@@ -20,20 +21,18 @@ from resile.protocol.agent_to_master import (
 )
 from resile.protocol.master_to_agent import RoundFormed, Welcome
 from resile.protocol.reports import RendezvousConfig, WorkerFailure
-from resile.sim.world.agent import Mode, SimAgent, Site
+from resile.sim.world.agent import AgentHost, Mode, SimAgent
 from resile.sim.world.training import Member
 
 LONGEST_EVALUATION = 60.0
-"""Seconds that a script goes on after its last step."""
+"""Most seconds that a script goes on after its last step."""
 
 
 class ElasticAgent(SimAgent):
-    """One agent of an elastic job."""
-
     def __init__(
-        self, site: Site, incarnation: str, meeting: RendezvousConfig, nproc: int, key: NodeKey | None = None
+        self, host: AgentHost, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
     ) -> None:
-        super().__init__(site, incarnation, meeting, nproc, key)
+        super().__init__(host, incarnation, rendezvous, nproc, key)
         self._elastic = False
         self._up = 0
         """Processes that can meet, or have met."""
@@ -47,11 +46,11 @@ class ElasticAgent(SimAgent):
         running = self.mode in (Mode.STARTING, Mode.RUNNING, Mode.EVALUATING)
         return msgspec.structs.replace(hello, elastic=True, running=running)
 
-    def _welcome(self, word: Welcome) -> None:
-        if word.elastic and not self._elastic and self.mode is Mode.WAITING and self.round == NO_ROUND:
+    def _welcome(self, message: Welcome) -> None:
+        if message.elastic and not self._elastic and self.mode is Mode.WAITING and self.round == NO_ROUND:
             self._elastic = True
             self._start_ahead()
-        super()._welcome(word)
+        super()._welcome(message)
         if self._elastic:
             self._say(CanRegroup())
         if self.mode is not Mode.WAITING:
@@ -65,7 +64,7 @@ class ElasticAgent(SimAgent):
 
     def _start_ahead(self) -> None:
         self._up, self.mode = 0, Mode.AHEAD
-        self._later(self._site.rng.uniform(0.1, 1.5), self._ready_ahead)
+        self._later(self._host.rng.uniform(0.1, 1.5), self._ready_ahead)
 
     def _ready_ahead(self) -> None:
         self._up = self._nproc
@@ -82,18 +81,18 @@ class ElasticAgent(SimAgent):
         for failed in self._unheard_failures:
             self._say(msgspec.structs.replace(failed, left=self._up))
 
-    def _start(self, word: RoundFormed) -> None:
-        if word.round <= self.round:
+    def _start(self, message: RoundFormed) -> None:
+        if message.round <= self.round:
             return
         self._changed = None
         if not self._elastic or self.mode is Mode.FINISHED:
-            super()._start(word)
+            super()._start(message)
             return
         self._unheard_failures.clear()
-        self.round, self._place = word.round, word.assignment
-        if self.mode is Mode.WAITING and self._up == word.assignment.nproc:
+        self.round, self._place = message.round, message.assignment
+        if self.mode is Mode.WAITING and self._up == message.assignment.nproc:
             self.mode = Mode.STARTING
-            self._later(self._site.rng.uniform(0.002, 0.05), self._started)
+            self._later(self._host.rng.uniform(0.002, 0.05), self._started)
         elif self.mode is Mode.WAITING and self._up:
             self._join()
         else:
@@ -128,19 +127,19 @@ class ElasticAgent(SimAgent):
         """Break off the round; returns the members that will notice."""
         left = self._down()
         self.mode = Mode.STOPPING
-        self._later(self._site.rng.uniform(0.002, 0.05), self._stopped)
+        self._later(self._host.rng.uniform(0.002, 0.05), self._stopped)
         return left
 
     # ends ----------------------------------------------------------------------------------------------------------
 
     def completed(self, round_: Round) -> None:
-        """All of this round have taken the last step; some scripts have something else to do before they end."""
+        """All members of this round have taken the last step. Some scripts go on before they end."""
         if self.mode is not Mode.RUNNING or round_ != self.round:
             return
         self.mode = Mode.EVALUATING
         self._changed = None
         self._say(LastStepTaken(round=round_))
-        rng = self._site.rng
+        rng = self._host.rng
         self._later(rng.uniform(0.0, LONGEST_EVALUATION) if rng.random() < 0.5 else 0.0, self._evaluated)
 
     def _evaluated(self) -> None:
@@ -166,8 +165,8 @@ class ElasticAgent(SimAgent):
             failure=WorkerFailure(
                 global_rank=0,
                 local_rank=0,
-                pid=self._site.new_pid(),
-                at=self._site.clock.now,
+                pid=self._host.new_pid(),
+                at=self._host.clock.now,
                 exit_code=0 if oom else 1,
                 signal=9 if oom else 0,
                 oom=oom,
@@ -175,7 +174,7 @@ class ElasticAgent(SimAgent):
             left=self._up,
             placed=self.round if was is not Mode.WAITING else NO_ROUND,
         )
-        self._site.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
+        self._host.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
         self._unheard_failures.append(failed)
         self._say(failed)
         left = self._rest() if was in (Mode.RUNNING, Mode.EVALUATING) else []
@@ -186,7 +185,7 @@ class ElasticAgent(SimAgent):
         elif was is Mode.WAITING:
             self._join()
         self._abandon(left)
-        self._site.clock.after(self._site.rng.uniform(0.2, 2.0), self._replaced)
+        self._host.clock.after(self._host.rng.uniform(0.2, 2.0), self._replaced)
         return True
 
     def _replaced(self) -> None:

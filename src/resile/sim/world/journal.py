@@ -1,4 +1,4 @@
-"""A journal in memory, as bytes: what a dead master leaves behind, and nothing more."""
+"""A journal in memory, as bytes: all that a dead master leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class MemoryJournal:
         self._events: list[bytes] = []
 
     def append(self, now: float, event: AnyEvent) -> None:
-        """Write one event."""
         self._events.append(_encode((now, event)))
 
     def compact(self, state: JobState) -> None:
@@ -29,5 +28,4 @@ class MemoryJournal:
         self._events.clear()
 
     def load(self) -> tuple[JobState, list[tuple[float, AnyEvent]]]:
-        """What was written."""
         return _decode_state(self._snapshot), [_decode_event(event) for event in self._events]

@@ -1,7 +1,8 @@
 """A simulated master: the real core in a shell that can be killed between any two of its acts.
 
-Like the production shell it handles what has come as one batch, writes the journal, and only then executes; a crash
-may come before the writing (nothing happened) or before the executing (it happened, and nobody was told).
+Like the production shell it handles waiting events as one batch, writes the journal, and only then executes. A crash
+may come before the writing, and then nothing happened. Or it comes before the executing, and then the journal knows
+what no agent was told.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from resile.sim.clock import Clock, Timer
 from resile.sim.world.journal import MemoryJournal
 from resile.sim.world.network import Link
 
-Witness = Callable[[Engine, ev.AnyEvent, list[de.AnyDecision], float], None]
+Observer = Callable[[Engine, ev.AnyEvent, list[de.AnyDecision], float], None]
 """Called after every event, with what came out of it."""
 
 
-class Floor(Protocol):
+class MasterHost(Protocol):
     """What a master needs of the cluster: where launches, deletions and replies go."""
 
     clock: Clock
@@ -38,20 +39,20 @@ class Floor(Protocol):
         """End a node."""
 
     def replied(self, reply: de.Reply) -> None:
-        """A person's wish was answered."""
+        """A person's request was answered."""
 
     def tell(self, who: str, what: object) -> None:
-        """A line for the trace."""
+        """Add a line to the trace."""
 
 
 class SimMaster:
     """One master process, from its start to its death."""
 
-    def __init__(self, floor: Floor, engine: Engine, journal: MemoryJournal, witness: Witness) -> None:
-        self._floor = floor
+    def __init__(self, host: MasterHost, engine: Engine, journal: MemoryJournal, observer: Observer) -> None:
+        self._host = host
         self.engine = engine
         self.journal = journal
-        self._witness = witness
+        self._observer = observer
         self.dead = False
         self._numbers = count(1)
         self._sessions: dict[int, Link] = {}
@@ -66,13 +67,13 @@ class SimMaster:
     # what comes in -------------------------------------------------------------------------------------------------
 
     def hear(self, link: Link, message: Hello | AgentMessage) -> None:
-        """A word of an agent."""
+        """Take in a message of an agent."""
         if self.dead:
             link.tear()
             return
         node = self._node_of.get(link)
         if node is not None:
-            self.engine.heard(node, self._floor.clock.now)
+            self.engine.heard(node, self._host.clock.now)
         if isinstance(message, Hello):
             session = self._number_of.get(link) or next(self._numbers)
             self._sessions[session] = link
@@ -82,7 +83,6 @@ class SimMaster:
             self.submit(ev.AgentSaid(node=node, message=message))
 
     def unlinked(self, link: Link) -> None:
-        """A connection ended."""
         if self.dead:
             return
         session = self._number_of.pop(link, 0)
@@ -95,14 +95,13 @@ class SimMaster:
         self.submit(ev.AgentDisconnected(node=node, session=session))
 
     def submit(self, event: ev.AnyEvent) -> None:
-        """Queue an event."""
         self._inbox.append(event)
         if self._wake is None:
-            late = self._floor.rng.uniform(0.0, 0.01) if self._floor.rng.random() < 0.2 else 0.0
-            self._wake = self._floor.clock.after(late, self._turn)
+            late = self._host.rng.uniform(0.0, 0.01) if self._host.rng.random() < 0.2 else 0.0
+            self._wake = self._host.clock.after(late, self._turn)
 
     def die(self) -> None:
-        """End at once: what was not handled never was, what was not executed never will be by this one."""
+        """End at once. Events in the queue are lost, and decisions in the queue are not executed."""
         self.dead = True
         for timer in (self._wake, self._alarm):
             if timer is not None:
@@ -116,29 +115,29 @@ class SimMaster:
         if self.dead:
             return
         self._wake = None
-        now = self._floor.clock.now
+        now = self._host.clock.now
         events, self._inbox = self._inbox, []
         decisions: list[de.AnyDecision] = []
         for event in (*events, *self.engine.due(now)):
-            self._floor.tell("core", event)
+            self._host.tell("core", event)
             made = self.engine.handle(event, now)
-            if self.engine.durable(event) or self._floor.rng.random() < 0.1:
+            if self.engine.durable(event) or self._host.rng.random() < 0.1:
                 self.journal.append(now, event)
-            self._witness(self.engine, event, made, now)
+            self._observer(self.engine, event, made, now)
             decisions.extend(made)
-        if self._floor.rng.random() < 0.005:
+        if self._host.rng.random() < 0.005:
             self.journal.compact(self.engine.state)
         if decisions:
-            late = self._floor.rng.uniform(0.0, 0.01) if self._floor.rng.random() < 0.2 else 0.0
+            late = self._host.rng.uniform(0.0, 0.01) if self._host.rng.random() < 0.2 else 0.0
             self._execute_at = max(self._execute_at, now + late)
-            self._floor.clock.at(self._execute_at, lambda: self._execute_all(decisions))
+            self._host.clock.at(self._execute_at, lambda: self._execute_all(decisions))
         self._set_alarm()
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         at = self.engine.next_deadline()
-        self._alarm = self._floor.clock.at(at, self._turn) if at is not None else None
+        self._alarm = self._host.clock.at(at, self._turn) if at is not None else None
 
     def _execute_all(self, decisions: list[de.AnyDecision]) -> None:
         for decision in decisions:
@@ -162,15 +161,15 @@ class SimMaster:
                     self._node_of.pop(link, None)
                     link.tear()
             case de.LaunchNode():
-                self._floor.launch(decision)
+                self._host.launch(decision)
             case de.DeleteNode():
-                self._floor.delete(decision)
+                self._host.delete(decision)
             case de.Reply():
-                self._floor.replied(decision)
+                self._host.replied(decision)
             case de.Finish():
                 self._send(tuple(self._links), decision.message)
             case de.Note():
-                self._floor.tell("story", f"{decision.reason}: {decision.message}")
+                self._host.tell("story", f"{decision.reason}: {decision.message}")
 
     def _admit(self, decision: de.Admit) -> None:
         link, node = self._sessions.get(decision.session), decision.message.node

@@ -1,4 +1,4 @@
-"""Connections between agents and the master: in order while they last, late, cut, torn, and with words said twice."""
+"""Connections between agents and the master: ordered while they last, but late, torn, and with repeated messages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from resile.protocol.master_to_agent import MasterMessage
 from resile.sim.clock import Call, Clock
 
 QUICKEST, SLOWEST = 0.0005, 0.02
-"""Seconds a word travels, unless the network is in a mood."""
+"""Seconds that most messages take."""
 SLUGGISH = 0.3
 TWICE = 0.02
-"""How often a word arrives twice."""
+"""How often a message arrives twice."""
 
 
 class AgentEnd(Protocol):
@@ -23,7 +23,7 @@ class AgentEnd(Protocol):
     """Whether nothing gets through to or from its machine."""
 
     def hear(self, link: Link, message: MasterMessage) -> None:
-        """A word arrived."""
+        """A message arrived."""
 
     def unlinked(self, link: Link) -> None:
         """The connection is gone."""
@@ -33,14 +33,14 @@ class MasterEnd(Protocol):
     """What a connection needs of a master."""
 
     def hear(self, link: Link, message: Hello | AgentMessage) -> None:
-        """A word arrived."""
+        """A message arrived."""
 
     def unlinked(self, link: Link) -> None:
         """The connection is gone."""
 
 
 class Network:
-    """How long words take."""
+    """How long messages take."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self.clock = clock
@@ -48,14 +48,13 @@ class Network:
         self.calm = False
 
     def delay(self) -> float:
-        """How long the next word takes."""
         if not self.calm and self.rng.random() < 0.01:
             return self.rng.uniform(SLOWEST, SLUGGISH)
         return self.rng.uniform(QUICKEST, SLOWEST)
 
 
 class Link:
-    """One connection. Each direction keeps its order; a word said twice may come again late, while the link lasts."""
+    """One connection. Each direction keeps its order, but a message may be repeated late while the link lasts."""
 
     def __init__(self, net: Network, agent: AgentEnd, master: MasterEnd) -> None:
         self._net = net
@@ -69,7 +68,7 @@ class Link:
         self._held: list[Call] = []
 
     def up(self, message: Hello | AgentMessage) -> None:
-        """The agent says something."""
+        """Send a message from the agent to the master."""
         if self.open:
             at = self._last_up = max(self._last_up, self._net.clock.now + self._net.delay())
             self._net.clock.at(at, lambda: self._arrive_up(message))
@@ -77,7 +76,7 @@ class Link:
                 self._net.clock.at(at + self._net.delay(), lambda: self._arrive_up(message))
 
     def down(self, message: MasterMessage) -> None:
-        """The master says something."""
+        """Send a message from the master to the agent."""
         if self.open:
             at = self._last_down = max(self._last_down, self._net.clock.now + self._net.delay())
             self._net.clock.at(at, lambda: self._arrive_down(message))
@@ -85,7 +84,7 @@ class Link:
                 self._net.clock.at(at + self._net.delay(), lambda: self._arrive_down(message))
 
     def tear(self) -> None:
-        """End it, from either side. What the agent said last may still arrive; what the master said last does not."""
+        """End the connection, from either side. The agent's last messages may still arrive, the master's do not."""
         if not self.open:
             return
         self.open = False
@@ -96,7 +95,7 @@ class Link:
         self._net.clock.after(self._net.delay(), self._end_down)
 
     def healed(self) -> None:
-        """The network is back: what could not get through does now, in its order."""
+        """Deliver, in order, what could not get through while the agent's machine was cut off."""
         held, self._held = self._held, []
         for call in held:
             call()

@@ -25,11 +25,11 @@ class NodeBehaviour(msgspec.Struct, frozen=True, kw_only=True):
     """There will never be room."""
     slow: float = 0.0
     broken: float = 0.0
-    """It ends before its agent speaks."""
+    """It ends before its agent connects."""
 
 
-class Host(Protocol):
-    """What a platform needs of the cluster."""
+class PlatformHost(Protocol):
+    """What the platform needs of the cluster."""
 
     clock: Clock
     rng: random.Random
@@ -38,10 +38,10 @@ class Host(Protocol):
         """Start a node's agent."""
 
     def watcher(self) -> Callable[[NodeSeen], None]:
-        """Who is told about nodes now. A dead master's successor lists them itself."""
+        """The function that takes in reports about nodes. A dead master's successor lists the nodes itself."""
 
     def tell(self, who: str, what: object) -> None:
-        """A line for the trace."""
+        """Add a line to the trace."""
 
 
 class Machine:
@@ -57,32 +57,30 @@ class Machine:
 
 
 class SimPlatform:
-    """All nodes that were ever launched."""
-
-    def __init__(self, host: Host, moods: NodeBehaviour) -> None:
+    def __init__(self, host: PlatformHost, behaviour: NodeBehaviour) -> None:
         self._host = host
-        self._moods = moods
+        self._behaviour = behaviour
         self.calm = False
         self.machines: dict[NodeKey, Machine] = {}
 
     def launch(self, decision: LaunchNode) -> None:
-        """Start a node; repeating it is harmless. One that was deleted meanwhile is made again."""
+        """Start a node. Repeating it is harmless; a node that was deleted meanwhile is made again."""
         known = self.machines.get(decision.node)
         if known is not None and known.status is not NodeStatus.DELETED:
             return
         rng, clock = self._host.rng, self._host.clock
         machine = self.machines[decision.node] = Machine(decision.node)
-        moods = NodeBehaviour() if self.calm else self._moods
+        behaviour = NodeBehaviour() if self.calm else self._behaviour
         delay = rng.uniform(0.05, 0.5)
         luck = rng.random()
-        if luck < moods.stuck + moods.pending:
+        if luck < behaviour.stuck + behaviour.pending:
             clock.after(delay, lambda: self._move(machine, NodeStatus.PENDING))
-            if luck < moods.stuck:
+            if luck < behaviour.stuck:
                 return
             delay += rng.uniform(0.5, 20.0)
         clock.after(delay, lambda: self._move(machine, NodeStatus.STARTING))
-        delay += rng.uniform(5.0, 25.0) if rng.random() < moods.slow else rng.uniform(0.1, 2.0)
-        if rng.random() < moods.broken:
+        delay += rng.uniform(5.0, 25.0) if rng.random() < behaviour.slow else rng.uniform(0.1, 2.0)
+        if rng.random() < behaviour.broken:
             end = NodeEnd(exit_code=1, reason="StartError")
             clock.after(delay, lambda: self._end(machine, NodeStatus.FAILED, end))
         else:
@@ -108,17 +106,16 @@ class SimPlatform:
                 self._end(machine, status, NodeEnd(exit_code=code, reason="Error" if code else "Completed"))
 
     def crash(self, key: NodeKey, status: NodeStatus, end: NodeEnd, *, silently: bool = False) -> None:
-        """A node ends by itself, or is taken away."""
+        """End a node without the master's request."""
         machine = self.machines[key]
         if not machine.status.ended:
             self._end(machine, status, end, silently=silently)
 
     def running(self) -> list[Machine]:
-        """The nodes whose agents run."""
         return [m for m in self.machines.values() if m.status is NodeStatus.RUNNING and m.agent is not None]
 
     def listed(self) -> tuple[NodeSeen, ...]:
-        """All there is; what was deleted is not."""
+        """All nodes that were not deleted."""
         return tuple(
             NodeSeen(node=m.key, status=m.status, end=m.end)
             for m in self.machines.values()

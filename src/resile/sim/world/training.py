@@ -1,4 +1,4 @@
-"""Simulated step-synchronous training: a step needs every member of a round, and what was saved survives them all."""
+"""Simulated synchronous training: a step needs every member of a round, and saved steps survive the members."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Member(Protocol):
 
 
 class Store:
-    """Where checkpoints are. It refuses what comes from an older round than one it has seen."""
+    """The saved checkpoints. A save from an older round than the newest one that was opened is refused."""
 
     def __init__(self) -> None:
         self.round = NO_ROUND
@@ -52,7 +52,7 @@ class Store:
 
 
 class World:
-    """The processes of one round. Whoever is missing keeps all of them waiting."""
+    """The processes of one round. A missing member keeps all others waiting."""
 
     def __init__(self, training: SimTraining, round_: Round, size: int) -> None:
         self._training = training
@@ -72,7 +72,7 @@ class World:
             self._next()
 
     def leave(self, member: Member) -> list[Member]:
-        """A node's processes are down: no step will be taken here any more. Returns those that are left alone."""
+        """A node's processes are down, so this round takes no more steps. Returns the other members."""
         self._broken = True
         if self._timer is not None:
             self._timer.cancel()
@@ -102,7 +102,7 @@ class World:
 
 
 class SimTraining:
-    """The whole of a job's training, over all rounds."""
+    """A job's training, over all rounds."""
 
     def __init__(self, clock: Clock, total: int, step_time: float, save_every: int = SAVE_EVERY) -> None:
         self.clock = clock
@@ -122,6 +122,6 @@ class SimTraining:
         world.enter(place, member)
 
     def leave(self, round_: Round, member: Member) -> list[Member]:
-        """A node's processes of a round are down; returns the members that will notice."""
+        """A node's processes of a round are down. Returns the members that will notice."""
         world = self._worlds.get(round_)
         return world.leave(member) if world is not None else []
