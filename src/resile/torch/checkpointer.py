@@ -38,14 +38,11 @@ from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
 from resile.checkpoint.process_buffers import ProcessBuffers
 from resile.checkpoint.storage import open_storage
 from resile.torch._checkpoint.buffer_choice import BufferChoice
-from resile.torch._checkpoint.check_writable import check_writable
-from resile.torch._checkpoint.direct_store import store_directly
-from resile.torch._checkpoint.estimate_state import estimate_growth
+from resile.torch._checkpoint.direct_storage import check_writable, store_directly
 from resile.torch._checkpoint.flatten import Leaf, State, flatten
 from resile.torch._checkpoint.packing import PackedState, SlotTooSmall
-from resile.torch._checkpoint.parallel_copy import copying_threads
-from resile.torch._checkpoint.prefault import WRITE, populate
-from resile.torch._checkpoint.rank_layout import Saver, lay_out, still_fits
+from resile.torch._checkpoint.parallel_copy import POPULATE_WRITE, copying_threads, populate
+from resile.torch._checkpoint.rank_layout import Saver, estimate_growth, lay_out, still_fits
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
 from resile.torch._checkpoint.verify import Verification, begin
@@ -300,7 +297,7 @@ class Checkpointer:
         size = places(text, layout.length)[2] + estimate_growth(state, leads=self._local_rank == 0)
         if self._room(size):
             assert self._memory is not None
-            self._populating = [self._sealer.submit(populate, each, WRITE) for each in self._memory.buffers]
+            self._populating = [self._sealer.submit(populate, each, POPULATE_WRITE) for each in self._memory.buffers]
 
     # inside ----------------------------------------------------------------------------------------------------------
 

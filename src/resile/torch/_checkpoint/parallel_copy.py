@@ -1,4 +1,8 @@
-"""Copies memory on several threads, because training stands still meanwhile and one thread is slower than memory."""
+"""Makes copies between a state and its buffers fast, because training stands still meanwhile.
+
+Several threads copy, since one is slower than memory. Pages are mapped beforehand, since the first access to each would
+cost a page fault.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,18 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
+from resile.checkpoint.buffer import PAGE, Buffer
+
 PIECE = 16 << 20
 """Bytes that one thread copies at a time."""
 THREADS = 4
 """The most threads for one copy."""
+POPULATE_READ, POPULATE_WRITE = 22, 23
+"""The kernel's MADV_POPULATE_READ and MADV_POPULATE_WRITE."""
+_POPULATED = 64 << 20
+"""Bytes that are mapped at a time."""
 memcpy = ctypes.CDLL(None).memcpy  # unlike ctypes.memmove it lets other threads run
 memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 memcpy.restype = None
@@ -77,3 +89,16 @@ def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
         do()
         for other in others:
             other.result()
+
+
+def populate(buffer: Buffer, how: int) -> None:
+    """Map a whole buffer now, allocating missing pages. Other threads run meanwhile."""
+    size = buffer.size
+    if not size:
+        return
+    memory = torch.frombuffer(buffer.map(), dtype=torch.uint8)
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for start in range(0, size, _POPULATED):
+        if madvise(memory.data_ptr() + start, min(_POPULATED, size - start), how):
+            memory[start : start + _POPULATED : PAGE].sum()  # an older kernel; reading each page is nearly as good

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from resile.checkpoint.buffer import PAGE
 from resile.checkpoint.layout import Item, Layout, ObjectItem, TensorItem
-from resile.torch._checkpoint.flatten import Leaf, refuse_duplicates
+from resile.torch._checkpoint.flatten import Leaf, local, parts, refuse_duplicates
 from resile.torch._checkpoint.pickling import pickled
 from resile.torch._checkpoint.tensor_frame import frame
 
 ALIGN = 64
 SMALLEST_SLOT = 512
 """Minimum bytes for a value that is no tensor, because it may grow from save to save."""
+_EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
+"""Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
 
 
 class Piece(NamedTuple):
@@ -181,3 +184,26 @@ def _is_of(item: Item | None, leaf: Leaf) -> bool:
         alike = tuple(value.shape) == item.full and item.array == leaf.array
         return alike and str(value.dtype) == f"torch.{item.dtype}"
     return isinstance(item, ObjectItem) and not isinstance(value, torch.Tensor)
+
+
+def estimate_growth(state: Mapping[str, Any], *, leads: bool) -> int:
+    """Estimated bytes that optimizers will add to this rank's part at their first step.
+
+    Memory for them is reserved before the first save.
+
+    Args:
+        state: the state to be saved.
+        leads: True if this rank keeps what all ranks of the node have alike.
+    """
+    total = 0
+    for _, part in parts(state):
+        if isinstance(part, torch.optim.Optimizer):
+            times = _EXTRA_STATE.get(type(part).__name__, 2)
+            for group in part.param_groups:
+                extra = times + sum(bool(group.get(option)) for option in ("momentum", "amsgrad", "centered"))
+                for parameter in group["params"]:
+                    mine = leads or isinstance(parameter, DTensor)
+                    if mine and parameter.requires_grad and parameter not in part.state:
+                        own = local(parameter)
+                        total += extra * (own.numel() * own.element_size() + 2 * PAGE)
+    return total

@@ -11,8 +11,7 @@ from concurrent.futures import Executor, Future
 
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
 from resile.torch._checkpoint.packing import PackedState
-from resile.torch._checkpoint.parallel_copy import run_jobs
-from resile.torch._checkpoint.prefault import READ, populate
+from resile.torch._checkpoint.parallel_copy import POPULATE_READ, populate, run_jobs
 
 
 class Verification:
@@ -65,6 +64,6 @@ def begin(buffers: Iterable[Buffer], background: Executor) -> Verification | Non
         return None
     if verification.sums is None:  # the agent may be computing them at this moment
         return None
-    background.submit(populate, buffer, READ)
+    background.submit(populate, buffer, POPULATE_READ)
     verification.begin(background)
     return verification

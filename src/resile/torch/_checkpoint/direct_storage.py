@@ -1,24 +1,54 @@
-"""Stores a step when there is no memory for a buffer: the file itself is filled, and training waits for the disk."""
+"""What a training process does with storage itself, without a buffer and an agent.
+
+It tests whether storage can be written before training begins, instead of failing at the first step. Under an agent it
+is the agent that writes, as the same user on the same machine, so the result holds for it too. It also stores a step
+when there is no memory for a buffer. Then the file itself is filled, and training waits for the disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import msgspec
 
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.errors import NotWritable
 from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage, new_file
 from resile.torch._checkpoint.flatten import Leaf
 from resile.torch._checkpoint.packing import PackedState
+from resile.torch._support.error_file import recorded_in_error_file
 
 _BLOCK = 64 << 20
+
+
+@recorded_in_error_file(NotWritable, permanent=True)
+def check_writable(
+    storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]
+) -> None:
+    """Write something and remove it again.
+
+    Args:
+        storage: None passes the test.
+        tell: exchanges messages between all ranks, so that all raise the same sentence; by default this rank is alone.
+
+    Raises:
+        NotWritable: storage will never accept a step, on this rank or on another.
+    """
+    words = ""
+    try:
+        if storage is not None:
+            storage.check_writable()
+    except NotWritable as error:
+        words = str(error)
+    if refusal := next(filter(None, tell(words)), ""):
+        raise NotWritable(refusal)
 
 
 def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Leaf]) -> None:
