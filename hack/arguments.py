@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/arguments.md, what the classes for training scripts can be told, from their docstrings."""
+"""Writes docs/arguments.md, the arguments of the classes for training scripts, from their docstrings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent.parent / "docs" / "arguments.md"
-HEAD = """# What can be told
+HEAD = """# Arguments
 
-Arguments of the classes for training scripts, with what holds if nothing is said. This page is made from their
-docstrings (`python hack/arguments.py`); `help(resile.torch.Elastic)` shows the same.
+Arguments of the classes for training scripts, with their defaults. This page is generated from their docstrings
+(`python hack/arguments.py`); `help(resile.torch.Elastic)` shows the same.
 """
 
 
@@ -42,7 +42,7 @@ def _table(name: str, function: Any) -> str:
         rows.append(f"| `{parameter.name if plain else f'**{parameter.name}'}` | {default} | {words} |")
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     lines = [f"## {name}", "", *([summary, ""] if name.count(".") else [])]
-    return "\n".join([*lines, "| argument | else | what it is |", "|---|---|---|", *rows, ""])
+    return "\n".join([*lines, "| argument | default | meaning |", "|---|---|---|", *rows, ""])
 
 
 def _shown(value: Any) -> str:
