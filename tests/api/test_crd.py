@@ -12,7 +12,7 @@ import yaml
 
 from resile.api.crd.generate import cel_patch, crd
 from resile.api.crd.openapi import schema_of
-from resile.api.job import MAX_REPLICAS
+from resile.api.defaults import MAX_REPLICAS
 from resile.api.job_phase import JobPhase
 from resile.api.kinds import registry
 from resile.api.kinds.base import Definition, PlanPhase

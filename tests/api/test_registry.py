@@ -7,15 +7,31 @@ import yaml
 
 from resile.api import rbac
 from resile.api.crd.generate import crd
+from resile.api.ids import NodeId, NodeKey, Rank
+from resile.api.job import JobSpec
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
 from resile.api.kinds import registry
 from resile.api.kinds.base import FrontDoor
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests, read_manifest
+from resile.cli.output.listing import kind_of
+from resile.client.base import Listable
+from resile.client.cluster.view import job_view
+from resile.client.errors import NotUsableError
+from resile.core import events as ev
 from resile.deploy import kustomize
+from resile.master.kubernetes.job_status import status_of
+from resile.operator.jobs.decisions import ObservedJob, Provision, SetStatus, StartMaster, decide
+from resile.operator.jobs.master_objects import owner
+from resile.operator.jobs.master_pod import master_pod
+from resile.operator.trim import read_job
+from resile.platform.base import Launch
+from resile.platform.kubernetes.pods import pod_manifest, service_manifest
+from resile.protocol.reports import RendezvousConfig
 from tests.api.manifests import job
 from tests.api.structural import problems, refusals, root
+from tests.core.given import Job
 from tests.support.toy_kind import TOY, Toy, toy, toys
 
 __all__ = ["toys"]
@@ -123,3 +139,63 @@ def test_a_new_kind_has_a_definition_rights_and_a_sample(toys) -> None:
 
 def _yaml(manifest: object) -> str:
     return yaml.safe_dump(manifest)
+
+
+def test_a_new_kind_gets_masters_by_the_same_decisions(toys) -> None:
+    item = {**toy(), "metadata": {**toy()["metadata"], "resourceVersion": "1"}}
+    spec = read_job(toys, item)
+    assert isinstance(spec, JobSpec)
+    accepted, provision, start = decide(ObservedJob(job=item), spec, 0.0).actions
+    assert (accepted, provision, start) == (
+        SetStatus(JobPhase.CREATED, "JobCreated", "the job was accepted and gets its master"),
+        Provision(),
+        StartMaster(0),
+    )
+    assert toys.phase_patch(item, accepted.phase, accepted.reason, accepted.message, 0.0)["state"] == "Created"
+    pod = master_pod(spec, "image", 0, owner(spec))
+    assert pod["metadata"]["name"] == "teddy.master"
+    assert pod["metadata"]["labels"] == toys.master_labels("teddy")
+    assert pod["spec"]["containers"][0]["command"][5:11] == [
+        "--namespace",
+        "nursery",
+        "--job",
+        "teddy",
+        "--kind",
+        "toy",
+    ]
+    bad = read_job(toys, toy(trainers="two"))
+    (failed, _) = decide(ObservedJob(job=toy(trainers="two")), bad, 0.0).actions
+    assert isinstance(failed, SetStatus)
+    assert failed.phase is JobPhase.FAILED
+
+
+def test_pods_and_services_of_a_new_kind_have_its_names_labels_and_environment(toys) -> None:
+    spec = toys.to_job_spec(read_manifest(toy(caches=1)))
+    launch = Launch(node=NodeKey("trainer", NodeId(4)), rank=Rank(1), replicas=2)
+    pod = pod_manifest(spec, launch, "m:1")
+    assert pod["metadata"]["name"] == "teddy.trainer.4"
+    assert pod["metadata"]["labels"] == toys.node_labels("teddy", role="trainer", node_id=NodeId(4), rank=Rank(1))
+    env = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
+    assert (env["TOY_RANK"], env["TOY_MASTER"]) == ("1", "m:1")
+    assert "NODE_RANK" not in env
+    service = service_manifest(spec, "cache", Rank(0))
+    assert (service["metadata"]["name"], service["spec"]["ports"][0]["port"]) == ("teddy.cache.0", 7001)
+    assert pod["metadata"]["ownerReferences"][0]["kind"] == "ToyJob"
+
+
+def test_the_engine_trains_with_roles_it_has_never_heard_of(toys) -> None:
+    job = Job(toys.to_job_spec(read_manifest(toy(caches=1))), RendezvousConfig(min_nodes=1, max_nodes=2))
+    job.does(ev.Started())
+    assert {str(key) for key in job.engine.state.nodes} == {"trainer-0", "trainer-1", "cache-0"}
+    status = status_of(job.engine.state, 1.0, {}, 1)
+    assert status == {"state": "Pending", "why": ""}
+
+
+def test_jobs_of_a_new_kind_are_listed_like_any(toys) -> None:
+    item = {**toy(), "status": {"state": "Running", "why": "it plays"}}
+    item["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    shown = job_view(item, [], 0.0)
+    assert (shown.phase, shown.message) == ("Running", "it plays")
+    assert kind_of("toyjobs") is kind_of("tj") is Listable.JOBS
+    with pytest.raises(NotUsableError):
+        kind_of("dolls")

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resile.api.defaults import LARGEST_RECOVERY_BUDGET, SMALLEST_RECOVERY_BUDGET
 from resile.api.ids import Seconds
-from resile.api.timeouts import LARGEST_RECOVERY_BUDGET, SMALLEST_RECOVERY_BUDGET, BadTimeouts, Timeouts, derive
+from resile.api.timeouts import BadTimeouts, Timeouts, derive
 
 
 @given(st.floats(min_value=SMALLEST_RECOVERY_BUDGET, max_value=LARGEST_RECOVERY_BUDGET))

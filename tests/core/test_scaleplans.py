@@ -449,7 +449,7 @@ def test_a_plan_whose_number_another_plan_changes_is_told_by_which():
     job = running(2)
     plan(job, "first", roles=replicas(4))
     plan(job, "second", roles=replicas(3))
-    assert end(job, "first") == ("Superseded", "ScalePlan second came before it was done")
+    assert end(job, "first") == ("Superseded", "the plan second came before it was done")
     assert end(job, "second") is None
     come(job, 2)
     joins_again(job, 0, 1)

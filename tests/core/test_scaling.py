@@ -2,7 +2,7 @@
 
 import pytest
 
-from resile.api.job import MAX_REPLICAS
+from resile.api.defaults import MAX_REPLICAS
 from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
 from resile.protocol.changes import Scale, Stop, Suspend

@@ -11,13 +11,9 @@ from typing import Any
 
 import msgspec
 
+from resile.api.defaults import DEFAULT_CRASH_BUDGET
 from resile.api.ids import Bytes
 from resile.api.timeouts import Timeouts, derive
-
-MASTER_PORT = 50001
-DEFAULT_CRASH_BUDGET = 3
-MAX_REPLICAS = 10_000
-"""Nodes of one role: as many as one master is made for; a greater number is a slip of the keyboard."""
 
 
 class Loss(enum.StrEnum):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from resile.api import defaults
+from resile.api.defaults import DEFAULT_RECOVERY_BUDGET, LARGEST_RECOVERY_BUDGET, SMALLEST_RECOVERY_BUDGET
 from resile.api.ids import Seconds
-
-DEFAULT_RECOVERY_BUDGET = Seconds(10.0)
-SMALLEST_RECOVERY_BUDGET = Seconds(1.0)
-LARGEST_RECOVERY_BUDGET = Seconds(3600.0)
 
 
 class BadTimeouts(ValueError):
@@ -89,11 +87,11 @@ def derive(recovery_budget: Seconds = DEFAULT_RECOVERY_BUDGET, **overrides: floa
         "straggler_wait": b * 0.3,  # about what a process restart costs, which is what a later join would cost
         "last_call": b * 0.5,
         "regroup_grace": b * 0.1,
-        "exit_grace": 30.0,  # Kubernetes' own default; saving takes as long as it takes, whatever the budget
-        "join": 600.0,  # torchrun's and DLRover's default
-        "pend": 900.0,  # DLRover's default
-        "connect": 60.0,
-        "budget_window": 1800.0,
+        "exit_grace": defaults.EXIT_GRACE,
+        "join": defaults.JOIN_TIMEOUT,
+        "pend": defaults.PEND_TIMEOUT,
+        "connect": defaults.CONNECT_TIMEOUT,
+        "budget_window": defaults.BUDGET_WINDOW,
     }
     ladder.update({name: value for name, value in overrides.items() if value is not None})
     return Timeouts(recovery_budget=b, **{name: Seconds(value) for name, value in ladder.items()})

@@ -16,7 +16,7 @@ from resile.cli.exit_codes import BAD_USAGE, INTERRUPTED
 
 COMMANDS: dict[str, str] = {
     "run": "run a training script on this machine, alone or together with others",
-    "submit": "run an ElasticJob manifest, here (--local) or on a cluster",
+    "submit": "run the job of a manifest, here (--local) or on a cluster",
     "get": "list jobs, nodes, events or scale plans, as kubectl does",
     "describe": "tell everything about a job",
     "logs": "print what nodes wrote, or follow it",
@@ -25,8 +25,8 @@ COMMANDS: dict[str, str] = {
     "resume": "take the nodes of a suspended job back",
     "delete": "end a job and remove it",
     "explain": "print what the engine derived from your settings, such as its time-outs",
-    "manifests": "print what a cluster needs to run ElasticJobs, for kubectl apply",
-    "operator": "run the operator, which gives every ElasticJob of a cluster its master",
+    "manifests": "print what a cluster needs to run jobs, for kubectl apply",
+    "operator": "run the operator, which gives every job of a cluster its master",
     "chaos": "break something on purpose and watch the job recover",
 }
 """Every command and what it is for; the overview below is made from this."""

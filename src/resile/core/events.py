@@ -69,7 +69,7 @@ class ChangeWanted(Event, frozen=True, kw_only=True):
 
 
 class PlanDeleted(Event, frozen=True, kw_only=True):
-    """A ScalePlan was deleted."""
+    """A plan was deleted."""
 
     uid: str
 

@@ -17,7 +17,7 @@ from resile.protocol.reports import NodeEnd, NodeStatus, ReplicaEndpoint
 
 
 class Phase(enum.StrEnum):
-    """The phase people see in `get elasticjob`."""
+    """How far a job is, as the core decides; people see `JobPhase`."""
 
     CREATED = "Created"
     PENDING = "Pending"
@@ -144,9 +144,9 @@ class ScaleOperation(msgspec.Struct, kw_only=True):
     """A change of the job's nodes that is not complete yet."""
 
     name: str = ""
-    """Name of its ScalePlan; empty for plain scaling, and for a plan whose end was reported."""
+    """Name of its plan; empty for plain scaling, and for a plan whose end was reported."""
     uid: str = ""
-    """Uid of its ScalePlan."""
+    """Uid of its plan."""
     about: str = ""
     """What was asked for, as the subject of a sentence."""
     numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Everything a cluster needs to run ElasticJobs, as plain objects: what `resile manifests` prints and `config/` holds.
+"""Everything a cluster needs to run jobs, as plain objects: what `resile manifests` prints and `config/` holds.
 
 Both come from here, so there is one text to change: `resile manifests --kustomize config` writes the folder anew. The
 operator runs as nobody, with a read-only file system and no capabilities; it starts masters from its own image, which

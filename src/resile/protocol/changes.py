@@ -1,6 +1,6 @@
 """Changes to a running job, as the core decides on them: granted, or refused with one sentence.
 
-Command lines ask for them, and on a cluster so do ScalePlans and edits of the job's manifest.
+Command lines ask for them, and on a cluster so do plans and edits of the job's manifest.
 """
 
 from __future__ import annotations

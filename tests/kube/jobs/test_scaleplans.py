@@ -147,7 +147,7 @@ def test_a_plan_that_another_one_overtakes_says_which(two: KubeNamespace) -> Non
     two.until("the trouble", lambda: "Insufficient cpu" in two.status("long").get("message", ""))
     two.apply(plan("small", "long", replicaResourceSpecs={"worker": {"replicas": 2}}))
     status = told(two, "large", "Succeeded", "Failed")
-    assert (status["reason"], status["message"]) == ("Superseded", "ScalePlan small came before it was done")
+    assert (status["reason"], status["message"]) == ("Superseded", "the plan small came before it was done")
     assert told(two, "small", "Succeeded", "Failed")["phase"] == "Succeeded"
     two.apply(plan("usual", "long", replicaResourceSpecs={"worker": {"resource": {"cpu": "10m"}}}))
     told(two, "usual", "Succeeded")
@@ -165,14 +165,14 @@ def test_a_plan_outlives_the_master_and_is_told_how_it_ends_by_the_next(two: Kub
     assert two.status("stuck", "scaleplan")["phase"] == "Scaling"
     two.apply(plan("instead", "long", replicaResourceSpecs={"worker": {"replicas": 2}}))
     status = told(two, "stuck", "Succeeded", "Failed")
-    assert (status["reason"], status["message"]) == ("Superseded", "ScalePlan instead came before it was done")
+    assert (status["reason"], status["message"]) == ("Superseded", "the plan instead came before it was done")
 
 
 def test_a_plan_that_is_deleted_or_whose_job_is_suspended_is_told_of(two: KubeNamespace) -> None:
     two.apply(plan("forgotten", "long", createPods=[{"resource": NOWHERE}]))
     told(two, "forgotten", "Scaling")
     two.kubectl("delete", "scaleplan", "forgotten")
-    two.until("the Event", lambda: "ScalePlan forgotten ended (PlanDeleted)" in two.events("long"))
+    two.until("the Event", lambda: "the plan forgotten ended (PlanDeleted)" in two.events("long"))
     two.apply(plan("paused", "long", createPods=[{}]))
     told(two, "paused", "Scaling")
     two.kubectl("patch", "elasticjob", "long", "--type=merge", "-p", '{"spec": {"suspend": true}}')

@@ -5,15 +5,9 @@ from __future__ import annotations
 import click
 import msgspec
 
+from resile.api.defaults import DEFAULT_RECOVERY_BUDGET, LARGEST_RECOVERY_BUDGET, SMALLEST_RECOVERY_BUDGET
 from resile.api.ids import Seconds
-from resile.api.timeouts import (
-    DEFAULT_RECOVERY_BUDGET,
-    LARGEST_RECOVERY_BUDGET,
-    SMALLEST_RECOVERY_BUDGET,
-    BadTimeouts,
-    Timeouts,
-    derive,
-)
+from resile.api.timeouts import BadTimeouts, Timeouts, derive
 from resile.cli.common_options import jobs_of, output_option, print_json, target_options
 from resile.cli.output.tables import table
 from resile.client.errors import NotUsableError

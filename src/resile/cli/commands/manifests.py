@@ -1,4 +1,4 @@
-"""`resile manifests`: what a cluster needs to run ElasticJobs, ready for kubectl."""
+"""`resile manifests`: what a cluster needs to run jobs, ready for kubectl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IMAGE = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9._:/@]{0,511}", re.ASCII)
 def manifests(image: str, namespace: str, crd_only: bool, cel: bool, folder: Path | None) -> None:
     """Print everything a cluster needs: `resile manifests --image IMG | kubectl apply -f -`.
 
-    Both kinds of resources (ElasticJob and ScalePlan), the operator with its rights, and the namespaces.
+    All kinds of resources, the operator with its rights, and the namespaces.
     """
     _check(image, namespace)
     if folder is not None:

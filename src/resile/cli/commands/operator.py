@@ -54,7 +54,7 @@ def operator(
     metrics_port: int,
     host: str,
 ) -> int:
-    """Give every ElasticJob of a cluster its master and keep it alive.
+    """Give every job of a cluster its master and keep it alive.
 
     Runs against the cluster that it is a pod of, else against that of KUBECONFIG, until SIGTERM. It ends with 1 when it
     loses its Lease, and is to be started again by what runs it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from resile.api.job import MAX_REPLICAS
+from resile.api.defaults import MAX_REPLICAS
 from resile.cli.common_options import jobs_of, output_option, target_options, tell
 from resile.client.errors import NotUsableError
 from resile.client.target import Target

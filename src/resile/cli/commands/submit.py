@@ -37,7 +37,7 @@ def submit(
     metrics_port: int | None,
     output: str,
 ) -> int:
-    """Run the ElasticJob in FILE (- reads standard input), or apply its ScalePlan to a running job.
+    """Run the job in FILE (- reads standard input), or apply the plan in it to a running job.
 
     With --local its nodes are processes on this machine. Without it the manifest is applied to the cluster that
     KUBECONFIG (or --kubeconfig, --context) names: a job that runs there already is changed by it.

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from resile.agent.options import DLROVER_ROLE, Endpoint, RunOptions, Security, Std
+from resile.api.defaults import DEFAULT_RECOVERY_BUDGET
 from resile.api.ids import Seconds
-from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, derive
+from resile.api.timeouts import BadTimeouts, Timeouts, derive
 from resile.cli.run.devices import DEVICE_KINDS, DEVICE_OF_ACCELERATOR, count_devices, usable_cpus
 from resile.cli.run.flags import ACCEPTED, FLAGS, FlagError, Given
 from resile.cli.run.rdzv_conf import RdzvConf, read_rdzv_conf

@@ -1,7 +1,7 @@
-"""Changes of the job's nodes that are granted and not complete yet: ScalePlans, and plain scaling.
+"""Changes of the job's nodes that are granted and not complete yet: plans, and plain scaling.
 
 A change waits for the nodes that are to take part and for the nodes that are to be gone. It holds only these, so a
-node's arrival or end costs the same however large the change is. The ends of the newest ScalePlans are kept in the
+node's arrival or end costs the same however large the change is. The ends of the newest plans are kept in the
 state, so a master that dies before it reported an end reports it after its return.
 """
 
@@ -82,7 +82,7 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
     for change in [one for one in ctx.state.changes if one is not newest]:
         undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
         if undone or leaving & change.coming:
-            who = f"ScalePlan {newest.name}" if newest.name else newest.about
+            who = f"the plan {newest.name}" if newest.name else newest.about
             close(ctx, change, SUPERSEDED, f"{who} came before it was done")
         change.moves = {old: new for old, new in change.moves.items() if new not in leaving}
         change.coming -= leaving
@@ -101,9 +101,9 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
     change.uid = change.name = ""
     why = f": {message}" if message else ""
     if end.succeeded:
-        ctx.note("PlanSucceeded", f"ScalePlan {end.name} is done")
+        ctx.note("PlanSucceeded", f"the plan {end.name} is done")
     else:
-        ctx.note("PlanFailed", f"ScalePlan {end.name} ended ({reason}){why}", warning=True)
+        ctx.note("PlanFailed", f"the plan {end.name} ended ({reason}){why}", warning=True)
 
 
 def on_plan_deleted(ctx: Context, uid: str) -> None:

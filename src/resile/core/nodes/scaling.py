@@ -10,8 +10,9 @@ from collections.abc import Collection
 
 import msgspec
 
+from resile.api.defaults import MAX_REPLICAS
 from resile.api.ids import NodeKey, Rank
-from resile.api.job import MAX_REPLICAS, Strategy
+from resile.api.job import Strategy
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core.context import Context
 from resile.core.decisions import Reply
@@ -39,7 +40,7 @@ def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
 
 
 def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
-    """Execute a ScalePlan, unless it was executed before."""
+    """Execute a plan, unless it was executed before."""
     state = ctx.state
     if wanted.uid in state.plan_ends or any(change.uid == wanted.uid for change in state.changes):
         ctx.decide(Reply(request=request))
@@ -47,7 +48,7 @@ def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
     if state.suspended and not state.phase.over:
         ctx.decide(Reply(request=request, error="the job is suspended; resume it first"))
         return
-    _grant(ctx, wanted, request, f"ScalePlan {wanted.name}", why="PlanRefused")
+    _grant(ctx, wanted, request, f"the plan {wanted.name}", why="PlanRefused")
 
 
 def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> None:

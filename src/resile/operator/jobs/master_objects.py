@@ -11,7 +11,8 @@ import base64
 import secrets
 from typing import Any
 
-from resile.api.job import MASTER_PORT, JobSpec
+from resile.api.defaults import MASTER_PORT
+from resile.api.job import JobSpec
 from resile.api.kinds import registry
 from resile.api.rbac import master_rules
 from resile.kube.kinds import ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object, of

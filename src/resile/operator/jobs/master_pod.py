@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resile.api.job import MASTER_PORT, JobSpec, RoleSpec
+from resile.api.defaults import MASTER_PORT
+from resile.api.job import JobSpec, RoleSpec
 from resile.api.kinds import registry
 from resile.api.manifests.pod_template import MAIN, main_container
 from resile.kube.kinds import Object

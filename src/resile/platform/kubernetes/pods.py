@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 from fractions import Fraction
 
+from resile.api.defaults import MASTER_PORT
 from resile.api.ids import Rank
-from resile.api.job import MASTER_PORT, JobSpec
+from resile.api.job import JobSpec
 from resile.api.kinds import registry
 from resile.api.kinds.base import NodeSetting
 from resile.api.manifests.pod_template import is_gpu, main_container

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from resile.api.defaults import DEFAULT_RECOVERY_BUDGET
 from resile.api.ids import Seconds
 from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.quantity import duration as duration
-from resile.api.timeouts import DEFAULT_RECOVERY_BUDGET, BadTimeouts, Timeouts, derive
+from resile.api.timeouts import BadTimeouts, Timeouts, derive
 
 FOREVER = Seconds(10 * 365 * 86400.0)
 """Stands for "no limit": longer than any job, and still a finite number for every format it is written in."""

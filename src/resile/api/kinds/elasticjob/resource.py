@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resile.api.job import MAX_REPLICAS, Strategy
+from resile.api.defaults import MAX_REPLICAS
+from resile.api.job import Strategy
 from resile.api.job_phase import JobPhase
 from resile.api.kinds.elasticjob.master_options import read_options
 from resile.api.kinds.elasticjob.names import JOB_NAMES, MAX_JOB_NAME, check_job_name

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from resile.api.job import DEFAULT_CRASH_BUDGET, JobSpec, RoleSpec, Strategy
+from resile.api.defaults import DEFAULT_CRASH_BUDGET
+from resile.api.job import JobSpec, RoleSpec, Strategy
 from resile.api.kinds.base import Role
 from resile.api.kinds.elasticjob.master_options import read_options
 from resile.api.kinds.elasticjob.resource import ElasticJob, EnvVar, MasterSpec, OptimizeMode, ReplicaSpec
