@@ -14,12 +14,12 @@ from resile.protocol.shards import ShardMessage
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The first message of an agent on every connection: who it is and all it holds."""
+    """The first message of an agent on every connection, with the agent's whole state."""
 
     protocol: int
     job: str
     incarnation: str
-    """Made anew by every agent process; tells a returning agent from another process in its place."""
+    """Made anew by every agent process. It tells a returning agent from another process in its place."""
     address: str
     """Where this node's rank 0 would listen: an IP address or a name that the other nodes can reach."""
     host: str
@@ -35,62 +35,62 @@ class Hello(Message, frozen=True, kw_only=True):
     finished: bool = False
     """All its processes of `round` ended well."""
     elastic: bool = False
-    """Its processes can meet in a new round without being restarted."""
+    """Its processes can join a new round without being restarted."""
     replica_endpoint: ReplicaEndpoint | None = None
-    """Where it takes in copies of another node's checkpoints."""
+    """Where it receives copies of another node's checkpoints."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """I am alive and have nothing else to say."""
+    """The agent is alive and has nothing else to say."""
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """My processes are down, or rest; take me into any round newer than `after`."""
+    """The node's processes are down, or rest, and it can take part in any round newer than `after`."""
 
     after: Round
     port: int
     """A free port for the round's store, in case this node becomes group rank 0."""
     nproc: int = 0
-    """How many processes it brings; 0: as many as it said in its Hello."""
+    """How many processes it brings; 0 means as many as it said in its Hello."""
     elastic: bool = False
-    """Those processes are up and can meet at once."""
+    """Those processes are up and can join at once."""
     holds: Round = NO_ROUND
     """The newest round whose state one of them has."""
 
 
 class CanRegroup(Message, frozen=True, kw_only=True):
-    """My processes can meet in a new round without being restarted."""
+    """The node's processes can join a new round without being restarted."""
 
 
 class WorkersChanged(Message, frozen=True, kw_only=True):
-    """More or fewer processes of this node can meet than have a place in `round`: another round would suit it."""
+    """More or fewer processes of this node can take part than have a place in `round`: a new round fits better."""
 
     round: Round
     nproc: int
-    """How many can meet, those that have a place included; 0: it will join when one can."""
+    """How many can take part, including those with a place. With 0 the node joins when one can."""
 
 
 class LastStepTaken(Message, frozen=True, kw_only=True):
-    """All members of `round` have taken the last step there is; what their scripts do now needs no newcomer."""
+    """All members of `round` have taken the last step. What their scripts do now needs no newcomer."""
 
     round: Round
 
 
 class WorkerStuck(Message, frozen=True, kw_only=True):
-    """A process does not leave `round`, which is over, and nobody else here has its state: say if another node has."""
+    """A process stays in `round`, which is over, and may be the last with its state. Does another node have it?"""
 
     round: Round
 
 
 class WorkerFailed(Message, frozen=True, kw_only=True):
-    """A training process ended badly; `round` is the newest that its agent knew."""
+    """A training process ended badly. `round` is the newest that its agent knew."""
 
     round: Round
     failure: WorkerFailure
     member: bool = True
-    """It had a place in the round; not so a process that was started ahead of its round."""
+    """It had a place in the round, unlike a process that was started ahead of its round."""
     left: int = 0
-    """Processes of this node that live and will meet again; 0 where all are stopped."""
+    """Processes of this node that live and will join again; 0 where all are stopped."""
     placed: Round = NO_ROUND
     """The round in which an elastic process had its place; none if it only waited for one."""
 
@@ -112,21 +112,21 @@ class StepReport(Message, frozen=True, kw_only=True):
 
 
 class WorkerGone(Message, frozen=True, kw_only=True):
-    """The training process `worker` is gone, however it ended; what it had taken is free."""
+    """The training process `worker` is gone, however it ended, and its shards are free."""
 
     worker: str
 
 
 class StandbyReport(Message, frozen=True, kw_only=True):
-    """How many interpreters wait on this node to replace processes; for people, no decision depends on it."""
+    """How many standbys this node has. It is shown to people; no decision depends on it."""
 
     ready: int
     memory: int
-    """Bytes of all of them, and of the one that makes them."""
+    """Bytes of all standbys, and of the process that makes them."""
 
 
 class Leaving(Message, frozen=True, kw_only=True):
-    """This node leaves for good, by its own will (a signal, a person)."""
+    """This node leaves for good by its own decision, for example after a signal."""
 
     because: str
 

@@ -10,20 +10,20 @@ from resile.protocol.message import Message
 
 
 class Scale(Message, frozen=True, kw_only=True):
-    """`role` shall have `replicas` nodes."""
+    """Give `role` this number of nodes."""
 
     role: str
     replicas: int
 
 
 class Suspend(Message, frozen=True, kw_only=True):
-    """The job shall let go of its nodes (`on`), or take them back."""
+    """Delete the job's nodes (`on`), or launch them again."""
 
     on: bool
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """The job shall end."""
+    """End the job."""
 
     because: str = "a person stopped it"
 

@@ -1,6 +1,6 @@
 """What command lines ask of a master, and its answers.
 
-A new question is one struct here and one case in `resile.master.commands`; a new change to the job is one struct in
+A new question is one struct here and one case in `resile.master.commands`. A new change to the job is one struct in
 `changes` and one case in the core.
 """
 
@@ -55,13 +55,13 @@ class Done(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The command was refused, for the reason that one sentence gives."""
+    """The command was refused; `error` says why in one sentence."""
 
     error: str
 
 
 class NotReady(Message, frozen=True, kw_only=True):
-    """The master is still starting; the same command may be asked again."""
+    """The master is still starting; the caller may ask again."""
 
 
 Result = JobStatus | JobEvents | Done | Failed | NotReady

@@ -1,4 +1,4 @@
-"""What a master says to an agent. An agent that was not connected is told when it says Hello again."""
+"""What a master says to an agent. An agent that was not connected learns the state when it says Hello again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resile.protocol.shards import ShardAnswer
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The master knows this agent."""
+    """The master has admitted this agent."""
 
     node: NodeKey
     rank: Rank
@@ -18,7 +18,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     regroup_grace: float
     exit_grace: float
     elastic: bool = False
-    """The job's processes meet without restarts: start yours before you join."""
+    """The job's processes join rounds without restarts, so this agent starts its own before it joins."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -35,27 +35,27 @@ class RoundFormed(Message, frozen=True, kw_only=True):
 
 
 class RoundOver(Message, frozen=True, kw_only=True):
-    """Stop the processes of `round` and join again: somebody was lost, or somebody waits to come in.
+    """The agent stops the processes of `round` and joins again: a member was lost, or a node waits to join.
 
-    To an elastic training process its agent says the same words: break off the collectives of `round` and be ready.
+    An agent sends the same message to its elastic training processes, which leave their collectives and report ready.
     """
 
     round: Round
     because: str
     elastic: bool = False
-    """The job's processes meet without restarts: let yours live, even those that are still starting."""
+    """The job's processes join rounds without restarts, so the agent lets its own live."""
     lost: bool = False
-    """A member was lost, or leaves: what is saved in memory is to reach storage."""
+    """A member was lost, or leaves, so checkpoints in memory are to reach storage."""
 
 
 class StateHeld(Message, frozen=True, kw_only=True):
-    """Answer to Stuck, now or later: another node has the state of `round`, so who does not leave it may be killed."""
+    """Answer to WorkerStuck, now or later: another node has the state of `round`, so the stuck process may be killed."""
 
     round: Round
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """This node is no longer part of the job: stop and exit with `exit_code`."""
+    """This node is no longer part of the job: the agent stops and exits with `exit_code`."""
 
     because: str
     exit_code: int

@@ -7,10 +7,10 @@ from resile.protocol.message import Message
 
 
 class ReplicaOffer(Message, frozen=True, kw_only=True):
-    """A checkpoint to keep: once it is welcome, its layout, checksums and data follow, as so many bytes each."""
+    """A checkpoint to keep. Once it is accepted, its layout, checksums and data follow, as so many bytes each."""
 
     round: Round
-    """The newest that the sender knows: whoever was left behind by an older one overwrites nothing."""
+    """The newest round that the sender knows. A sender that was left behind in an older one overwrites nothing."""
     local_rank: int
     sequence: int
     step: int
@@ -20,6 +20,6 @@ class ReplicaOffer(Message, frozen=True, kw_only=True):
 
 
 class ReplicaAnswer(Message, frozen=True, kw_only=True):
-    """Answer to Copy: that it is welcome, and after the last byte that it is kept; `error` is empty or one sentence."""
+    """The offer is accepted, or, after its last byte, kept. `error` is empty or one sentence."""
 
     error: str = ""

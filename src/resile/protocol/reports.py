@@ -1,4 +1,4 @@
-"""What agents report and the core decides on: plain values that wire messages and core events both carry."""
+"""What agents report and the core decides on: plain values that messages and core events both carry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     log_tail: str = ""
     oom: bool = False
     permanent: bool = False
-    """Another try would fail in the same way, as the process itself says."""
+    """The process itself says that another try would fail in the same way."""
 
     def __str__(self) -> str:
         how = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
@@ -52,14 +52,14 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class NodeStatus(enum.StrEnum):
-    """What a platform says of a node."""
+    """A node's status as the platform reports it."""
 
     LAUNCHING = "Launching"
-    """Asked for; the platform has not answered yet."""
+    """Requested; the platform has not answered yet."""
     PENDING = "Pending"
-    """It cannot start now (no room, image missing); nobody waits for it."""
+    """It cannot start now (no room, image missing), so no round waits for it."""
     STARTING = "Starting"
-    """It has a place and is on its way."""
+    """It has a machine and is starting."""
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -72,7 +72,7 @@ class NodeStatus(enum.StrEnum):
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a node ended, in the platform's words."""
+    """How a node ended, as the platform reports it."""
 
     exit_code: int | None = None
     """128 + signal when a signal ended it."""
@@ -82,16 +82,16 @@ class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplicaEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an agent takes in copies of another node's checkpoints."""
+    """Where an agent receives copies of another node's checkpoints."""
 
     address: str
     port: int
     fingerprint: str = ""
-    """SHA-256 of the certificate that it shows, in hexadecimal; empty: it does not speak TLS."""
+    """SHA-256 of the certificate that it shows, in hexadecimal; empty if it does not speak TLS."""
 
 
 class RoundAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part of a round: all a torchrun-style agent needs to start its processes."""
+    """One node's part of a round: all that a torchrun-style agent needs to start its processes."""
 
     group_rank: Rank
     group_world_size: int
@@ -101,9 +101,9 @@ class RoundAssignment(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     nproc: int = 0
-    """How many processes of this node have a place; 0: all that it runs."""
+    """How many processes of this node have a place; 0 means all that it runs."""
     partner: ReplicaEndpoint | None = None
-    """The node that keeps copies of this one's checkpoints; None: there is no other."""
+    """The node that keeps copies of this one's checkpoints; None if there is no other node."""
 
 
 def signal_name(number: int) -> str:

@@ -1,6 +1,7 @@
 """The shard ledger's requests and answers: from a training process through its agent to the master, and back.
 
-The receiver tells requests apart by `(worker, request)`: one that was not answered is sent again under its old number.
+The receiver tells requests apart by `(worker, request)`: a request that was not answered is sent again under its old
+number.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from resile.protocol.message import Message
 
 
 class OpenDataset(Message, frozen=True, kw_only=True):
-    """Register a data set; the same words twice change nothing, other words are refused."""
+    """Register a data set. Repeating it changes nothing; other values for the same name are refused."""
 
     worker: str
     request: int
@@ -18,7 +19,7 @@ class OpenDataset(Message, frozen=True, kw_only=True):
     shard_size: int
     epochs: int = 1
     seed: int | None = None
-    """Shuffles the order of shards, the same way for everybody; None keeps them in order."""
+    """Shuffles the order of shards, the same way for every worker; None keeps them in order."""
 
 
 class TakeShard(Message, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class TakeShard(Message, frozen=True, kw_only=True):
 
 
 class ShardProgress(Message, frozen=True, kw_only=True):
-    """Of the shard held under `lease`, everything before `upto` is done."""
+    """Of the shard held under `lease`, every record before `upto` is done."""
 
     worker: str
     request: int
@@ -48,9 +49,9 @@ class DatasetOpen(Message, frozen=True, kw_only=True):
 
 
 class ShardGranted(Message, frozen=True, kw_only=True):
-    """Answer to TakeShard: [start, end) of `epoch`, yours until done or lost. `lease` 0 means there is no more.
+    """Answer to TakeShard: [start, end) of `epoch`, under a lease. `lease` 0 means there are no more shards.
 
-    A sentence in `error` means that nothing is known of more: whoever asks must not take it for the end.
+    With a sentence in `error`, `lease` 0 does not mean that the data is at its end.
     """
 
     worker: str
@@ -63,7 +64,7 @@ class ShardGranted(Message, frozen=True, kw_only=True):
 
 
 class ShardNoted(Message, frozen=True, kw_only=True):
-    """Answer to ShardProgress: it is in the ledger (`counted`), or it came from somebody who no longer holds it."""
+    """Answer to ShardProgress: it is in the ledger (`counted`), or the worker does not hold that lease any more."""
 
     worker: str
     request: int

@@ -16,17 +16,17 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):
-    """An elastic training process is in no round and can meet in a new one; the first word on a line of its own."""
+    """An elastic training process is in no round and can join one. It is the first message on its own connection."""
 
     worker: str
     step: int
     """Steps completed."""
     agreed: Round = NO_ROUND
-    """The newest round in which it came to one state with all members: it has that round's state, but for a step."""
+    """The newest round in which it agreed on one state with all members. It has that state, but for a step."""
 
 
 class WorkerAssignment(Message, frozen=True, kw_only=True):
-    """Answer to Ready, now or later: the process's place in a new round, as torchrun's variables would say it."""
+    """Answer to WorkerReady, now or later: the process's place in a new round, as torchrun's variables would say it."""
 
     round: Round
     rank: int
@@ -38,7 +38,7 @@ class WorkerAssignment(Message, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     verdict: float = 3.0
-    """Seconds in which the master ends this round, if it does, after an error although nobody hung up."""
+    """Seconds that the process waits after an error for the master to end the round, if no peer hung up."""
 
 
 WorkerMessage = Attach | StepReport | WorkerReady | LastStepTaken | ShardMessage

@@ -1,1 +1,1 @@
-"""Messages (msgspec structs) and the RPC they travel on. Bytes from a peer become typed values here or not at all."""
+"""Connections and the frames that messages travel in. Bytes from a peer become typed values here or not at all."""

@@ -1,9 +1,9 @@
 """The training process's end of the channel to its own agent: a plain blocking Unix socket, safe in threads and forks.
 
-It must never hurt the training it serves: importing it costs msgspec and the standard library's `socket` (no asyncio,
-no RPC library), reporting a step never waits and never raises, and a data loader that forks gets a connection of its
-own under a name of its own. When the agent goes away and comes back, unanswered requests are repeated under their old
-numbers; the receiver must tell them apart by `(worker, request)`, as every message may arrive twice.
+It must never hurt the training it serves. Importing it costs msgspec and the standard library's `socket`, no asyncio
+and no RPC library. Reporting a step never waits and never raises. A data loader that forks gets its own connection
+under its own name. When the agent goes away and comes back, unanswered requests are repeated under their old numbers.
+The receiver must tell them apart by `(worker, request)`, as every message may arrive twice.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 from resile.wire.frames import MAX_FRAME, BadFrame, FrameDecoder, MessageDecoder, encode
 
 STEP_INTERVAL = Seconds(0.05)
-"""Steps are told at most this often: 20 a second show progress well, whatever the step rate."""
+"""Steps are reported at most this often: 20 a second show progress well, whatever the step rate."""
 
 RETRY = Seconds(0.2)
-"""How long to leave an agent alone that could not be reached."""
+"""Seconds before connecting again to an agent that could not be reached."""
 
 LONGEST_POLL = Seconds(1.0)
-"""The reading thread looks this often for bytes that another thread could not send at once."""
+"""How often the reading thread looks for bytes that another thread could not send at once."""
 
 
 class AgentNotAnswering(TimeoutError):
@@ -54,11 +54,11 @@ class AgentNotAnswering(TimeoutError):
 
 
 class AgentClient:
-    """One training process's line to its agent. Any thread may use it."""
+    """One training process's connection to its agent. Any thread may use it."""
 
     def __init__(self, path: str, worker: str, round: Round = NO_ROUND) -> None:
         self.round = round
-        """Stamped on every step; a process that regroups without restarting sets it anew."""
+        """Part of every step report. A process that regroups without a restart sets it anew."""
         self._path = path
         self._name = worker
         self._decoder = MessageDecoder(ShardAnswer)
@@ -74,7 +74,7 @@ class AgentClient:
 
     @classmethod
     def from_environment(cls) -> AgentClient | None:
-        """The channel of this process, the same one at every call; None when no agent started it."""
+        """The client of this process, the same one at every call; None when no agent started it."""
         path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         if not path or not worker:
             return None
@@ -82,17 +82,17 @@ class AgentClient:
 
     @property
     def worker(self) -> str:
-        """The name this process attaches under; forked children add their pid to it."""
+        """The name under which this process attaches; forked children add their pid to it."""
         return self._worker
 
     # steps ------------------------------------------------------------------------------------------------------------
 
     def report_step(self, step: int, total: int = 0) -> None:
-        """Tell the agent that training reached `step` of `total` (0 = unknown). Never waits, never raises.
+        """Report that training reached `step` of `total` (0 = unknown). Never waits, never raises.
 
-        The first step of a round goes out at once and later ones at most every STEP_INTERVAL. One that is held back
-        goes with the next call after that, with the next request, or at exit; one that cannot be sent gives way to a
-        newer.
+        The first step of a round goes out at once and later ones at most every STEP_INTERVAL. A step that is held back
+        goes with the next call after that, with the next request, or at exit. A step that cannot be sent is replaced by
+        a newer one.
         """
         self._held = StepReport(round=self.round, step=step, total=total, at=time.time())
         early = self._told_in == self.round and time.monotonic() < self._next_step
@@ -104,7 +104,7 @@ class AgentClient:
             self._turn.release()
 
     def flush(self) -> None:
-        """Tell a held-back step now, as far as that is possible without waiting."""
+        """Send a held-back step now, if that is possible without waiting."""
         if self._turn.acquire(blocking=False):
             try:
                 self._tell_step()
@@ -123,12 +123,12 @@ class AgentClient:
     def request(self, message: ShardMessage, timeout: float) -> ShardAnswer:
         """Send a request and wait for its answer; other threads' requests go on meanwhile.
 
-        `worker` and `request` of the message are filled in here: give `""` and 0. An agent that is away is called again
-        until the time is up (`math.inf`: for ever). Asking the same again after AgentSilent resumes the old request
-        rather than making a new one, so a shard that was granted late is not lost.
+        `worker` and `request` of the message are filled in here: give `""` and 0. While the agent is away, this
+        connects again until the time is up (`math.inf`: for ever). Asking the same again after AgentNotAnswering
+        resumes the old request instead of making a new one, so a shard that was granted late is not lost.
 
         Raises:
-            AgentSilent: no answer within `timeout` seconds.
+            AgentNotAnswering: no answer within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         with self._turn:
@@ -147,7 +147,7 @@ class AgentClient:
             return self._answers.pop(number)
 
     def close(self) -> None:
-        """Tell the last step and hang up. A later call connects again."""
+        """Send the last step and disconnect. A later call connects again."""
         with self._turn:
             self._tell_step()
             self._hang_up()
@@ -155,7 +155,7 @@ class AgentClient:
     # inside: all of it with the lock held -----------------------------------------------------------------------------
 
     def _start(self, worker: str) -> None:
-        """A state in which nothing has been said."""
+        """Set the state of a client that has sent nothing."""
         self._worker = worker
         self._turn = threading.Condition(threading.Lock())
         self._socket: socket.socket | None = None
@@ -169,11 +169,11 @@ class AgentClient:
         self._held = None
         self._next_step = 0.0
         self._told_in: Round | None = None
-        """The round of the last step that was told."""
+        """The round of the last step that was reported."""
         self._next_call = 0.0
 
     def _after_fork(self) -> None:
-        """In the child: leave the parent's connection to the parent; closing our copy does not end it."""
+        """In the child, leave the connection to the parent; closing the child's copy does not end it."""
         inherited = self._socket
         self._start(f"{self._name}/{os.getpid()}")
         if inherited is not None:
@@ -197,7 +197,7 @@ class AgentClient:
             return number
         number = next(self._numbers)
         frame = encode(msgspec.structs.replace(message, worker=self._worker, request=number), MAX_FRAME)
-        # Connect first: connecting repeats what is open, and this must not go twice.
+        # Connect first: connecting sends the open requests, and this one must not go twice.
         connected = self._connected()
         self._open[number] = frame
         if connected:
@@ -205,7 +205,7 @@ class AgentClient:
         return number
 
     def _connected(self) -> bool:
-        """Whether there is a connection, made now if need be; never waits."""
+        """Whether there is a connection, made now if necessary; never waits."""
         if self._socket is not None:
             return True
         if time.monotonic() < self._next_call:
@@ -237,7 +237,7 @@ class AgentClient:
         self._unsent = self._unsent[sent:]
 
     def _read(self, patience: float) -> None:
-        """Wait, with the lock released, for what the agent says; then take all of it, for whichever thread it is."""
+        """Wait for answers with the lock released, then take all of them, for whichever thread they are."""
         if not self._connected():
             self._turn.wait(min(patience, RETRY))
             return
@@ -273,18 +273,18 @@ class AgentClient:
             self._note(answer)
 
     def _note(self, answer: Message) -> None:
-        """Keep an answer that somebody waits for or may come back for; it may also be a second copy."""
+        """Keep an answer to an open request; a second copy of an answer is dropped."""
         if isinstance(answer, ShardAnswer) and answer.request in self._open:
             self._answers[answer.request] = answer
 
     def _hang_up(self) -> None:
-        """Give up the connection; a thread that is waiting on it wakes up and sees."""
+        """Give up the connection; a thread that waits on it wakes up and sees that."""
         line, self._socket = self._socket, None
         self._unsent = b""
         if line is None:
             return
         if self._reading:
-            # Closing the descriptor under another thread's poll would let a new file take its number.
+            # If the descriptor were closed under another thread's poll, a new file could take its number.
             try:
                 line.shutdown(socket.SHUT_RDWR)
             except OSError:

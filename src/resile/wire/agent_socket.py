@@ -1,7 +1,7 @@
 """The agent's end of the channel to its own training processes: frames over a Unix socket, no handshake.
 
-Who may talk is decided by the kernel: the socket lies in a directory of mode 0700, and a process of another user (root
-excepted) is turned away by its credentials. `resile.wire.agent_client` is the other end.
+The kernel decides which processes may talk. The socket lies in a directory of mode 0700, and a process of another user
+except root is refused by its credentials. `resile.wire.agent_client` is the other end.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AgentSocket:
 
     @property
     def connections(self) -> set[Connection]:
-        """The open connections. The live set: do not change it."""
+        """The open connections. This is the live set: do not change it."""
         return self._endpoint.connections
 
     def close(self) -> None:
-        """Listen no more, close every connection and remove the socket."""
+        """Stop listening, close every connection and remove the socket."""
         self._listener.close()
         self.path.unlink(missing_ok=True)
         for connection in tuple(self._endpoint.connections):
@@ -49,10 +49,10 @@ async def serve_local(
     on_open: OnOpen = nothing,
     on_refused: OnRefused = nothing,
 ) -> AgentSocket:
-    """Listen on the Unix socket `path`, making its directory (mode 0700) if needed; a stale socket is replaced.
+    """Listen on the Unix socket `path`, making its directory (mode 0700) if needed. A stale socket is replaced.
 
-    Callbacks are as for `resile.wire.connection.serve`; messages are of `WorkerMessage`, and `Attach` is the first that
-    a well-behaved process sends. A process that forks connects again under a name of its own (see `AgentClient`).
+    Callbacks are as for `resile.wire.connection.serve`. Messages are of `WorkerMessage`, and a training process sends
+    `Attach` first. A process that forks connects again under its own name (see `AgentClient`).
 
     Raises:
         CannotListen: its directory cannot be made or belongs to others.
@@ -69,7 +69,7 @@ async def serve_local(
     try:
         _make_room(path)
         unix_sockets.bind(listener, path)
-        # Not `create_unix_server`: from Python 3.13 on that looks for the path itself, which may be too long for it.
+        # Not `create_unix_server`: from Python 3.13 on it checks the path itself, which may be too long for it.
         server = await endpoint.loop.create_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
     except OSError as error:
         listener.close()

@@ -1,10 +1,10 @@
-"""Bulk from one agent to another: a connection for a thread that blocks, whose two sides hold the job's token.
+"""Bulk data from one agent to another: a connection for a blocking thread, whose two sides hold the job's token.
 
-`Connection` is made for small messages on an event loop. A checkpoint is a few of them and a gigabyte between, which
-goes straight from one mapping to the other and must not keep an event loop busy. Who may talk is decided by the same
-handshake. With TLS the called side shows a certificate that it made itself; the caller knows it by the fingerprint that
-came over the master's own TLS. Every wait has a deadline, and long before that of a large checkpoint a peer is given up
-that takes or gives nothing for a while.
+`Connection` is made for small messages on an event loop. A checkpoint is a few messages and a gigabyte between them,
+which goes straight from one mapping to the other and must not keep an event loop busy. The same handshake decides which
+peers may talk. With TLS the called side shows a certificate that it made itself. The caller knows it by the fingerprint
+that came over the master's own TLS. Every wait has a deadline, and a peer that takes or gives nothing for a while is
+given up long before the deadline of a large checkpoint.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, 
 from resile.wire.tls import OLDEST
 from resile.wire.transport import CannotConnect, address
 
-MAX_WORD = 64 * 1024
-"""Bytes of a message here."""
+MAX_MESSAGE = 64 * 1024
+"""Largest message in bytes."""
 STALL = 15.0
-"""Seconds without a single byte after which a peer is given up: it is frozen, or the way to it is gone."""
+"""Seconds without a single byte after which a peer is given up: it is frozen, or the network to it is gone."""
 _PIECE = 1 << 20
 M = TypeVar("M", bound=Message)
 
@@ -42,13 +42,14 @@ class BulkStream:
         self.peer = peer
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
     def cut(self) -> None:
-        """Have whoever waits on it hear that it is over. The one method for other threads than its own."""
+        """End the connection for the thread that waits on it. Only this method may be called by other threads."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own is for its own thread
+            socket.socket.shutdown(
+                self._socket, socket.SHUT_RDWR
+            )  # TLS's own `shutdown` may be called only by its own thread
 
     def say(self, message: Message, deadline: float) -> None:
         """Send one message.
@@ -56,19 +57,19 @@ class BulkStream:
         Raises:
             OSError: the connection broke, or the deadline passed.
         """
-        self.write(memoryview(encode(message, MAX_WORD)), deadline)
+        self.write(memoryview(encode(message, MAX_MESSAGE)), deadline)
 
     def hear(self, kind: type[M], deadline: float) -> M:
         """The next message, which must be of this kind.
 
         Raises:
-            OSError: the connection broke, the deadline passed, or something else was said.
+            OSError: the connection broke, the deadline passed, or another message came.
         """
         head = bytearray(PREFIX)
         self.read(memoryview(head), deadline)
         size = int.from_bytes(head, "big")
-        if size > MAX_WORD:
-            raise ConnectionError(f"{self.peer} sent a message of {size} bytes, over the limit of {MAX_WORD} bytes")
+        if size > MAX_MESSAGE:
+            raise ConnectionError(f"{self.peer} sent a message of {size} bytes, over the limit of {MAX_MESSAGE} bytes")
         body = bytearray(size)
         self.read(memoryview(body), deadline)
         try:
@@ -105,7 +106,7 @@ class BulkStream:
 
     @contextlib.contextmanager
     def _progress(self, deadline: float, what: str) -> Iterator[None]:
-        """Around one wait for the peer to take or to give something."""
+        """Limits one wait for the peer to take or to give something."""
         left = _left(deadline)
         self._socket.settimeout(min(left, STALL))
         try:
@@ -117,11 +118,11 @@ class BulkStream:
 
 
 def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> BulkStream:
-    """Reach an agent's door.
+    """Connect to another agent.
 
     Raises:
-        CannotConnect: nobody there, or no answer in time.
-        HandshakeRefused: wrong token, or somebody else than the door's owner.
+        CannotConnect: no agent there, or no answer in time.
+        HandshakeRefused: wrong token, or another certificate than the agent's.
     """
     where = address(replica_endpoint.address, replica_endpoint.port)
     deadline = time.monotonic() + timeout
@@ -151,7 +152,7 @@ def admit(
     tls: ssl.SSLContext | None,
     timeout: float = HANDSHAKE_DEADLINE,
 ) -> BulkStream:
-    """The side that was called: a stream once the caller has proved itself. `sock` is closed if it does not.
+    """The called side: a stream once the caller has proved itself. `sock` is closed if it does not.
 
     Raises:
         HandshakeRefused: it has another token, or none.
@@ -174,16 +175,16 @@ def admit(
 
 
 def fingerprint(certificate: bytes) -> str:
-    """What a certificate (DER) is known by."""
+    """The SHA-256 of a certificate in DER form, in hexadecimal."""
     return hashlib.sha256(certificate).hexdigest()
 
 
 def _pinned(sock: socket.socket, replica_endpoint: ReplicaEndpoint, where: str) -> ssl.SSLSocket:
-    """Speak TLS with the one whose certificate this is, and nobody else: no authority is asked."""
+    """Speak TLS only with the owner of this certificate. No certificate authority is involved."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = OLDEST
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint below says more than an authority could
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint below is checked instead
     wrapped = context.wrap_socket(sock)
     shown = wrapped.getpeercert(binary_form=True) or b""
     if not hmac.compare_digest(fingerprint(shown), replica_endpoint.fingerprint):

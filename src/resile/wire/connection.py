@@ -1,4 +1,4 @@
-"""Listening and calling: the ways to a `Connection` whose two sides have proved that they hold the job's token."""
+"""Listening and connecting: the ways to a `Connection` whose two sides have proved that they hold the job's token."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ __all__ = [
 ]
 
 BACKLOG = 8192
-"""Connections the kernel holds until we accept them (capped by net.core.somaxconn): all agents come at once."""
+"""Connections that the kernel holds until they are accepted (capped by net.core.somaxconn), since all agents connect at
+once."""
 
 KEEPALIVE_IDLE = Seconds(15)
 KEEPALIVE_PROBES = 4
 KEEPALIVE_INTERVAL = Seconds(5)
-"""The kernel's own look after the peer, for owners without heartbeats: gone after 15 s and 4 probes of 5 s."""
+"""The kernel's own check of the peer, for owners without heartbeats: gone after 15 s and 4 probes of 5 s."""
 
 
 class CannotListen(OSError):
@@ -61,11 +62,11 @@ class Server:
 
     @property
     def connections(self) -> set[Connection]:
-        """The open connections whose peers have proved themselves. The live set: do not change it."""
+        """The open connections whose peers have proved themselves. This is the live set: do not change it."""
         return self._endpoint.connections
 
     def close(self) -> None:
-        """Listen no more and close every connection; `on_close` follows for each."""
+        """Stop listening and close every connection; `on_close` follows for each."""
         self._listener.close()
         for stranger in tuple(self._endpoint.opening):
             stranger.abort("the server stopped")
@@ -93,9 +94,9 @@ async def serve(
     """Listen on `host:port` (port 0 takes a free one, an empty host all IPv4 addresses).
 
     `on_open(connection)` comes once a peer has proved itself, then `on_message(connection, message)` for every message,
-    heartbeats included, then `on_close(connection, because)` exactly once, however it ended.
-    `on_refused(peer, because)` comes for those who never got that far (but not for a failed TLS handshake: asyncio
-    keeps that to itself).
+    heartbeats included, then `on_close(connection, because)` exactly once, however it ended. `on_refused(peer,
+    because)` comes for peers that did not prove themselves, but not for a failed TLS handshake, which asyncio does not
+    report.
 
     Args:
         host: Address or name to listen on.
@@ -136,7 +137,7 @@ async def serve(
             backlog=backlog,
             ssl=tls,
             ssl_handshake_timeout=deadline if tls else None,
-            ssl_shutdown_timeout=LINGER if tls else None,  # a peer that fell silent says no farewell
+            ssl_shutdown_timeout=LINGER if tls else None,  # a silent peer does not answer the shutdown
         )
     except BaseException:
         listener.close()
@@ -154,11 +155,11 @@ async def connect(
     on_close: OnClose = nothing,
     tls: ssl.SSLContext | None = None,
     server_name: str | None = None,
-    timeout: float = HANDSHAKE_DEADLINE,  # noqa: ASYNC109 (its end is a sentence of ours, not a bare TimeoutError)
+    timeout: float = HANDSHAKE_DEADLINE,  # noqa: ASYNC109 (it raises CannotConnect with a sentence, not a bare TimeoutError)
     user_timeout: float | None = None,
     max_frame: int = MAX_ANSWER,
 ) -> Connection:
-    """Call `host:port` and return once both sides have proved themselves. Tries once.
+    """Connect to `host:port` and return once both sides have proved themselves. Tries once.
 
     A message that the server sends at once may reach `on_message` before this returns.
 
@@ -176,8 +177,8 @@ async def connect(
         max_frame: Largest message accepted.
 
     Raises:
-        CannotConnect: nobody there, or no answer in time; trying again may help.
-        HandshakeRefused: wrong token, or a server that is none of ours; trying again will not help.
+        CannotConnect: no server there, or no answer in time; trying again may help.
+        HandshakeRefused: wrong token, or not a resile server; trying again will not help.
     """
     endpoint = Endpoint(
         token=token,
@@ -223,7 +224,7 @@ async def _listen(host: str, port: int, loop: asyncio.AbstractEventLoop) -> sock
     where = address(host, port)
     try:
         found = await loop.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # One name, one socket; IPv4 first, as that is what an address in a manifest or an environment mostly is.
+        # One socket for the name, IPv4 first, as most addresses in manifests and environments are.
         family, kind, proto, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, kind, proto)
     except OSError as error:
@@ -239,7 +240,7 @@ async def _listen(host: str, port: int, loop: asyncio.AbstractEventLoop) -> sock
 
 
 def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
-    """No delay for small messages; let the kernel notice peers that vanished."""
+    """Send small messages without delay, and let the kernel notice peers that vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(KEEPALIVE_IDLE))
@@ -250,7 +251,7 @@ def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """The system's words, in the middle of a sentence."""
+    """The system's message, to be used in the middle of a sentence."""
     words = error.strerror or str(error)
     if error.errno is not None and not isinstance(error, socket.gaierror):
         words = os.strerror(error.errno)

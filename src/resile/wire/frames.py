@@ -1,8 +1,8 @@
 """Messages to bytes and back, without I/O: a frame is a 4-byte big-endian length and a msgpack body.
 
-A length is checked before anything is kept for it, so a peer cannot make us hold more than one limit's worth of bytes.
-Whole frames that arrive alone, as heartbeats do, are recognised without touching a buffer: that path runs 16,000 times
-a second in a master with 10,000 agents.
+A length is checked before anything is kept for it, so a peer cannot make this side hold more than one limit's worth of
+bytes. Whole frames that arrive alone, as heartbeats do, are recognised without touching a buffer: that path runs 16,000
+times a second in a master with 10,000 agents.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PREFIX = 4
 """Bytes of the length before each body."""
 
 MAX_FRAME = Bytes(MiB)
-"""What a server accepts: the largest message to a master (a failure with its log tail) stays under 64 KiB."""
+"""What a server accepts. The largest message to a master, a failure with its log tail, stays under 64 KiB."""
 
 MAX_ANSWER = Bytes(16 * MiB)
-"""What a client accepts from its server: a status table of 10,000 nodes comes to some 2 MiB."""
+"""What a client accepts from its server. A status table of 10,000 nodes takes some 2 MiB."""
 
 
 class BadFrame(ValueError):
-    """Bytes that are no message of ours; the text says what they are, to follow `the peer at … sent`."""
+    """Bytes that are no valid message. The text says what they are, to follow `the peer at … sent`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -50,7 +50,7 @@ HEARTBEAT_FRAME = encode(HEARTBEAT)
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frame bodies, however the stream was chopped up.
+    """Cuts a stream of bytes into frame bodies, whatever pieces it arrives in.
 
     Keeps nothing between whole frames, so an idle connection costs one small object.
     """
@@ -63,7 +63,7 @@ class FrameDecoder:
 
     @property
     def partial(self) -> bool:
-        """Whether the stream stands in the middle of a frame."""
+        """Whether the stream is in the middle of a frame."""
         return self._rest is not None
 
     def feed(self, data: bytes) -> Sequence[memoryview]:
@@ -88,7 +88,7 @@ class FrameDecoder:
             if stop > end:
                 break
             if view is None:
-                # Growing a bytearray under a view is an error, so views are only ever made of finished bytes.
+                # A bytearray under a view cannot grow, so views are only made of finished bytes.
                 view = memoryview(bytes(whole))
             frames.append(view[start + PREFIX : stop])
             start = stop
@@ -106,11 +106,11 @@ class FrameDecoder:
 
 
 LONGEST_COMPLAINT = 200
-"""Characters of a complaint that may quote the peer: it goes into a log."""
+"""Characters of an error that may quote the peer, since it goes into a log."""
 
 
 def _one_line(text: str) -> str:
-    """The peer's words without line breaks or control characters, and not too many of them."""
+    """The peer's text, shortened and without line breaks or control characters."""
     short = text if len(text) <= LONGEST_COMPLAINT else text[: LONGEST_COMPLAINT - 1] + "…"
     return "".join(letter if letter.isprintable() else "?" for letter in short)
 
@@ -118,7 +118,7 @@ def _one_line(text: str) -> str:
 class MessageDecoder:
     """Bodies to typed messages of one union; shared by all connections of a server.
 
-    Only msgspec's typed decoding runs on a peer's bytes: a value that is not of the declared types never exists.
+    Only msgspec's typed decoding runs on a peer's bytes, so a value that is not of the declared types never exists.
     """
 
     __slots__ = ("_decoder", "heartbeat")
@@ -127,7 +127,7 @@ class MessageDecoder:
         """`kind` is a message type or a union of them."""
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
         self.heartbeat: bytes | None = HEARTBEAT_FRAME
-        """The one frame that may be recognised by comparison; None if this union does not know it."""
+        """The frame that may be recognised by comparison; None if the union has no heartbeat."""
         try:
             self.decode(memoryview(HEARTBEAT_FRAME)[PREFIX:])
         except BadFrame:

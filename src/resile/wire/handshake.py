@@ -1,4 +1,4 @@
-"""Who may talk: both sides prove that they hold the job's token before a single message is decoded. No I/O.
+"""The handshake: both sides prove that they hold the job's token before any message is decoded. No I/O.
 
 The client speaks first, all parts have a fixed length, and the token itself never travels:
 
@@ -7,9 +7,9 @@ The client speaks first, all parts have a fixed length, and the token itself nev
     client -> server    HMAC(token, "client", client nonce, server nonce)
     server -> client    "+", HMAC(token, "server", client nonce, server nonce)     or REFUSAL and the end
 
-Both nonces are fresh, so a recorded handshake is worthless; the roles differ, so an answer cannot be sent back to its
-sender; the client proves itself first, so a stranger gets nothing that depends on the token. Guarantees hold for tokens
-that cannot be guessed (`secrets.token_bytes(32)`). What follows is not encrypted: that is what TLS is for.
+Both nonces are fresh, so a recorded handshake is worthless. The roles differ, so an answer cannot be sent back to its
+sender. The client proves itself first, so a stranger gets nothing that depends on the token. The guarantees hold for
+tokens that cannot be guessed (`secrets.token_bytes(32)`). The handshake does not encrypt what follows; TLS does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NONCE = 32
 PROOF = 32
 ACCEPTED = b"+"
 REFUSAL = b"-wrong or missing job token\n"
-"""All that a peer without the token ever gets to read after the server's nonce."""
+"""All that a peer without the token can read after the server's nonce."""
 
 HANDSHAKE_DEADLINE = Seconds(10.0)
-"""Three small packets take milliseconds; 10,000 agents that come at once on a busy machine take some seconds."""
+"""Three small packets take milliseconds. 10,000 agents that connect at once to a busy machine take some seconds."""
 
 LONGEST_PART = max(len(MAGIC) + NONCE, len(ACCEPTED) + PROOF, len(REFUSAL))
-"""No more than this is ever kept of an unproven peer's bytes, plus the one chunk they came in."""
+"""The most that is kept of an unproven peer's bytes, beside the one chunk they came in."""
 
 
 class HandshakeRefused(ConnectionError):
@@ -49,7 +49,7 @@ def _check_token(token: bytes) -> bytes:
 
 
 def _check_magic(data: bytes, who: str) -> None:
-    """Refuse at the first byte that cannot be ours."""
+    """Refuse at the first byte that resile would not send."""
     got = data[: len(MAGIC)]
     if MAGIC.startswith(got):
         return
@@ -60,7 +60,7 @@ def _check_magic(data: bytes, who: str) -> None:
 
 
 class _Handshake:
-    """What both sides share: collecting the peer's bytes and naming it in sentences."""
+    """What both sides share: collecting the peer's bytes, and the peer's name for messages."""
 
     __slots__ = ("_got", "_mine", "_theirs", "_token", "_who", "finished")
 
@@ -74,12 +74,12 @@ class _Handshake:
 
     @property
     def rest(self) -> bytes:
-        """What came after the handshake, once it is finished: the start of the stream of frames."""
+        """What came after the handshake, once it is finished: the first bytes of frames."""
         return self._got
 
     @property
     def silent(self) -> bool:
-        """Whether the peer has not said a single byte."""
+        """Whether the peer has not sent a single byte."""
         return not self._got and not self._theirs
 
     def _take(self, size: int) -> bytes:
@@ -87,7 +87,7 @@ class _Handshake:
         return part
 
     def _take_nonce(self) -> bool:
-        """Whether MAGIC and the peer's nonce are there now."""
+        """Whether MAGIC and the peer's nonce are complete now."""
         _check_magic(self._got, self._who)
         if len(self._got) < len(MAGIC) + NONCE:
             return False
@@ -97,7 +97,7 @@ class _Handshake:
 
 
 class ServerHandshake(_Handshake):
-    """The side that was called. `feed` what arrives and send what it returns until `finished`."""
+    """The server's side. The caller feeds what arrives and sends what `feed` returns, until `finished`."""
 
     __slots__ = ()
 
@@ -126,7 +126,7 @@ class ServerHandshake(_Handshake):
 
 
 class ClientHandshake(_Handshake):
-    """The side that called. Send `hello`, then `feed` what arrives and send what it returns until `finished`."""
+    """The client's side. The caller sends `hello`, then feeds and sends as with `ServerHandshake`."""
 
     __slots__ = ()
 
@@ -135,7 +135,6 @@ class ClientHandshake(_Handshake):
 
     @property
     def hello(self) -> bytes:
-        """The first bytes to send."""
         return MAGIC + self._mine
 
     def feed(self, data: bytes) -> bytes:

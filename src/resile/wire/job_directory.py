@@ -2,10 +2,10 @@
 
     job.json      the JobSpec                    journal.db   what the master must not forget
     token         the job's secret (mode 0600)   master.json  where the master listens, and its pid
-    lock          held by the living master      master.log   what the master says
+    lock          held by the living master      master.log   the master's log
     nodes/ logs/  what the local platform keeps of each node
 
-The directory itself is private to its user (mode 0700): whoever can read it can speak for the job.
+The directory is private to its user (mode 0700), because every process that can read it can speak for the job.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ALL_INTERFACES = ("", "0.0.0.0", "::")
 
 
 class DirectoryError(Exception):
-    """The directory is not what it should be; the text is one sentence."""
+    """The directory cannot be used; the text is one sentence."""
 
 
 class MasterAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job's master listens, and which process it is."""
+    """Where a job's master listens, and its process id."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class MasterAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reachable_host(self) -> str:
-        """The host to call from this machine."""
+        """The host to connect to from this machine."""
         return "127.0.0.1" if self.host in ALL_INTERFACES else self.host
 
 
@@ -48,26 +48,23 @@ class JobDirectory:
 
     @property
     def journal(self) -> Path:
-        """The master's journal."""
         return self.path / "journal.db"
 
     @property
     def log(self) -> Path:
-        """What the master says."""
         return self.path / "master.log"
 
     @property
     def token_file(self) -> Path:
-        """The job's secret."""
         return self.path / "token"
 
     @property
     def exists(self) -> bool:
-        """Whether a job was ever put here."""
+        """Whether a job was ever created here."""
         return (self.path / "job.json").exists()
 
     def create(self, spec: JobSpec, token: str | None = None) -> None:
-        """Put a job here; a token is made up unless given. A job that is here already is left alone.
+        """Create a job here, with a new token unless one is given. A job that exists is left alone.
 
         Raises:
             DirectoryError: the place cannot be written.
@@ -82,7 +79,7 @@ class JobDirectory:
             raise DirectoryError(f"cannot keep the job in {self.path}: {os.strerror(error.errno or 0)}") from error
 
     def spec(self) -> JobSpec:
-        """The job that was put here.
+        """The job that was created here.
 
         Raises:
             DirectoryError: there is none, or it cannot be read.
@@ -114,11 +111,10 @@ class JobDirectory:
             return None
 
     def announce(self, address: MasterAddress) -> None:
-        """Say where the master listens."""
         write_atomically(self.path / "master.json", msgspec.json.encode(address))
 
     def lock(self) -> int | None:
-        """Become the one master of this job; a file descriptor that holds the lock, or None if another has it."""
+        """Become the one master of this job: a file descriptor that holds the lock, or None if another has it."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +124,6 @@ class JobDirectory:
         return descriptor
 
     def master_lives(self) -> bool:
-        """Whether a master holds the lock now."""
         descriptor = self.lock()
         if descriptor is None:
             return True

@@ -1,8 +1,8 @@
-"""An elastic training process's line to its agent: it says when it can meet, and is told where and when to break off.
+"""An elastic training process's connection to its agent, on which it joins rounds and learns that a round is over.
 
-A line of its own beside `AgentClient`, because somebody has to listen on it all the time: the word that a round is
-over must reach a process that is blocked in a collective. A thread listens; it holds no lock of the training and dies
-with the process. Nothing is repeated here: a line that breaks means that the agent is gone, and so is this process.
+It is separate from `AgentClient`, because the message that a round is over must reach a process that is blocked in a
+collective. A thread listens for it. The thread holds no lock of the training and ends with the process. Nothing is
+repeated here: a connection that breaks means that the agent is gone, and this process ends with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConnectionBroken(ConnectionError):
 
 
 class RendezvousClient:
-    """One process's line. `ready` is called by one thread at a time; `on_over` comes from the listening thread."""
+    """One process's connection. One thread at a time calls `ready`; the listening thread calls `on_over`."""
 
     def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
         """Connect, and listen from now on.
@@ -42,7 +42,7 @@ class RendezvousClient:
             on_over: called with the number of a round that is over; must not block and must not raise.
 
         Raises:
-            ConnectionBroken: nobody listens there.
+            ConnectionBroken: no agent listens there.
         """
         self._worker = worker
         self._on_over = on_over
@@ -63,27 +63,26 @@ class RendezvousClient:
 
     @classmethod
     def from_environment(cls, on_over: Callable[[Round], None]) -> RendezvousClient | None:
-        """The line of this process; None when no agent started it."""
+        """The client of this process; None when no agent started it."""
         path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         return cls(path, worker, on_over) if path and worker else None
 
     def over(self, round_: Round) -> bool:
-        """Whether this round is known to be over."""
         return round_ <= self._over
 
     def await_over(self, round_: Round, timeout: float) -> bool:
-        """Wait to be told that this round is over; False if that does not come within `timeout` seconds."""
+        """Wait until this round is known to be over; False after `timeout` seconds."""
         with self._turn:
             self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
             return self.over(round_)
 
     def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> WorkerAssignment:
-        """Say that this process is in no round, and wait for its place in one.
+        """Report that this process is in no round, and wait for its place in one.
 
         Args:
             step: steps completed.
-            timeout: seconds; None: as long as the agent lives.
-            agreed: the newest round in which it came to one state with all members.
+            timeout: seconds; None waits as long as the agent lives.
+            agreed: the newest round in which it agreed on one state with all members.
 
         Raises:
             ConnectionBroken: the agent is gone.
@@ -106,15 +105,14 @@ class RendezvousClient:
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round) -> None:
-        """Tell that all members of a round have taken the last step, so that nobody makes this one leave it."""
+        """Report that all members of a round have taken the last step, so that this process may stay in it."""
         with contextlib.suppress(OSError):  # the agent hung up
             self._socket.sendall(encode(LastStepTaken(round=round_)))
 
     def close(self) -> None:
-        """Hang up."""
         with self._turn:
             self._broken = self._broken or "this process hung up"
-        with contextlib.suppress(OSError):  # the agent was first
+        with contextlib.suppress(OSError):  # the agent closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:
             self._thread.join(CALL_TIMEOUT)

@@ -1,7 +1,7 @@
 """TLS for the wire: contexts from the certificate files of a job's Secret, with one clear sentence for each wrong file.
 
-TLS encrypts; who may talk is decided by the job token all the same (`resile.wire.handshake`). Mutual TLS is had by
-giving the server a CA and the client a certificate.
+TLS encrypts. The job token still decides which peers may talk (`resile.wire.handshake`). Mutual TLS needs a CA at the
+server and a certificate at the client.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 OLDEST = ssl.TLSVersion.TLSv1_3
-"""Both ends are ours, so nothing older is ever needed."""
+"""Both ends are resile, so no older version is needed."""
 
 READ_BUFFER = 16 * 1024
-"""What asyncio sets aside for every TLS connection; a record has no more. Its own choice, 256 KiB, would cost a master
-with 10,000 agents 2.6 GB."""
+"""What asyncio sets aside for every TLS connection: the size of the largest record. Its default of 256 KiB would cost a
+master with 10,000 agents 2.6 GB."""
 
 
 class BadTLS(ValueError):
@@ -24,15 +24,15 @@ class BadTLS(ValueError):
 
 
 def server_context(certificate: Path, key: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
-    """The server's side; with `client_ca`, only clients with a certificate of that CA get through.
+    """The server's side. With `client_ca`, only clients with a certificate of that CA get through.
 
     Raises:
         BadTLS: a file is missing, unreadable, no PEM, or key and certificate do not belong together.
     """
-    sslproto.SSLProtocol.max_size = READ_BUFFER  # for this process: there is no way to say it for one server
+    sslproto.SSLProtocol.max_size = READ_BUFFER  # for the whole process, since asyncio has no option per server
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = OLDEST
-    context.num_tickets = 0  # an agent that calls again shows its token again, and nothing is resumed
+    context.num_tickets = 0  # an agent that connects again shows its token again, and no session is resumed
     _load_pair(context, certificate, key)
     if client_ca is not None:
         _load_ca(context, client_ca)
@@ -45,8 +45,8 @@ def client_context(
 ) -> ssl.SSLContext:
     """The client's side: trusts the servers that `ca` has signed, and no others.
 
-    `check_name` False accepts any name in the certificate: right where `ca` signs for one job alone and its master is
-    called by an address that nobody knew when the certificate was made.
+    `check_name` False accepts any name in the certificate. That is right where `ca` signs for one job alone and its
+    master has an address that was not known when the certificate was made.
 
     Raises:
         BadTLS: as for `server_context`; or only one of `certificate` and `key` was given.
@@ -84,7 +84,7 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _readable(what: str, file: Path, mark: bytes) -> None:
-    """OpenSSL's own errors name neither the file nor the trouble."""
+    """Check a file first, because OpenSSL's errors name neither the file nor the problem."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -94,7 +94,7 @@ def _readable(what: str, file: Path, mark: bytes) -> None:
 
 
 def _no_password(key: Path) -> Callable[[], str]:
-    """Without this OpenSSL would ask the terminal and wait."""
+    """Refuse a protected key, for which OpenSSL would ask the terminal and wait."""
 
     def refuse() -> str:
         raise BadTLS(f"the TLS key {key} is protected by a password")

@@ -1,8 +1,8 @@
 """Connections over asyncio: one small object each, no task and no stream, so 10,000 idle ones stay cheap.
 
-Everything runs on the event loop's thread: the callbacks are plain functions called on it, and `send` never waits. What
-a peer does wrong ends its own connection with one sentence and nothing else; an exception out of a callback is a defect
-of the owner and ends that connection too, reported to the loop's exception handler.
+Everything runs on the event loop's thread: callbacks are plain functions called on it, and `send` never waits. A peer's
+mistake ends its own connection with one sentence and nothing else. An exception out of a callback is a defect of the
+owner. It ends that connection too, and goes to the loop's exception handler.
 
 Measured with 10,000 agents and a heartbeat each every 0.625 s: 0.1 to 0.3 of a core and 44 MB for the whole process
 (benchmarks/rpc.py, docs/decisions/0001-rpc.md).
@@ -23,17 +23,17 @@ from resile.wire.frames import HEARTBEAT, MAX_ANSWER, MAX_FRAME, BadFrame, Frame
 from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, HandshakeRefused, ServerHandshake
 
 RECEIVE_BUFFER = Bytes(32 * 1024)
-"""One for all connections of a server: bytes are taken out of it before the next connection is read."""
+"""One for all connections of a server: its bytes are taken out before the next connection is read."""
 
 UNSENT_LIMIT = Bytes(MiB)
-"""A peer that has left this much unread is not served any more: it is stuck, and memory is everybody's."""
+"""A peer that leaves this much unread is stuck, and is disconnected to save memory."""
 
 LINGER = Seconds(2.0)
-"""How long a closed connection may take to pass on what was sent before."""
+"""How long a closed connection may take to send what is left."""
 
 
 class CannotConnect(ConnectionError):
-    """Nobody answered as hoped, and trying again may help; the text is one sentence."""
+    """The peer did not answer, and trying again may help; the text is one sentence."""
 
 
 OnOpen = Callable[["Connection"], None]
@@ -43,7 +43,7 @@ OnRefused = Callable[[str, str], None]
 
 
 def nothing(*_: object) -> None:
-    """The callback of an owner that does not care."""
+    """The callback of an owner that needs none."""
 
 
 class Endpoint:
@@ -97,7 +97,7 @@ class Endpoint:
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER))
         self.connections: set[Connection] = set()
         self.opening: set[Connection] = set()
-        """Those whose peers have not proved themselves yet."""
+        """Connections whose peers have not proved themselves yet."""
 
 
 class _Opening:
@@ -113,13 +113,13 @@ class _Opening:
     ) -> None:
         self.handshake = handshake
         self.timer = timer
-        """Ends a caller that is too slow; a client's own time-out covers more than the handshake."""
+        """Ends a slow caller on the server's side. The client's time-out covers more than the handshake."""
         self.done = done
-        """Who waits for the handshake: set on the calling side only."""
+        """The future that waits for the handshake, on the calling side only."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection to a peer that has proved itself. Made by `serve`, `connect` and `serve_local`, never by hand."""
+    """One connection to a peer that has proved itself. Made by `serve`, `connect` and `serve_local`, not by hand."""
 
     __slots__ = ("_because", "_closed", "_decoder", "_endpoint", "_opening", "_transport", "_who", "owner", "peer")
 
@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "nowhere"
         """Where the peer is: `address:port`, or `pid N` on a Unix socket."""
         self.owner: Any = None
-        """Free for whoever holds the connection: what it knows of this peer."""
+        """Free for the owner of the connection, to keep what it knows of this peer."""
         self._endpoint = endpoint
         self._decoder = FrameDecoder(endpoint.max_receive)
         self._opening: _Opening | None = None
@@ -140,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended or is ending: nothing more will be sent or heard."""
+        """Whether the connection has ended or is ending: nothing more will be sent or received."""
         return self._because is not None
 
     @property
@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
     def send_frame(self, frame: bytes) -> None:
         """Like `send`, for a frame made once by `encode` and sent to many."""
         if self._because is not None or self._transport is None or self._transport.is_closing():
-            return  # it has ended, or is about to be told
+            return  # it has ended, or is ending
         if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:
             self.abort(f"{self._who} does not read what it is sent")
             return
@@ -170,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection after what was sent before, waiting at most LINGER for that. `on_close` follows."""
         if self._because is None and self._transport is not None:
             self._because = because
-            unsent = self._transport.get_write_buffer_size()  # asked first: a TLS connection that ended forgets it
+            unsent = self._transport.get_write_buffer_size()  # before `close`, after which a TLS connection forgets it
             self._transport.close()
             if unsent:
                 self._endpoint.loop.call_later(LINGER, self._transport.abort)
@@ -214,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._endpoint.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what arrived: the hot path of a master."""
+        """Handle what arrived. This is the hot path of a master."""
         endpoint = self._endpoint
         data = bytes(endpoint.buffer[:nbytes])
         if data == endpoint.decoder.heartbeat and self._opening is None and not self._decoder.partial:
@@ -273,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._receive(opening.handshake.rest)
 
     def _not_opened(self, opening: _Opening, error: ConnectionError) -> None:
-        """Tell whoever waits for this connection, or watches who is turned away."""
+        """Report the failure to the caller that waits for this connection, or to `on_refused`."""
         self._endpoint.opening.discard(self)
         if opening.timer is not None:
             opening.timer.cancel()
@@ -329,14 +329,14 @@ class CallingConnection(Connection):
     def _why_lost(self, exc: Exception | None) -> str:
         opening = self._opening
         if exc is None and opening is not None and opening.handshake.silent and self._transport is not None:
-            # asyncio's servers end a failed TLS handshake without telling the client why: a guess is all there is.
+            # asyncio's servers end a failed TLS handshake without telling the client why, so this is a guess.
             lacks = "a client certificate" if self._transport.get_extra_info("ssl_object") else "TLS"
             return f"{self._who} closed the connection without a word, as one that expects {lacks} does"
         return super()._why_lost(exc)
 
 
 def address(host: str, port: int) -> str:
-    """How a place is written in sentences."""
+    """How an address is written in messages."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -355,6 +355,6 @@ def _peer_of(transport: asyncio.BaseTransport) -> str:
 
 
 def _stranger(transport: asyncio.BaseTransport) -> str:
-    """Why a process that came by a Unix socket is not let in; empty if it is: our own user or root."""
+    """Why a process on a Unix socket is refused; empty if it belongs to our user or to root."""
     pid, uid = _credentials(transport)
     return "" if uid in (os.geteuid(), 0) else f"the process with pid {pid} belongs to user {uid}, not to ours"
