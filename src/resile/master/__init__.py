@@ -1,5 +1,5 @@
 """The shell around `core`: it listens, keeps the journal, tells the time and executes decisions on a platform.
 
-The shell decides nothing. What it adds is order (one queue), memory (nothing is executed before the event that
-caused it is in the journal) and hands (connections, nodes).
+The shell decides nothing. It adds one ordered queue of events, a journal that has every event before its decisions are
+executed, and the connections and platform that carry them out.
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LOCK_SECONDS = 0.2
-"""For somebody else's look at the lock to be over."""
+"""Time for another process's look at the lock to be over."""
 
 
 def main() -> int:
@@ -85,8 +85,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         return asyncio.run(_until_told(run_master(directory, options, make_platform)))
     except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
         print(f"resile master: {error}", file=sys.stderr)
-        # A disk may get room and an old port may become free again; nodes are out there, waiting for this master. In a
-        # pod the directory is new every time, and nobody chose a port that could be wrong.
+        # A disk may get room and an old port may become free again, and nodes wait for this master. In a pod the
+        # directory is new every time, and the port is never a wrong choice of the user.
         full = isinstance(error, JournalError) and not isinstance(error, JournalDamaged)
         in_a_pod = arguments.platform == "kubernetes"
         taken = isinstance(error, CannotListen) and (in_a_pod or directory.address() is not None)
@@ -103,12 +103,12 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
         return asyncio.run(_until_told(serve_on_kubernetes(directory, options, where)))
     except NoJob as error:
         print(f"resile master: {error}", file=sys.stderr)
-        # The server may answer, and a bad edit be put right; of a job that is gone, the operator starts no master.
+        # The server may answer later, and a bad edit may be corrected. For a deleted job the operator starts no master.
         return exit_codes.TRY_AGAIN
 
 
 def _lock(directory: JobDirectory) -> int | None:
-    """Become the job's master; tried for a moment, as one who looks whether a master lives holds the lock, too."""
+    """Become the job's master. Tries for a moment, as a process that checks for a master holds the lock, too."""
     until = time.monotonic() + LOCK_SECONDS
     while (lock := directory.lock()) is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -116,9 +116,10 @@ def _lock(directory: JobDirectory) -> int | None:
 
 
 def _allow_many_agents() -> None:
-    """As many open files as the system lets this process have: every agent holds a connection, and 1024 is soon full.
+    """Allow as many open files as the system permits, since every agent holds a connection.
 
-    Not where nodes are started from here: they would inherit it, and programs that call select() break on high numbers.
+    This is not done where the master starts the nodes itself: they would inherit the limit, and programs that call
+    select() break on high numbers.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -126,7 +127,7 @@ def _allow_many_agents() -> None:
 
 
 async def _until_told(job: Coroutine[Any, Any, bool]) -> int:
-    """Serve until the job is over, or until SIGTERM: then the journal is closed and somebody else may go on."""
+    """Serve until the job is over, or until SIGTERM, after which another master may go on from the journal."""
     task = asyncio.ensure_future(job)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

@@ -1,4 +1,4 @@
-"""One master process: journal, engine, server and platform put together, from start to the job's end."""
+"""One master process: journal, engine, server and platform put together, from the start to the job's end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """A master at work, for whoever accompanies it."""
+    """A running master, for the tasks that accompany it."""
 
     shell: Shell
     commands: Commands
@@ -66,14 +66,14 @@ async def run_master(
     journal: Journal | None = None,
     accompany: Callable[[Serving], AbstractAsyncContextManager[None]] | None = None,
 ) -> bool:
-    """Serve a job until it is over; whether it succeeded.
+    """Serve a job until it is over, and return whether it succeeded.
 
     Args:
         directory: the job.
         options: where to listen.
         make_platform: given the master's address, makes the platform that launches nodes; None on bare machines.
-        journal: what the master must not forget; a file in the job's directory if not given. It is closed at the end.
-        accompany: entered before anything happens, and left after the last word has been said.
+        journal: of the job; a file in the job's directory if not given. It is closed at the end.
+        accompany: a context that is entered before the first event and left after the last message is sent.
 
     Raises:
         JournalError: the journal cannot be opened now.
@@ -126,10 +126,10 @@ async def run_master(
         if accompany is not None:
             serving = Serving(shell=shell, commands=commands, executor=executor, fresh=history is None)
             await cleanup.enter_async_context(accompany(serving))
-        # Nothing is decided before there is somebody to launch nodes, and no agent has been heard yet.
+        # The first event comes only now, when the platform can launch nodes. No agent was heard before.
         if history is not None:
             shell.submit(ev.MasterReturned())
-        shell.submit(ev.Started())  # of a job that has started it says nothing new
+        shell.submit(ev.Started())  # changes nothing if the job has started
         if platform is not None:
             await _attach(platform, shell, fresh=history is None)
             cleanup.push_async_callback(platform.close)
@@ -138,7 +138,7 @@ async def run_master(
         if not spec.managed:
             cleanup.callback(_end_if_nobody_comes(shell))
         if engine.state.phase.over:
-            # The last master died before everybody had heard the end: they will ask.
+            # The last master died before every agent had heard of the end. They will connect and learn it.
             await asyncio.sleep(spec.timeouts.master_recovery)
             over.set()
         await over.wait()
@@ -181,7 +181,7 @@ def _connect(platform: Platform, executor: Executor) -> None:
 
 
 async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
-    """Watch a platform; after a restart, compare what it has with what the journal says."""
+    """Watch a platform. After a restart, compare what it has with what the journal says."""
 
     def seen(observation: Observation) -> ev.NodeSeen:
         return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
@@ -192,7 +192,7 @@ async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
 
 
 def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], None]:
-    """Say where this master listens, again and again until there is room to write it down."""
+    """Write down where this master listens, and try again as long as the disk is full."""
     retry: asyncio.TimerHandle | None = None
 
     def announce() -> None:
@@ -212,7 +212,7 @@ def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], N
 
 
 def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
-    """The agent that started this master may have died before it said a word; nobody else would end the master."""
+    """End a master that no agent connects to: the agent that started it may have died before."""
     patience = shell.engine.state.spec.timeouts.connect
 
     def look() -> None:
@@ -223,7 +223,7 @@ def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
 
 
 async def _farewell(shell: Shell, board: AgentConnections) -> None:
-    """Stay until everybody who can be told has been told and everything launched has ended; not for ever."""
+    """Wait, for a limited time, until every agent is told and every launched node has ended."""
     gone = asyncio.Event()
     also = shell.after_turn
 
@@ -244,14 +244,14 @@ async def _farewell(shell: Shell, board: AgentConnections) -> None:
 
 
 def _serve_metrics(look: Callable[[], JobView], executor: Executor, port: int) -> Callable[[], None]:
-    from resile.master.metrics import JobCollector, serve  # only here: it is not needed for training
+    from resile.master.metrics import JobCollector, serve  # only here, since training does not need it
 
     loop = asyncio.get_running_loop()
 
     async def on_the_loop() -> JobView:
         return look()
 
-    # Scrapes come on a thread of their own; the state is only ever read on the loop.
+    # Scrapes come on another thread, and the state may be read only on the loop.
     collector = JobCollector(lambda: asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(SCRAPE_SECONDS))
     log_note = executor.noted
 

@@ -1,4 +1,4 @@
-"""The master's clock: reads like the wall clock, never jumps, never goes back, not even across a restart."""
+"""The master's clock: it reads like the wall clock, but never jumps or goes back, not even across a restart."""
 
 from __future__ import annotations
 
@@ -12,5 +12,4 @@ class Clock:
         self._offset = max(time.time(), not_before) - time.monotonic()
 
     def __call__(self) -> float:
-        """The moment."""
         return self._offset + time.monotonic()

@@ -1,4 +1,4 @@
-"""Answers what command lines ask. What changes the job goes through the core and is answered by its decision."""
+"""Answers command lines. Changes of the job go through the core, and its decision is the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Commands:
     """The commands of one job."""
 
     def __init__(self, submit: Callable[[AnyEvent], None], journal: Journal, look: Callable[[], JobView]) -> None:
-        """`submit` brings an event to the core, and `look` shows the job as it is now."""
+        """`submit` brings an event to the core, and `look` returns the job as it is now."""
         self._submit = submit
         self._journal = journal
         self._look = look
@@ -43,7 +43,7 @@ class Commands:
                 self._change(change, answer)
 
     async def change(self, change: Change) -> str:
-        """Bring a change to the core; what the core has against it in one sentence, or nothing."""
+        """Ask the core for a change. Returns the core's refusal in one sentence, or an empty string."""
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(result: Result) -> None:
@@ -54,7 +54,7 @@ class Commands:
         return await answered
 
     def reply(self, decision: Reply) -> None:
-        """The core has decided on a change."""
+        """Pass the core's decision on a change to the caller that asked for it."""
         answer = self._waiting.pop(decision.request, None)
         if answer is not None:
             answer(Failed(error=decision.error) if decision.error else Done())

@@ -15,14 +15,13 @@ from resile.wire.connection import CannotListen
 
 
 class JobCollector:
-    """Turns a view of the job into gauges, and the story's reasons into counters."""
+    """Turns a view of the job into gauges, and the reasons of job events into counters."""
 
     def __init__(self, look: Callable[[], JobView]) -> None:
         self._look = look
         self.reasons: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Any]:
-        """What a scrape sees."""
         job = self._look()
         labels = {"job": job.name, "namespace": job.namespace}
         for name, help_text, value in (

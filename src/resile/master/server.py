@@ -1,4 +1,4 @@
-"""Connections on one side, the core's words on the other: messages become events, decisions become messages."""
+"""The connections of a master: messages become events, and decisions become messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answerer = Callable[[Command, Callable[[Result], None]], None]
 
 
 class AgentConnections:
-    """Who is on which connection. A connection is a stranger until the core admits it as a node's agent."""
+    """Which node's agent is on which connection. A connection belongs to no node until the core admits it."""
 
     def __init__(self, submit: Callable[[ev.AnyEvent], None], heard: Callable[[NodeKey], None], job: str) -> None:
         self._submit = submit
@@ -37,17 +37,16 @@ class AgentConnections:
         self._connections: dict[NodeKey, Connection] = {}
         self.answer: Answerer | None = None
         self.standbys: dict[NodeKey, StandbyView] = {}
-        """What connected agents say of theirs; only to be shown, so the journal does not know it."""
+        """What connected agents report about their standbys. It is only shown, so it is not in the journal."""
 
     @property
     def agents(self) -> int:
-        """How many nodes' agents are connected."""
         return len(self._connections)
 
     # what comes in -----------------------------------------------------------------------------------------------
 
     def on_message(self, connection: Connection, message: ToMaster) -> None:
-        """One message of an agent or of a command line."""
+        """Handle one message of an agent or of a command line."""
         node = self._nodes.get(connection)
         if node is not None:
             self._heard(node)
@@ -66,7 +65,6 @@ class AgentConnections:
                 connection.close("it spoke before it said Hello")
 
     def on_close(self, connection: Connection, because: str) -> None:
-        """A connection ended, for whatever reason."""
         session = self._numbers_of.pop(connection, 0)
         self._sessions.pop(session, None)
         node = self._nodes.pop(connection, None)
@@ -106,7 +104,7 @@ class AgentConnections:
     # what goes out -----------------------------------------------------------------------------------------------
 
     def admit(self, session: int, welcome: Welcome) -> None:
-        """From now on this connection is that node's agent; an older connection of the node is closed."""
+        """Make this connection the one of a node's agent. An older connection of the node is closed."""
         connection, node = self._sessions.get(session), welcome.node
         if connection is None:
             return
@@ -119,14 +117,14 @@ class AgentConnections:
         connection.send(welcome)
 
     def refuse(self, session: int, message: Refused | JobOver) -> None:
-        """One message, and the connection ends."""
+        """Send one message and close the connection."""
         connection = self._sessions.get(session)
         if connection is not None:
             connection.send(message)
             connection.close(message.because if isinstance(message, Refused) else message.message)
 
     def drop(self, node: NodeKey) -> None:
-        """Close a node's connection without a word."""
+        """Close a node's connection without a message."""
         connection = self._connections.pop(node, None)
         if connection is not None:
             self._nodes.pop(connection, None)
@@ -134,7 +132,7 @@ class AgentConnections:
             connection.abort(f"{node} was declared lost")
 
     def send(self, nodes: Iterable[NodeKey], message: MasterMessage) -> None:
-        """Send to these nodes' agents, encoded once; one that is not connected is told when it comes again."""
+        """Send to these nodes' agents, encoded once. An agent that is not connected is skipped."""
         frame = encode(message)
         for node in nodes:
             connection = self._connections.get(node)
@@ -142,12 +140,11 @@ class AgentConnections:
                 connection.send_frame(frame)
 
     def send_all(self, message: MasterMessage) -> None:
-        """Send to every agent that is connected."""
         self.send(tuple(self._connections), message)
 
 
 class Executor:
-    """Executes decisions: words go to agents, launches and deletions to the platform, replies to whoever asked."""
+    """Executes decisions: messages go to agents, launches to the platform, replies to the command that asked."""
 
     def __init__(self, board: AgentConnections) -> None:
         self._board = board
@@ -158,7 +155,6 @@ class Executor:
         self.noted: Callable[[de.Note], None] = _log_note
 
     def __call__(self, decision: de.AnyDecision) -> None:
-        """Execute one decision."""
         board = self._board
         match decision:
             case de.Note():
@@ -183,7 +179,7 @@ class Executor:
 
 
 def _no_platform(_: de.AnyDecision) -> None:
-    """Jobs on bare machines have nobody to launch or delete nodes."""
+    """Jobs on bare machines have no platform that launches or deletes nodes."""
 
 
 def _log_note(note: de.Note) -> None:

@@ -1,14 +1,14 @@
 """The queue in front of the core: events in, journal, decisions out.
 
-Everything that happens while the last batch is being written is the next batch: handled in order, written to the
+Everything that happens while the last batch is being written is the next batch. It is handled in order, written to the
 journal in one transaction, and only then executed. So what was executed is always in the journal, and 4,000 agents that
-join at once cost one commit. A thread does the writing: a disk that takes its time delays decisions, never heartbeats.
+join at once cost one commit. A thread does the writing, so a slow disk delays decisions but never heartbeats.
 
-If the journal cannot be written (a full disk), the batch is held back, what comes meanwhile waits unhandled, and the
-write is tried again until there is room; agents train on, nothing is forgotten, and nobody is blamed for that time.
-If handling an event raises, the state may be half changed: the process ends at once, and the next one replays the
-journal, which never got that event. So it does after any other error that nobody foresaw, and when the journal turns
-out to be damaged or another master's: a process that stands still, or goes on half blind, helps nobody.
+If the journal cannot be written, for example on a full disk, the batch is held back, new events wait, and the write is
+tried again until there is room. Agents train on, nothing is forgotten, and no agent counts as silent for that time. If
+handling an event raises, the state may be half changed. Then the process ends at once, and the next one replays the
+journal, which never got that event. The process also ends after any other unforeseen error, and when the journal is
+damaged or belongs to another master, because a restart repairs more than a master that goes on half working.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ log = logging.getLogger("resile.master")
 COMPACT_AFTER = 20_000
 """Events in the journal before a snapshot replaces them: a restart replays fewer than this, in well under a second.
 
-The snapshot is written on the event loop, which a local disk takes milliseconds for. A journal behind a network does
-its own, in the thread that writes."""
+The snapshot is written on the event loop, which takes milliseconds on a local disk. A journal behind a network writes
+its own, in the thread that writes.
+"""
 RETRY_SECONDS = 0.5
 """Between two attempts to write a journal that could not be written."""
 
@@ -60,13 +61,13 @@ class Shell:
         """Nothing is handled before the first `submit`.
 
         Args:
-            engine: the job's brain.
+            engine: of the job.
             journal: where its events go.
-            clock: tells the moment.
+            clock: tells the time.
             execute: carries out one decision.
-            told: how many lines the story has.
-            replayed: how many events the journal holds.
-            die: ends the process without another word.
+            told: how many job events the journal holds.
+            replayed: how many events the journal holds since its snapshot.
+            die: ends the process at once.
         """
         self.engine = engine
         self._journal = journal
@@ -84,7 +85,7 @@ class Shell:
         self._writing_since: float | None = None
         self._failed_writes = 0
         self.trouble: JournalError | None = None
-        """Why the journal cannot be written, while that is so."""
+        """Why the journal cannot be written now; None if it can."""
         self._wake: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -93,20 +94,19 @@ class Shell:
         self._watch_own_pulse(self._clock())
 
     def submit(self, event: AnyEvent) -> None:
-        """Queue an event; it is handled after those before it."""
+        """Queue an event. Events are handled in the order in which they were submitted."""
         if self.stalled and not self.engine.durable(event):
-            return  # it would only move gauges, and there may be many before there is room again
+            return  # it only moves gauges, and many could pile up before there is room again
         self._inbox.append(event)
         if self._wake is None and not self._closed:
             self._wake = self._loop.call_soon(self._turn)
 
     def heard(self, node: NodeKey) -> None:
-        """An agent spoke: the cheapest thing that can happen."""
+        """Note that an agent spoke, at the cost of one dictionary write."""
         self.engine.heard(node, self._clock())
 
     @property
     def now(self) -> float:
-        """The moment by the master's clock."""
         return self._clock()
 
     @property
@@ -115,20 +115,20 @@ class Shell:
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
-        """End the process: something that the master cannot do without ended unforeseen."""
+        """End the process after an unforeseen error in a part that the master needs."""
         if not self._closed:
             log.critical("%s broke, and the master ends; the next one goes on from the journal", what, exc_info=error)
             self._die()
 
     def close(self) -> None:
-        """Handle no more; what the journal has not got yet gets one last try."""
+        """Handle no more events, and try once more to write what the journal lacks."""
         self._closed = True
         for handle in (self._wake, self._alarm, self._pulse, self._retry):
             if handle is not None:
                 handle.cancel()
         self._writer.shutdown(wait=True)
         try:
-            # A write that has just ended has not come back here yet; the snapshot holds all of it all the same.
+            # The result of a write that has just ended is not known here yet. The snapshot holds its events anyway.
             if self._untold and self._untold[-1].number > self._journal.last_told():
                 self._journal.append([], self._untold)
             self._journal.snapshot(self.engine.state, self._clock())
@@ -144,7 +144,7 @@ class Shell:
         try:
             for event in (*events, *self.engine.due(now)):
                 self._handle(event, now)
-        except Exception as error:  # a boundary: whatever it was, going on with half a state would be worse
+        except Exception as error:  # any error: the state may be half changed
             self.broke("the handling of an event", error)
             return
         if self._unwritten or self._untold:
@@ -180,7 +180,7 @@ class Shell:
             return
         try:
             work.result()
-        except JournalDamaged as error:  # or another master's by now: what is damaged, the next one says again
+        except JournalDamaged as error:  # or taken over by another master
             log.critical("%s; this master ends", error)
             self._die()
             return
@@ -192,7 +192,7 @@ class Shell:
                 log.error("%s; decisions are held back until it can be written", error)
                 self.after_turn()
             return
-        except Exception as error:  # a boundary: a writer that stands still would hold back everything for ever
+        except Exception as error:  # any error: without the writer no decision would ever be executed
             self.broke("the writing of the journal", error)
             return
         if self._failed_writes:
@@ -205,14 +205,14 @@ class Shell:
     def _finish_turn(self) -> None:
         try:
             self._carry_out()
-        except Exception as error:  # a boundary: a decision that was written must not be lost in silence
+        except Exception as error:  # any error: a decision that was written must not be lost in silence
             self.broke("the carrying out of a decision", error)
 
     def _carry_out(self) -> None:
         now, since = self._clock(), self._writing_since
         self._writing_since = None
         if since is not None and now - since > self.engine.state.spec.timeouts.heartbeat_timeout / 4:
-            self.engine.restart_silence_timers(now)  # who came meanwhile could not be admitted, and so not be heard
+            self.engine.restart_silence_timers(now)  # agents that came meanwhile could not be admitted
         held, self._held = self._held, []
         for decision in held:
             self._execute(decision)
@@ -239,11 +239,11 @@ class Shell:
             self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._turn)
 
     def _watch_own_pulse(self, expected: float) -> None:
-        """If this process itself stood still, nobody is blamed for the silence."""
+        """Restart the silence alarms if this process itself stood still, so that no agent counts as silent."""
         timeouts = self.engine.state.spec.timeouts
         now = self._clock()
         late = now - expected
         if late > timeouts.heartbeat_timeout / 4:
-            log.warning("the master itself stood still for %.1f s; nobody is blamed for that silence", late)
+            log.warning("the master itself stood still for %.1f s; no agent counts as silent for that time", late)
             self.engine.restart_silence_timers(now)
         self._pulse = self._loop.call_later(timeouts.heartbeat, self._watch_own_pulse, now + timeouts.heartbeat)

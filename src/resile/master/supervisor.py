@@ -1,7 +1,7 @@
-"""Keeps a master alive on a machine without a cluster: started anew at once when it dies, from its journal.
+"""Keeps a master alive on a machine without a cluster: a master that dies is started again at once, from its journal.
 
-A small process of its own, so that neither a killed master nor a killed agent takes the other down. It ends when the
-job is over, when the master says that starting it again will not help, or when it keeps dying.
+It is a small separate process, so that neither a killed master nor a killed agent takes the other down. It ends when
+the job is over, when the master says that another start will not help, or when the master keeps dying.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from resile.common.backoff import Backoff
 
 BACKOFF = Backoff(first=0.1, limit=5.0)
 FREE_STARTS = 4
-"""A master that was killed is started again at once; one that cannot live is not."""
+"""How many starts in a row come without a pause: enough for a master that was killed."""
 HEALTHY_SECONDS = 60.0
-"""A master that lived so long was well; deaths before that count as one row."""
+"""A master that lived this long was well, and its death begins a new row of starts."""
 MAX_STARTS = 100
-"""Starts in a row, the first few at once and the later ones with pauses: about eight minutes of trying."""
+"""Most starts in a row. With the pauses between them that is about eight minutes of trying."""
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a master until it ends for good; its last exit code.
+    """Run a master until it ends for good, and return its last exit code.
 
     SIGTERM is passed on to the master and ends the supervision.
     """

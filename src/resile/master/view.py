@@ -16,17 +16,17 @@ from resile.protocol.reports import NodeStatus
 
 
 class StandbyView(NamedTuple):
-    """What an agent says of its standbys."""
+    """What an agent reports about its standbys."""
 
     ready: int = 0
     memory: Bytes = Bytes(0)
 
 
 def shown_phase(state: JobState) -> JobPhase:
-    """The phase as people see it: while a job runs, they want to know what keeps it from training as it should.
+    """The phase as people see it, which says what keeps a running job from training as it should.
 
-    Restarting is a job that lost a node or a process, until it trains again; Scaling is one whose nodes are not yet
-    those that somebody asked for.
+    Restarting means that the job lost a node or a process and does not train again yet. Scaling means that a change of
+    its nodes is not complete yet.
     """
     if state.phase is not core.Phase.RUNNING:
         return JobPhase(state.phase.value)
@@ -37,7 +37,7 @@ def shown_phase(state: JobState) -> JobPhase:
 
 def _recovers(state: JobState) -> bool:
     rdzv = state.training
-    if rdzv.config is None:  # no rounds: a job of plain commands recovers until each has been started again
+    if rdzv.config is None:  # a job without rounds recovers until each command runs again
         return any(n.alive and n.relaunch_count and n.status is not NodeStatus.RUNNING for n in state.nodes.values())
     if rdzv.forming is not None:
         return rdzv.forming.lost
@@ -46,7 +46,7 @@ def _recovers(state: JobState) -> bool:
 
 
 def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
-    """The job as it is now; `standbys` is what connected agents have said of theirs."""
+    """The job as it is now; `standbys` is what connected agents have reported."""
     config, running = state.training.config, state.training.running
     order = state.spec.role_order
     in_order = sorted(state.nodes.values(), key=lambda node: (order(node.key.role), node.key.id))

@@ -49,7 +49,7 @@ class RoundOver(Message, frozen=True, kw_only=True):
 
 
 class StateHeld(Message, frozen=True, kw_only=True):
-    """Answer to WorkerStuck, now or later: another node has the state of `round`, so the stuck process may be killed."""
+    """Answer to WorkerStuck, now or later: another node has the state of `round`, so the process may be killed."""
 
     round: Round
 

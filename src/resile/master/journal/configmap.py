@@ -3,16 +3,16 @@
     format, writer   which layout this is, and which master process writes
     snapshot         the job's state at one moment, and the number of the first log entry that follows
     log-000017 ...   what happened since, one entry for each write
-    story            the last lines of the story before the snapshot
+    story            the last job events before the snapshot
 
 Every value is compressed and carries a checksum. A write is one merge patch that names the version it is based on, so
-two masters can never both write: the older one is told and ends. It costs one round trip and, inside the API server,
-a write of the whole ConfigMap; therefore the log is folded into the snapshot, by replaying it, long before the
-megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
+two masters can never both write: the older one gets a conflict and ends. A write costs one round trip and, inside the
+API server, a write of the whole ConfigMap. Therefore the log is folded into the snapshot, by replaying it, long before
+the megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
 
-A ConfigMap that is deleted costs nothing as long as its master lives, which knows all of it and writes it again
-once the operator has made a new one. Without a master it is lost, and the job with it: an empty journal of a job that
-was served before is refused, or ids and shards would be handed out twice.
+A ConfigMap that is deleted costs nothing as long as its master lives: the master knows all of it and writes it again
+once the operator has made a new one. Without a master it is lost, and the job with it. An empty journal of a job that
+was served before is refused, because otherwise ids and shards would be handed out twice.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from resile.master.journal.sqlite import History, JournalDamaged, JournalError, 
 FORMAT = "2"
 FOLD_BYTES = Bytes(128 * 1024)
 FOLD_ENTRIES = 200
-"""A log of this size becomes part of the snapshot: every write costs the API server the whole object."""
+"""A log of this size is folded into the snapshot, because every write costs the API server the whole object."""
 LARGEST = Bytes(900 * 1024)
-"""Of all values together; a ConfigMap holds 1 MiB."""
+"""Most bytes of all values together; a ConfigMap holds 1 MiB."""
 STORY_LINES = 300
 LOADS = 10
-"""How often it is read again because the master before this one wrote meanwhile, which it can as long as it lives."""
+"""How often the journal is read again because the previous master, which still lives, wrote meanwhile."""
 _SNAPSHOT, _STORY, _LOG = "snapshot", "story", "log-"
 
 Values = dict[str, bytes]
@@ -73,16 +73,16 @@ _decode_story = msgspec.msgpack.Decoder(list[JobEvent]).decode
 
 
 def seal(data: bytes) -> bytes:
-    """Compressed, behind a checksum."""
+    """Compress, and put a checksum in front."""
     packed = zlib.compress(data)
     return zlib.crc32(packed).to_bytes(4, "big") + packed
 
 
 def unseal(value: bytes) -> bytes:
-    """The reverse.
+    """Undo `seal`.
 
     Raises:
-        ValueError: it is not what was sealed.
+        ValueError: the value is not what `seal` returned.
     """
     packed = value[4:]
     if zlib.crc32(packed).to_bytes(4, "big") != value[:4]:
@@ -91,7 +91,7 @@ def unseal(value: bytes) -> bytes:
 
 
 def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
-    """What the values hold: history, story, and the numbers of the log's first and next entry; None if nothing yet."""
+    """The history, the story, and the numbers of the log's first and next entry; None if nothing was written yet."""
     if _SNAPSHOT not in values:
         if values:
             raise ValueError("there are events but no state")
@@ -109,7 +109,7 @@ def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
 
 
 def peek(config_map: Object) -> JobState | None:
-    """The job's state as its journal tells it, for a caller that only reads; None if nothing can be learned from it."""
+    """The job's state according to its journal, for a caller that only reads; None if it cannot be read."""
     if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
         return None
     try:
@@ -131,7 +131,7 @@ class ConfigMapJournal:
         Args:
             spec: the job; its uid decides whether a ConfigMap found is this job's.
             client: speaks to the API server; closed with the journal.
-            served: by what the job is known to have had a master before, as the rest of a sentence; empty if it is not.
+            served: how it is known that the job had a master before, as half a sentence; empty if it had none.
         """
         self._spec = spec
         self._client = client
@@ -150,7 +150,7 @@ class ConfigMapJournal:
     def load(self) -> History | None:
         """What was written before, or None; from now on this process is the writer.
 
-        What another master writes until then is a part of it: no version is taken whose content was not read.
+        What another master writes until then is included: this process takes over only the version that it has read.
 
         Raises:
             JournalError: it cannot be read now, or an earlier job of this name has not been cleared away yet.
@@ -188,13 +188,13 @@ class ConfigMapJournal:
         return history
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all of it or nothing, in one patch; a long log is folded into the snapshot first."""
+        """Write all of it or nothing, in one patch. A long log is folded into the snapshot first."""
         logged = [key for key in self._values if key.startswith(_LOG)]
         if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
             self._fold()
         entry = seal(_encode(_Entry(list(events), list(story))))
         if sum(map(len, self._values.values())) + len(entry) > LARGEST:
-            self._fold(events, story)  # thousands of nodes at once: as a part of the state they take less room
+            self._fold(events, story)  # thousands of nodes at once take less room in the state than as events
             return
         self._patch({f"{_LOG}{self._next:06d}": entry})
         self._next += 1
@@ -205,26 +205,25 @@ class ConfigMapJournal:
         self._replace(_encode(_Snapshot(at, self._next, state)))
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
-        """Lines of the story with a number above `after`, of those that are kept. Reads no ConfigMap."""
+        """The kept job events with a number above `after`. Reads no ConfigMap."""
         return [line for line in self._story if line.number > after][:limit]
 
     def last_told(self) -> int:
-        """The number of the story's newest line, 0 if there is none."""
+        """The number of the newest job event, 0 if there is none."""
         return self._story[-1].number if self._story else 0
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._client.close()
 
-    # what else a master on a cluster must not forget ------------------------------------------------------------
+    # short texts that a master on a cluster must not forget -----------------------------------------------------
 
     def recall(self, key: str) -> str:
-        """What `remember` was told, by this master or the one before; empty if nothing."""
+        """What this master or the one before passed to `remember`; empty if nothing."""
         with self._lock:
             return self._memos.get(key, "")
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a short text; it is written with the next events, and lost if there are none before the end."""
+        """Keep a short text. It is written with the next events, and lost if there are none before the end."""
         with self._lock:
             self._memos[key] = self._unwritten_memos[key] = value
 
@@ -240,7 +239,7 @@ class ConfigMapJournal:
         return history
 
     def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[JobEvent] = ()) -> None:
-        """Make the log, and more that is to be written, a part of the snapshot: what a restart would do, done now."""
+        """Make the log, and the events to be written, a part of the snapshot, by replaying them as a restart would."""
         with self._clear_words():
             snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
             keys = sorted(key for key in self._values if key.startswith(_LOG))
@@ -294,14 +293,14 @@ class ConfigMapJournal:
             except _Conflict:
                 if first:
                     raise
-                # Somebody labelled it, or an answer of ours was lost, or another master has come.
+                # The ConfigMap was labelled, or the answer to a patch was lost, or another master has taken over.
                 if self._look(data, binary):
                     return
                 if not again:
                     raise JournalError(self._restless) from None
 
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
-        """Whether what we meant to write is there already; takes up the newest version if it is still ours.
+        """Whether the ConfigMap has what is to be written already; takes over its version if it is still ours.
 
         Adds everything else to what is to be written if the ConfigMap is a new, empty one.
         """
@@ -320,7 +319,7 @@ class ConfigMapJournal:
         self._version = found["metadata"]["resourceVersion"]
         for key in there:
             if key.startswith(_LOG) and key not in self._values and key not in binary:
-                binary[key] = None  # written by us before an answer was lost; what is written now holds it, too
+                binary[key] = None  # an earlier patch whose answer was lost wrote it, and this patch holds it, too
         return bool(binary) and all(there.get(key) == value for key, value in binary.items())
 
     def _get(self) -> Object | None:
@@ -358,4 +357,4 @@ class ConfigMapJournal:
 
 
 class _Conflict(Exception):
-    """The ConfigMap is not at the version that we know."""
+    """The ConfigMap has another version than this process knows."""

@@ -1,9 +1,9 @@
-"""The journal: what a master must not forget, and the story people read.
+"""The journal: what a master must not forget, and the job events that people read.
 
-A port with adapters. A journal holds a snapshot of the job's state, the durable events since, and the story (every
-decision that people may want to know about, in order, for ever). `append` returns only when the events would survive
-the death of this process and of its machine. It may run in a thread of its own, one call at a time; reading the story
-does not wait for it.
+`Journal` is the interface, with one implementation here and one in `configmap`. A journal holds a snapshot of the job's
+state, the durable events since, and the story: all job events, in order, for ever. `append` returns only when the
+events would survive the death of this process and of its machine. It may run in its own thread, one call at a time;
+reading the story does not wait for it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BUSY_TIMEOUT_MS = 2000
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written now; trying again may help. The text is one sentence."""
+    """The journal cannot be read or written now, and trying again may help. The text is one sentence."""
 
 
 class JournalDamaged(JournalError):
-    """The journal is not what was written; trying again will not help."""
+    """The journal is not what was written, and trying again will not help."""
 
 
 class JournalGone(JournalError):
-    """Somebody deleted it; it can be written again once there is a new one."""
+    """The journal was deleted. It can be written again once there is a new one."""
 
 
 class JournalTaken(JournalDamaged):
-    """Another master writes this journal now; whoever is told must end."""
+    """Another master writes this journal now, so this one must end."""
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -53,7 +53,7 @@ class History(msgspec.Struct, kw_only=True):
 
     @property
     def until(self) -> float:
-        """The newest moment it knows of."""
+        """The newest time it knows."""
         return max((at for at, _ in self.events), default=self.at)
 
 
@@ -61,7 +61,7 @@ class Journal(Protocol):
     """Where a master keeps what it must not forget."""
 
     folds_itself: bool
-    """Whether `append` keeps the log short, so that nobody needs to ask for a snapshot while the job runs."""
+    """Whether `append` keeps the log short, so that the shell need not write snapshots while the job runs."""
 
     def load(self) -> History | None:
         """What was written before, or None if nothing was."""
@@ -73,10 +73,10 @@ class Journal(Protocol):
         """Replace everything but the story by this state, as it is at this moment."""
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
-        """Lines of the story with a number above `after`."""
+        """Job events with a number above `after`."""
 
     def last_told(self) -> int:
-        """The number of the story's newest line, 0 if there is none."""
+        """The number of the newest job event, 0 if there is none."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -139,7 +139,7 @@ class SQLiteJournal:
             raise JournalDamaged(f"the journal {self._path} has format {known}, and this version reads format {FORMAT}")
 
     def load(self) -> History | None:
-        """What was written before; a damaged journal is refused as a whole, and left as it is."""
+        """What was written before. A damaged journal is refused as a whole and left unchanged."""
         with self._clear_words("read"):
             row = self._db.execute("select at, state, crc from snapshot").fetchone()
             if row is None:
@@ -166,14 +166,13 @@ class SQLiteJournal:
             )
 
     def snapshot(self, state: JobState, at: float) -> None:
-        """Replace everything but the story by this state, so that a restart need not replay a long life."""
+        """Replace everything but the story by this state, so that a restart need not replay a long log."""
         data = _encode(state)
         with self._clear_words("written"), self._transaction():
             self._db.execute("insert or replace into snapshot values (0, ?, ?, ?)", (at, data, zlib.crc32(data)))
             self._db.execute("delete from log")
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
-        """Lines of the story with a number above `after`."""
         with self._clear_words("read"):
             rows = self._reader.execute(
                 "select number, at, reason, message, node, warning from story where number > ? order by number limit ?",
@@ -185,13 +184,11 @@ class SQLiteJournal:
         ]
 
     def last_told(self) -> int:
-        """The number of the story's newest line, 0 if there is none."""
         with self._clear_words("read"):
             (number,) = self._reader.execute("select coalesce(max(number), 0) from story").fetchone()
             return int(number)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._reader.close()
         self._db.close()
 
