@@ -207,7 +207,7 @@ def test_a_removed_node_takes_its_heir_along_when_its_rank_goes_to_a_created_nod
     plan(job, "move", migrate=(move(1),))
     assert plan(job, remove=(key(1),), create=(node(),)) == ""
     assert (job.deleted, job.launched, ranks(job)) == ([1, 2], [3], {0: 0, 3: 1})
-    assert end(job, "move") == ("Superseded", "ScalePlan plan came before it was done")
+    assert end(job, "move") == ("Superseded", "the plan plan came before it was done")
 
 
 def test_a_lost_node_of_a_plan_is_awaited_in_its_replacement_with_the_same_resources():

@@ -1,7 +1,7 @@
 """Changes of a job's nodes that people ask for: another number, certain nodes more or fewer, other resources.
 
 A request is checked as a whole before anything is done, and refused with one sentence. What is granted begins at once
-and is tracked in `state.changes` until it is complete. A plain number is handled as a ScalePlan without a name.
+and is tracked in `state.changes` until it is complete. A plain number is handled as a plan without a name.
 """
 
 from __future__ import annotations
