@@ -29,7 +29,11 @@ class Collectives:
         Args:
             group: of the round, if there are rounds.
         """
-        self.group = group
+        self._group = group
+
+    def use(self, group: Group | None) -> None:
+        """Communicate in this round's group from now on; None after the last round."""
+        self._group = group
 
     @property
     def rank(self) -> int:
@@ -56,10 +60,10 @@ class Collectives:
         Raises:
             GroupLost: the round ended meanwhile or before.
         """
-        if self.group is None:
+        if self._group is None:
             time.sleep(seconds)
         else:
-            self.group.pause(seconds)
+            self._group.pause(seconds)
 
     def meet(self, row: Sequence[int]) -> list[list[int]] | None:
         """Every rank's row; None if several ranks have no process group and so cannot agree."""
@@ -85,7 +89,7 @@ class Collectives:
             RuntimeError: the group broke.
         """
         rows = [torch.empty_like(mine) for _ in range(self.world)]
-        wait(dist.all_gather(rows, mine, async_op=True), self.group)
+        wait(dist.all_gather(rows, mine, async_op=True), self._group)
         return rows
 
     def gather_all(self, row: Sequence[int]) -> list[list[int]]:
@@ -121,10 +125,10 @@ class Collectives:
             block: Any = None if data is None else data[start : start + size]
             moved = block.to(device) if scratch is None else scratch[:size]
             if not alone:
-                wait(dist.broadcast(moved, source, async_op=True), self.group)
+                wait(dist.broadcast(moved, source, async_op=True), self._group)
             elif gives:
-                wait(dist.isend(moved, takers[0]), self.group)
+                wait(dist.isend(moved, takers[0]), self._group)
             else:
-                wait(dist.irecv(moved, source), self.group)
+                wait(dist.irecv(moved, source), self._group)
             if block is not None and scratch is not None:
                 block.copy_(moved)

@@ -109,7 +109,8 @@ class Rendezvous:
                 self.group = None
             assignment = client.ready(self._state.completed, agreed=self._agreed_in)
             group = Group(assignment, self._backend, self._timeout, time_to_connect(tried))
-            self.group = self._ranks.group = group
+            self.group = group
+            self._ranks.use(group)
             try:
                 if client.over(assignment.round):
                     raise GroupLost(f"round {assignment.round} is over")
@@ -195,7 +196,8 @@ class Rendezvous:
             self._client.close()
             self._client = None
         if self.group is not None:
-            group, self.group, self._ranks.group = self.group, None, None
+            group, self.group = self.group, None
+            self._ranks.use(None)
             group.destroy(in_peace=in_peace)
             self._state.close()
             gc.collect()  # remains of a gloo group would abort the interpreter at its exit
