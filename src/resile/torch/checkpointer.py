@@ -45,6 +45,7 @@ from resile.torch._checkpoint.parallel_copy import POPULATE_WRITE, copying_threa
 from resile.torch._checkpoint.rank_layout import Saver, estimate_growth, lay_out, still_fits
 from resile.torch._checkpoint.restore import Memory, Restore
 from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
+from resile.torch._checkpoint.store_queue import StoreQueue
 from resile.torch._checkpoint.verify import Verification, begin
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.arguments import check_directory, check_state, state_dicts_in, whole
@@ -102,19 +103,14 @@ class Checkpointer:
         """By buffer: the layout and size that it is prepared for."""
         self._copier = ThreadPoolExecutor(1, "resile-copy")
         self._sealer = ThreadPoolExecutor(1, "resile-seal")
+        self._store_queue = StoreQueue(self._memory, self._log_once, self._sealer.submit)
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
         self._populating: list[Future[None]] = []
         self._verifying: dict[Buffer, Verification] = {}
         """Checkpoints of an earlier process that are being compared with their checksums."""
-        self._store_requested = 0
-        """The last sequence that was sent to storage."""
         self.behind = False
         """True if the last save was skipped because storing or copying an earlier one is not done."""
-        self._store_error = ""
-        """Why storage refused the last checkpoint that was waited for; empty if it did not."""
-        self._deferred: tuple[int, int] | None = None
-        """Buffer and sequence of a save that was due while storage was busy with the previous one."""
         self._verify_ahead()
 
     @property
@@ -198,20 +194,7 @@ class Checkpointer:
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
             working.result(timeout)
-        self._await_stored(timeout)
-        self._follow_up(None)  # storage may accept this one, even if it refused the one before
-        self._await_stored(timeout)
-        if self._store_error:
-            raise OSError(self._store_error)
-
-    def _await_stored(self, timeout: float) -> None:
-        if self._store_requested and self._memory is not None:
-            sequence, self._store_requested = self._store_requested, 0
-            answer = self._memory.wait(sequence, timeout)
-            if answer is None:
-                self._store_requested = sequence
-                raise TimeoutError(f"storage did not take the checkpoint within {timeout:g} s")
-            self._store_error = answer
+        self._store_queue.wait(timeout)
 
     def close(self) -> None:
         """Finish pending work. The agent keeps its checkpoints. Idempotent."""
@@ -224,6 +207,7 @@ class Checkpointer:
                 memory.close()
         self._memory = self._leader = None
         self._save_group.close()
+        self._store_queue.close()
 
     # restoring -------------------------------------------------------------------------------------------------------
 
@@ -282,7 +266,7 @@ class Checkpointer:
     def _leave_group(self) -> None:
         self._save_group.leave()
         self._layout = None
-        self._deferred = None
+        self._store_queue.drop_deferred()
 
     def reserve(self, state: State) -> None:
         """Allocate the memory for saves of this state in the background, so that the first is no slower.
@@ -382,9 +366,9 @@ class Checkpointer:
             return False
         number, stores = slot.number, due and not slot.busy
         if due:
-            self._deferred = None
+            self._store_queue.drop_deferred()
         elif not slot.busy:
-            self._follow_up(number)
+            self._store_queue.follow_up(number)
         buffer = self._memory.buffers[number]
         packed = self._begin(number, layout, text)
         sequence = self._save_group.sequence
@@ -394,10 +378,9 @@ class Checkpointer:
         def commit() -> None:
             record = buffer.commit(sequence, step, text, layout.length)
             if stores:
-                buffer.want(sequence)
-                self._store_requested = sequence
+                self._store_queue.reserve(number, sequence)
             elif due:
-                self._deferred = (number, sequence)
+                self._store_queue.defer(number, sequence)
             if copied:
                 self._save_group.sent(sequence, layout.length, self._local_world)
             self._sealing[number] = self._sealer.submit(self._seal, number, packed, record, stores, copied)
@@ -431,33 +414,13 @@ class Checkpointer:
         self._packed[number] = (text, buffer.size, packed)
         return packed
 
-    def _follow_up(self, overwritten: int | None) -> None:
-        """Send storage the step that was due while it was busy, unless that step is overwritten."""
-        deferred, self._deferred = self._deferred, None
-        if deferred is None or deferred[0] == overwritten or self._memory is None:
-            return
-        number, sequence = deferred
-        buffer = self._memory.buffers[number]
-        record = buffer.record()
-        if record is not None and record.sequence == sequence:
-            if not any(each.wanted for each in self._memory.buffers):
-                buffer.want(sequence)
-            self._store_requested = sequence
-            self._sealer.submit(self._store, number, sequence)
-
     def _seal(self, number: int, packed: PackedState, record: Record, stores: bool, copied: bool) -> None:
         assert self._memory is not None
         self._memory.buffers[number].seal(record, packed.sums())
         if copied and isinstance(self._memory, MemoryClient):
             self._memory.copy_out(number, record.sequence)
         if stores:
-            self._store(number, record.sequence)
-
-    def _store(self, number: int, sequence: int) -> None:
-        assert self._memory is not None
-        if not self._memory.store(number, sequence):
-            self._memory.buffers[number].release()
-            self._log_once.say("storage gets no more checkpoints: the agent does not answer")
+            self._store_queue.send(number, record.sequence)
 
     def _room(self, size: int) -> bool:
         if self._memory is None:
