@@ -34,9 +34,13 @@ LONGEST = (
 LEAN = str(ROOT / "tests/support/lean")
 
 
-def pytest_configure() -> None:
-    """Let the processes that tests start leave torch's compiler out, and be ended by SIGHUP, also under nohup."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (LEAN, os.environ.get("PYTHONPATH"))))
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the processes that tests start be ended by SIGHUP, also under nohup, and leave torch's compiler out.
+
+    The long proofs import it as every training does.
+    """
+    if "soak" not in config.getoption("-m", default=""):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (LEAN, os.environ.get("PYTHONPATH"))))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
