@@ -359,7 +359,7 @@ def test_a_process_that_dies_after_its_node_joined_takes_the_round_with_it_at_on
     assert job.members == [0]
 
 
-def test_rigid_nodes_among_elastic_ones_are_waited_for_as_ever():
+def test_inelastic_nodes_among_elastic_ones_are_waited_for_as_ever():
     job = running(3)
     job.says(0, CanRegroup())
     job.fails(1)

@@ -38,13 +38,8 @@ class Master:
         self.engine.handle(Started(), 1.0)
         self.asked: list[Any] = []
         self.answers: list[str] = []
-        shell = SimpleNamespace(
-            engine=self.engine, now=5.0, trouble=None, after_turn=lambda: None, submit=self.asked.append
-        )
-        executor = SimpleNamespace(noted=lambda _: None)
-        self.serving = cast(
-            Serving, SimpleNamespace(shell=shell, commands=_Commands(self), executor=executor, fresh=False)
-        )
+        shell = SimpleNamespace(engine=self.engine, now=5.0, trouble=None, observers=[], submit=self.asked.append)
+        self.serving = cast(Serving, SimpleNamespace(shell=shell, commands=_Commands(self), observers=[], fresh=False))
 
     def stopped(self) -> None:
         self.engine.handle(ChangeWanted(change=Stop(because="the job was deleted")), 4.0)
@@ -200,7 +195,8 @@ async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeKube, 
     work = asyncio.create_task(watch._work())
     await rest(api)
     core.job.wants(Stop(because="enough"))
-    core.shell.after_turn()
+    for observer in core.shell.observers:
+        observer()
     await rest(api)
     work.cancel()
     assert {status(api, SCALE_PLANS, name).get("phase") for name in names} == {end}

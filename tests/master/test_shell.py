@@ -75,9 +75,10 @@ class Watched:
         self.known_when_executed: list[int] = []
         self.died = asyncio.Event()
         engine = Engine(new_state(SPEC, 0.0))
-        self.shell = Shell(engine, self.journal, clock or asyncio.get_running_loop().time, self._execute, die=self._die)
+        self.shell = Shell(engine, self.journal, clock or asyncio.get_running_loop().time, die=self._die)
+        self.shell.start(self._execute)
         self._turned = asyncio.Event()
-        self.shell.after_turn = self._turned.set
+        self.shell.observers.append(self._turned.set)
 
     def _execute(self, decision: AnyDecision) -> None:
         self.executed.append(decision)
@@ -100,6 +101,22 @@ class Watched:
         loop = asyncio.get_running_loop()
         self.journal.tried = lambda: loop.call_soon_threadsafe(tried.set)
         await asyncio.wait_for(tried.wait(), 10)
+
+
+async def test_events_before_the_start_are_handled_in_order_once_it_comes() -> None:
+    journal, executed = MemoryJournal(), list[AnyDecision]()
+    shell = Shell(Engine(new_state(SPEC, 0.0)), journal, asyncio.get_running_loop().time)
+    turned = asyncio.Event()
+    shell.observers.append(turned.set)
+    shell.submit(Started())
+    shell.submit(ChangeWanted(change=Stop(), request=1))
+    await asyncio.sleep(0.05)
+    assert (journal.events, executed) == ([], [])
+    shell.start(executed.append)
+    await asyncio.wait_for(turned.wait(), 10)
+    assert [type(event) for event in journal.events] == [Started, ChangeWanted]
+    assert {type(decision) for decision in executed} >= {LaunchNode, Reply, Finish}
+    shell.close()
 
 
 async def test_events_are_journaled_before_their_decisions_are_executed() -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 
-from resile.api.ids import Seconds
+from resile.api.ids import NodeKey, Seconds
 from resile.api.job_view import JobView
 from resile.core import decisions as de
 from resile.core import events as ev
@@ -20,10 +20,10 @@ from resile.core.state import new_state
 from resile.master.clock import Clock
 from resile.master.commands import Commands
 from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
-from resile.master.server import AgentConnections, Executor
+from resile.master.server import AgentConnections, Executor, log_note
 from resile.master.shell import RETRY_SECONDS, Shell
-from resile.master.view import view
-from resile.platform.base import Launch, Observation, Platform
+from resile.master.view import StandbyView, view
+from resile.platform.base import Observation, Platform
 from resile.protocol.changes import Stop
 from resile.protocol.commands import ToMaster
 from resile.wire.connection import Server, serve
@@ -53,7 +53,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     shell: Shell
     commands: Commands
-    executor: Executor
+    observers: list[Callable[[de.Note], None]]
+    """Called with every job event."""
     fresh: bool
     """Whether this is the job's first master."""
 
@@ -96,40 +97,35 @@ async def run_master(
             engine = Engine.replay(history.state, history.events)
             clock = Clock(not_before=history.until)
         over = asyncio.Event()
-        board = AgentConnections(lambda event: shell.submit(event), lambda node: shell.heard(node), spec.name)
-        executor = Executor(board)
         shell = Shell(
             engine,
             journal,
             clock,
-            executor,
             told=journal.last_told(),
             replayed=len(history.events) if history else 0,
         )
         cleanup.callback(shell.close)
-
-        def look() -> JobView:
-            return view(shell.engine.state, shell.now, board.standbys)
-
-        commands = Commands(shell.submit, journal, look)
-        executor.reply = commands.reply
-        executor.finished = lambda _: over.set()
-        if options.metrics_port is not None:
-            cleanup.callback(_serve_metrics(look, executor, options.metrics_port))
-        server = await _listen(directory, options, board)
-        cleanup.callback(server.close)
-        board.answer = commands
-        address = MasterAddress(host=options.host, port=server.port, pid=os.getpid())
-        platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
-        if platform is not None:
-            _connect(platform, executor)
-        if accompany is not None:
-            serving = Serving(shell=shell, commands=commands, executor=executor, fresh=history is None)
-            await cleanup.enter_async_context(accompany(serving))
-        # The first event comes only now, when the platform can launch nodes. No agent was heard before.
         if history is not None:
             shell.submit(ev.MasterReturned())
         shell.submit(ev.Started())  # changes nothing if the job has started
+        standbys: dict[NodeKey, StandbyView] = {}
+
+        def look() -> JobView:
+            return view(shell.engine.state, shell.now, standbys)
+
+        commands = Commands(shell.submit, journal, look)
+        connections = AgentConnections(shell.submit, shell.heard, spec.name, commands, standbys)
+        observers: list[Callable[[de.Note], None]] = [log_note]
+        if options.metrics_port is not None:
+            cleanup.callback(_serve_metrics(look, observers, options.metrics_port))
+        server = await _listen(directory, options, connections)
+        cleanup.callback(server.close)
+        address = MasterAddress(host=options.host, port=server.port, pid=os.getpid())
+        platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
+        if accompany is not None:
+            serving = Serving(shell=shell, commands=commands, observers=observers, fresh=history is None)
+            await cleanup.enter_async_context(accompany(serving))
+        shell.start(Executor(connections, platform, commands.reply, over.set, observers))
         if platform is not None:
             await _attach(platform, shell, fresh=history is None)
             cleanup.push_async_callback(platform.close)
@@ -142,11 +138,11 @@ async def run_master(
             await asyncio.sleep(spec.timeouts.master_recovery)
             over.set()
         await over.wait()
-        await _farewell(shell, board)
+        await _farewell(shell, connections)
         return engine.state.phase == "Succeeded"
 
 
-async def _listen(directory: JobDirectory, options: Options, board: AgentConnections) -> Server:
+async def _listen(directory: JobDirectory, options: Options, connections: AgentConnections) -> Server:
     before = directory.address()
     port = options.port or (before.port if before is not None else 0)
     return await serve(
@@ -154,30 +150,11 @@ async def _listen(directory: JobDirectory, options: Options, board: AgentConnect
         port,
         token=directory.token(),
         decode=ToMaster,
-        on_message=board.on_message,
-        on_close=board.on_close,
+        on_message=connections.on_message,
+        on_close=connections.on_close,
         on_refused=lambda peer, because: log.warning("refused %s: %s", peer, because),
         tls=options.tls,
     )
-
-
-def _connect(platform: Platform, executor: Executor) -> None:
-    """Let the platform carry out launches and deletions."""
-
-    def launch(decision: de.LaunchNode) -> None:
-        platform.launch(
-            Launch(
-                node=decision.node,
-                rank=decision.rank,
-                replicas=decision.replicas,
-                relaunch_count=decision.relaunch_count,
-                resources=decision.resources,
-                avoid=decision.avoid,
-            )
-        )
-
-    executor.launch = launch
-    executor.delete = lambda decision: platform.delete(decision.node, Seconds(decision.grace))
 
 
 async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
@@ -222,19 +199,17 @@ def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(patience, look).cancel
 
 
-async def _farewell(shell: Shell, board: AgentConnections) -> None:
+async def _farewell(shell: Shell, connections: AgentConnections) -> None:
     """Wait, for a limited time, until every agent is told and every launched node has ended."""
     gone = asyncio.Event()
-    also = shell.after_turn
 
     def check() -> None:
-        also()
         state = shell.engine.state
         running = state.spec.managed and any(not node.status.ended for node in state.nodes.values())
-        if not board.agents and not running:
+        if not connections.agents and not running:
             gone.set()
 
-    shell.after_turn = check
+    shell.observers.append(check)
     check()
     try:
         async with asyncio.timeout(shell.engine.state.spec.timeouts.exit_grace + FAREWELL):
@@ -243,7 +218,9 @@ async def _farewell(shell: Shell, board: AgentConnections) -> None:
         log.warning("some nodes are still there after the job's end")
 
 
-def _serve_metrics(look: Callable[[], JobView], executor: Executor, port: int) -> Callable[[], None]:
+def _serve_metrics(
+    look: Callable[[], JobView], observers: list[Callable[[de.Note], None]], port: int
+) -> Callable[[], None]:
     from resile.master.metrics import JobCollector, serve  # only here, since training does not need it
 
     loop = asyncio.get_running_loop()
@@ -253,11 +230,9 @@ def _serve_metrics(look: Callable[[], JobView], executor: Executor, port: int) -
 
     # Scrapes come on another thread, and the state may be read only on the loop.
     collector = JobCollector(lambda: asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(SCRAPE_SECONDS))
-    log_note = executor.noted
 
-    def noted(note: de.Note) -> None:
+    def count(note: de.Note) -> None:
         collector.reasons[note.reason] += 1
-        log_note(note)
 
-    executor.noted = noted
+    observers.append(count)
     return serve(collector, port)

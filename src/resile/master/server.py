@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-from resile.api.ids import Bytes, NodeKey
+from resile.api.ids import Bytes, NodeKey, Seconds
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.master.view import StandbyView
+from resile.platform.base import Launch, Platform
 from resile.protocol.agent_to_master import Heartbeat, Hello, StandbyReport
-from resile.protocol.commands import Answer, Ask, Command, NotReady, Result, ToMaster
+from resile.protocol.commands import Answer, Ask, Command, Result, ToMaster
 from resile.protocol.master_to_agent import JobOver, MasterMessage, Refused, Welcome
 from resile.protocol.message import PROTOCOL
 from resile.wire.connection import Connection
@@ -26,7 +27,15 @@ Answerer = Callable[[Command, Callable[[Result], None]], None]
 class AgentConnections:
     """Which node's agent is on which connection. A connection belongs to no node until the core admits it."""
 
-    def __init__(self, submit: Callable[[ev.AnyEvent], None], heard: Callable[[NodeKey], None], job: str) -> None:
+    def __init__(
+        self,
+        submit: Callable[[ev.AnyEvent], None],
+        heard: Callable[[NodeKey], None],
+        job: str,
+        answer: Answerer,
+        standbys: dict[NodeKey, StandbyView],
+    ) -> None:
+        """`standbys` is filled with what connected agents report. It is only shown, so it is not in the journal."""
         self._submit = submit
         self._heard = heard
         self._job = job
@@ -35,9 +44,8 @@ class AgentConnections:
         self._numbers_of: dict[Connection, int] = {}
         self._nodes: dict[Connection, NodeKey] = {}
         self._connections: dict[NodeKey, Connection] = {}
-        self.answer: Answerer | None = None
-        self.standbys: dict[NodeKey, StandbyView] = {}
-        """What connected agents report about their standbys. It is only shown, so it is not in the journal."""
+        self._answer = answer
+        self._standbys = standbys
 
     @property
     def agents(self) -> int:
@@ -58,7 +66,7 @@ class AgentConnections:
             case Ask():
                 self._ask(connection, message)
             case StandbyReport() if node is not None:
-                self.standbys[node] = StandbyView(message.ready, Bytes(message.memory))
+                self._standbys[node] = StandbyView(message.ready, Bytes(message.memory))
             case _ if node is not None:
                 self._submit(ev.AgentSaid(node=node, message=message))
             case _ if connection not in self._numbers_of:
@@ -73,7 +81,7 @@ class AgentConnections:
         log.info("the connection of %s ended: %s", node, because)
         if self._connections.get(node) is connection:
             del self._connections[node]
-            self.standbys.pop(node, None)
+            self._standbys.pop(node, None)
         self._submit(ev.AgentDisconnected(node=node, session=session))
 
     def _hello(self, connection: Connection, hello: Hello) -> None:
@@ -96,10 +104,7 @@ class AgentConnections:
             if not connection.closed:
                 connection.send(Answer(request=ask.request, result=result))
 
-        if self.answer is None:
-            reply(NotReady())
-        else:
-            self.answer(ask.command, reply)
+        self._answer(ask.command, reply)
 
     # what goes out -----------------------------------------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class AgentConnections:
         connection = self._connections.pop(node, None)
         if connection is not None:
             self._nodes.pop(connection, None)
-            self.standbys.pop(node, None)
+            self._standbys.pop(node, None)
             connection.abort(f"{node} was declared lost")
 
     def send(self, nodes: Iterable[NodeKey], message: MasterMessage) -> None:
@@ -146,41 +151,59 @@ class AgentConnections:
 class Executor:
     """Executes decisions: messages go to agents, launches to the platform, replies to the command that asked."""
 
-    def __init__(self, board: AgentConnections) -> None:
-        self._board = board
-        self.launch: Callable[[de.LaunchNode], None] = _no_platform
-        self.delete: Callable[[de.DeleteNode], None] = _no_platform
-        self.reply: Callable[[de.Reply], None] = _no_platform
-        self.finished: Callable[[de.Finish], None] = _no_platform
-        self.noted: Callable[[de.Note], None] = _log_note
+    def __init__(
+        self,
+        connections: AgentConnections,
+        platform: Platform | None,
+        reply: Callable[[de.Reply], None],
+        finished: Callable[[], None],
+        observers: Sequence[Callable[[de.Note], None]],
+    ) -> None:
+        """`finished` is called when the job has ended, and each of `observers` with every job event."""
+        self._connections = connections
+        self._platform = platform
+        self._reply = reply
+        self._finished = finished
+        self._observers = observers
 
     def __call__(self, decision: de.AnyDecision) -> None:
-        board = self._board
+        connections = self._connections
         match decision:
             case de.Note():
-                self.noted(decision)
+                for observer in self._observers:
+                    observer(decision)
             case de.Send():
-                board.send(decision.to, decision.message)
+                connections.send(decision.to, decision.message)
             case de.Admit():
-                board.admit(decision.session, decision.message)
+                connections.admit(decision.session, decision.message)
             case de.Refuse():
-                board.refuse(decision.session, decision.message)
+                connections.refuse(decision.session, decision.message)
             case de.Drop():
-                board.drop(decision.node)
+                connections.drop(decision.node)
             case de.LaunchNode():
-                self.launch(decision)
+                self._launch(decision)
             case de.DeleteNode():
-                self.delete(decision)
+                if self._platform is not None:
+                    self._platform.delete(decision.node, Seconds(decision.grace))
             case de.Reply():
-                self.reply(decision)
+                self._reply(decision)
             case de.Finish():
-                board.send_all(decision.message)
-                self.finished(decision)
+                connections.send_all(decision.message)
+                self._finished()
+
+    def _launch(self, decision: de.LaunchNode) -> None:
+        if self._platform is not None:
+            self._platform.launch(
+                Launch(
+                    node=decision.node,
+                    rank=decision.rank,
+                    replicas=decision.replicas,
+                    relaunch_count=decision.relaunch_count,
+                    resources=decision.resources,
+                    avoid=decision.avoid,
+                )
+            )
 
 
-def _no_platform(_: de.AnyDecision) -> None:
-    """Jobs on bare machines have no platform that launches or deletes nodes."""
-
-
-def _log_note(note: de.Note) -> None:
+def log_note(note: de.Note) -> None:
     log.log(logging.WARNING if note.warning else logging.INFO, "%s: %s", note.reason, note.message)

@@ -52,19 +52,17 @@ class Shell:
         engine: Engine,
         journal: Journal,
         clock: Callable[[], float],
-        execute: Callable[[AnyDecision], None],
         *,
         told: int = 0,
         replayed: int = 0,
         die: Callable[[], None] = _die,
     ) -> None:
-        """Nothing is handled before the first `submit`.
+        """Nothing is handled before `start`.
 
         Args:
             engine: of the job.
             journal: where its events go.
             clock: tells the time.
-            execute: carries out one decision.
             told: how many job events the journal holds.
             replayed: how many events the journal holds since its snapshot.
             die: ends the process at once.
@@ -72,7 +70,7 @@ class Shell:
         self.engine = engine
         self._journal = journal
         self._clock = clock
-        self._execute = execute
+        self._execute: Callable[[AnyDecision], None] | None = None
         self._die = die
         self._told = told
         self._inbox: list[AnyEvent] = []
@@ -90,15 +88,22 @@ class Shell:
         self._alarm: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
-        self.after_turn: Callable[[], None] = lambda: None
+        self.observers: list[Callable[[], None]] = []
+        """Called after every turn, when the state may have changed."""
         self._watch_own_pulse(self._clock())
+
+    def start(self, execute: Callable[[AnyDecision], None]) -> None:
+        """Handle the events queued so far, and those to come; `execute` carries out one decision."""
+        self._execute = execute
+        if self._inbox:
+            self._wake = self._loop.call_soon(self._turn)
 
     def submit(self, event: AnyEvent) -> None:
         """Queue an event. Events are handled in the order in which they were submitted."""
         if self.stalled and not self.engine.durable(event):
             return  # it only moves gauges, and many could pile up before there is room again
         self._inbox.append(event)
-        if self._wake is None and not self._closed:
+        if self._execute is not None and self._wake is None and not self._closed:
             self._wake = self._loop.call_soon(self._turn)
 
     def heard(self, node: NodeKey) -> None:
@@ -190,7 +195,7 @@ class Shell:
             self._retry = self._loop.call_later(RETRY_SECONDS, self._write)
             if first:
                 log.error("%s; decisions are held back until it can be written", error)
-                self.after_turn()
+                self._tell_observers()
             return
         except Exception as error:  # any error: without the writer no decision would ever be executed
             self.broke("the writing of the journal", error)
@@ -214,6 +219,7 @@ class Shell:
         if since is not None and now - since > self.engine.state.spec.timeouts.heartbeat_timeout / 4:
             self.engine.restart_silence_timers(now)  # agents that came meanwhile could not be admitted
         held, self._held = self._held, []
+        assert self._execute is not None  # there is no turn before `start`
         for decision in held:
             self._execute(decision)
         if self._since_snapshot >= COMPACT_AFTER and not self._journal.folds_itself:
@@ -221,7 +227,11 @@ class Shell:
         if self._inbox and self._wake is None:
             self._wake = self._loop.call_soon(self._turn)
         self._set_alarm()
-        self.after_turn()
+        self._tell_observers()
+
+    def _tell_observers(self) -> None:
+        for observer in self.observers:
+            observer()
 
     def _compact(self) -> None:
         try:

@@ -60,11 +60,7 @@ class Failed(Message, frozen=True, kw_only=True):
     error: str
 
 
-class NotReady(Message, frozen=True, kw_only=True):
-    """The master is still starting; the caller may ask again."""
-
-
-Result = JobStatus | JobEvents | Done | Failed | NotReady
+Result = JobStatus | JobEvents | Done | Failed
 
 
 class Answer(Message, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from resile.protocol.commands import (
     Failed,
     JobEvents,
     JobStatus,
-    NotReady,
     Result,
     Status,
 )
@@ -112,8 +111,6 @@ class MasterClient:
         except BadFrame as error:
             raise CommandError(f"the question is too long: {error}") from error
         match answer.result:
-            case NotReady():
-                raise MasterUnreachable("the master is still starting")
             case Failed(error=sentence):
                 raise CommandError(sentence)
             case result:

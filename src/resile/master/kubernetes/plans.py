@@ -56,13 +56,7 @@ class PlanWatch:
         self._open: dict[str, Object] = {}
         """Plans that the core has taken and whose end has not been told."""
         self._changed = asyncio.Event()
-        also = serving.shell.after_turn
-
-        def turned() -> None:
-            also()
-            self._changed.set()
-
-        serving.shell.after_turn = turned
+        serving.shell.observers.append(self._changed.set)
 
     async def run(self) -> None:
         """Execute plans until cancelled; then tell the ends that have come, within `LAST_SECONDS`."""

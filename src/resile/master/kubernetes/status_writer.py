@@ -77,7 +77,8 @@ class StatusWriter:
         self._generation = 0
         self._error = self._reason = ""
         self.seen(job)
-        self._listen()
+        serving.observers.append(self._on_note)
+        serving.shell.observers.append(self._changed.set)
 
     def seen(self, job: Object, error: str = "", reason: str = "") -> None:
         """Take note of a version of the job's resource; others write its status, too.
@@ -90,22 +91,11 @@ class StatusWriter:
         self._written = job.get("status") or {}
         self._changed.set()
 
-    def _listen(self) -> None:
-        executor, shell = self._serving.executor, self._serving.shell
-        say, also = executor.noted, shell.after_turn
-
-        def noted(note: Note) -> None:
-            say(note)
-            try:
-                self._notes.put_nowait((new_event_name(self._spec.name), shell.now, note))
-            except asyncio.QueueFull:
-                self._left_out += 1
-
-        def turned() -> None:
-            also()
-            self._changed.set()
-
-        executor.noted, shell.after_turn = noted, turned
+    def _on_note(self, note: Note) -> None:
+        try:
+            self._notes.put_nowait((new_event_name(self._spec.name), self._serving.shell.now, note))
+        except asyncio.QueueFull:
+            self._left_out += 1
 
     async def run(self) -> None:
         """Write until cancelled; then once more, within `LAST_SECONDS`."""
