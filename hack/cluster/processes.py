@@ -40,7 +40,9 @@ class Process:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return None
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+        # The first thread of a killed process may be a zombie while others still hold its ports.
+        ended = fields[0] in "ZX" and int(fields[17]) <= 1
+        return None if ended else cls(pid, int(fields[19]))
 
     def alive(self) -> bool:
         """Say whether this very process (not another with its pid) still runs."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import httpx2
 import pytest
+from benchmarks.kube import api
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.models.authentication_v1 import TokenRequestSpec
@@ -35,10 +36,9 @@ COMMAND_DEADLINE = 90.0
 GROUP = "elastic.iml.github.io/v1alpha1"
 JOBS = "elasticjobs.elastic.iml.github.io"
 T = TypeVar("T")
-PODS = create_namespaced_resource("", "v1", "Pod", "pods")
 WAITED_FOR = {
-    "pod": PODS,
-    "elasticjob": create_namespaced_resource(*GROUP.split("/"), "ElasticJob", "elasticjobs"),
+    "pod": api.PODS,
+    "elasticjob": api.JOBS,
     "scaleplan": create_namespaced_resource(*GROUP.split("/"), "ScalePlan", "scaleplans"),
 }
 """What tests wait for, many times a second: a kubectl for each look would take the cores that the cluster needs."""
@@ -225,7 +225,7 @@ class KubeNamespace:
     def pods(self, name: str, role: str = "worker") -> dict[str, dict[str, Any]]:
         """The job's nodes that are not on their way out, by name."""
         labels = {"elasticjob-name": name, "replica-type": role}
-        items = _asked(lambda: [dict(pod) for pod in self._api.list(PODS, labels=labels)])
+        items = _asked(lambda: [dict(pod) for pod in self._api.list(api.PODS, labels=labels)])
         return {i["metadata"]["name"]: i for i in items if "deletionTimestamp" not in i["metadata"]}
 
     def logs(self, pod: str) -> str:
