@@ -60,8 +60,9 @@ while step < until:
     optimizer.zero_grad()
     step += 1
     state["words"] = f"after {step}"
+    note("computed", step=step, digest=digest(model, optimizer))  # first: it may be stopped as soon as it has saved
     checkpointer.save(step, state)
-    note("saved", step=step, digest=digest(model, optimizer))
+    note("saved", step=step)
     if not there("release"):
         time.sleep(0.02)
     if RANK == 1 and there(f"die-at-{step}"):
@@ -74,7 +75,7 @@ dist.destroy_process_group()
 
 def digest_of(runs: Runs, step: int) -> str:
     """What all ranks agree the state of a step was."""
-    digests = {note["digest"] for note in runs.notes("saved") if note["step"] == step}
+    digests = {note["digest"] for note in runs.notes("computed") if note["step"] == step}
     assert len(digests) == 1, f"step {step} was not the same everywhere"
     return str(digests.pop())
 
