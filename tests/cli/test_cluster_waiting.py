@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from resile.client.cluster import logs
-from resile.client.cluster.connection import Cluster, Wanted, Watch
+from resile.client.cluster.connection import Cluster, Watch
 from resile.client.cluster.logs import Bookmark, follow_pod
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
 from resile.kube.client import Client
 from resile.kube.errors import KubeError
+from resile.kube.informer import Watched
 from tests.support.fake_kube import FakeKube
 
 POD = {
@@ -115,7 +116,7 @@ async def test_a_command_that_waits_for_changes_hears_of_every_failure(
     cluster.context, cluster.server = "test", "http://here"  # type: ignore[attr-defined]
 
     async def wait_for_changes() -> None:
-        async with Cluster(cast(Client, cluster), "red").watch(Wanted(kube.PODS, "red")) as watching:
+        async with Cluster(cast(Client, cluster), "red").watch(Watched(kube.PODS, "red")) as watching:
             while True:
                 await watching.change(5.0)
 

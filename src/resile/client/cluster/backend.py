@@ -28,13 +28,14 @@ from resile.client.base import (
     Submitted,
 )
 from resile.client.cluster import delete, describe, faults, follow, listing, logs, steer, submit
-from resile.client.cluster.connection import Cluster, Manifest, connect
+from resile.client.cluster.connection import Cluster, connect
 from resile.client.cluster.find import find, find_pod
 from resile.client.cluster.follow import ClusterFollowing
 from resile.client.cluster.streams import take
 from resile.client.errors import NotUsableError
 from resile.client.target import Target
 from resile.kube import kinds as kube
+from resile.kube.kinds import Object
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class ClusterJobs:
         self._say = say
         self._named = target.namespace
         """The namespace if the user named one."""
-        self._submitted: dict[Submitted, Manifest] = {}
+        self._submitted: dict[Submitted, Object] = {}
         self._streams = ExitStack()
         self._runner = asyncio.Runner()
         try:
@@ -123,7 +124,7 @@ class ClusterJobs:
         injected, signs = self._runner.run(faults.inject(self._cluster, job, fault))
         return injected, self._stream(signs)
 
-    async def _failure(self, job: Manifest) -> Failure | None:
+    async def _failure(self, job: Object) -> Failure | None:
         now = await self._cluster.get(kube.of(job_kind_of(job)), job["metadata"]["name"], job["metadata"]["namespace"])
         return await describe.last_failure(self._cluster, now or job, await describe.journal(self._cluster, job))
 

@@ -20,12 +20,8 @@ from resile.kube.client import Client
 from resile.kube.config import NoCluster, NoSuchContext, config_files, from_files, from_pod, in_a_pod
 from resile.kube.errors import FORBIDDEN, NOT_FOUND, UNAUTHORIZED, KubeError
 from resile.kube.informer import Informer, Watched, key_of
-from resile.kube.kinds import ALL_NAMESPACES, PODS, Kind, Object, of
+from resile.kube.kinds import PODS, Kind, Object, of
 
-Manifest = Object
-Wanted = Watched
-
-EVERY_NAMESPACE = ALL_NAMESPACES
 FIELD_MANAGER = "resile"
 PATIENCE = Seconds(60.0)
 """Without an answer for so long, a command that waits gives up."""

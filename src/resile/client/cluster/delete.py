@@ -10,9 +10,11 @@ from typing import Any
 from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Deleted, Say
 from resile.client.cluster import view
-from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import Object
 
 DELETE_SECONDS = 60.0
 """For a deleted job and its pods to be gone, beyond the pods' own grace."""
@@ -20,7 +22,7 @@ USUAL_GRACE = 30.0
 
 
 async def delete(
-    cluster: Cluster, jobs: Sequence[Manifest], say: Say, *, now: bool, wait: bool
+    cluster: Cluster, jobs: Sequence[Object], say: Say, *, now: bool, wait: bool
 ) -> AsyncGenerator[Deleted, None]:
     """Delete jobs, with everything that belongs to them; with `wait`, each one is gone when it is told.
 
@@ -29,7 +31,7 @@ async def delete(
     """
     for job in jobs:
         name = job["metadata"]["name"]
-        pods = await cluster.all(Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job)))
+        pods = await cluster.all(Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(job)))
         await cluster.delete(kube.of(job_kind_of(job)), name)
         if now:
             await asyncio.gather(*(cluster.delete(kube.PODS, pod["metadata"]["name"], grace=0) for pod in pods))
@@ -38,18 +40,18 @@ async def delete(
         yield Deleted(name, job_kind_of(job).noun, gone=wait)
 
 
-def _grace(pod: Manifest) -> float:
+def _grace(pod: Object) -> float:
     grace: Any = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
     return USUAL_GRACE if grace is None else float(grace)
 
 
-async def _gone(cluster: Cluster, job: Manifest, grace: float, say: Say) -> None:
+async def _gone(cluster: Cluster, job: Object, grace: float, say: Say) -> None:
     """Wait for the end of a job that was deleted and of the pods that it had."""
     name, uid = job["metadata"]["name"], job["metadata"]["uid"]
     patience = grace + DELETE_SECONDS
     until = time.monotonic() + patience
-    jobs = Wanted(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name})
-    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
+    jobs = Watched(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name})
+    pods = Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
     told = False
     async with cluster.watch(jobs, pods) as watching:
         while True:
@@ -67,5 +69,5 @@ async def _gone(cluster: Cluster, job: Manifest, grace: float, say: Say) -> None
             await watching.change(seconds)
 
 
-def _owned(pod: Manifest, uid: str) -> bool:
+def _owned(pod: Object, uid: str) -> bool:
     return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or [])

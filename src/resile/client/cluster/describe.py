@@ -11,11 +11,13 @@ from resile.api.manifests.reader import read_manifest
 from resile.api.moments import stamp
 from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
 from resile.client.cluster import view
-from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.cluster.connection import Cluster
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
 from resile.core.state import JobState
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import Object
 from resile.master.journal.configmap import peek
 from resile.master.view import view as view_of_state
 
@@ -31,10 +33,10 @@ async def describe(cluster: Cluster, name: str) -> Description:
     """
     job = await find(cluster, name)
     space = cluster.namespace
-    pods = await cluster.all(Wanted(kube.PODS, space, labels=view.pod_labels(job)))
+    pods = await cluster.all(Watched(kube.PODS, space, labels=view.pod_labels(job)))
     events = [
         event
-        for event in view.in_order(await cluster.all(Wanted(kube.EVENTS, space)))
+        for event in view.in_order(await cluster.all(Watched(kube.EVENTS, space)))
         if view.is_story(event, job) or (event.get("type") == "Warning" and view.about(event, job))
     ][-LAST_EVENTS:]
     state = await journal(cluster, job)
@@ -71,11 +73,11 @@ async def spec(cluster: Cluster, name: str) -> JobSpec:
         raise CommandError(f"job {name} cannot be read: {bad.errors[0]}") from bad
 
 
-def _read(job: Manifest) -> JobSpec:
+def _read(job: Object) -> JobSpec:
     return job_kind_of(job).to_job_spec(read_manifest(job))
 
 
-async def journal(cluster: Cluster, job: Manifest) -> JobState | None:
+async def journal(cluster: Cluster, job: Object) -> JobState | None:
     """What the master's journal holds; None if it cannot be had, since everything else can be told without it."""
     try:
         metadata = job["metadata"]
@@ -87,7 +89,7 @@ async def journal(cluster: Cluster, job: Manifest) -> JobState | None:
     return state if state is not None and state.spec.uid == job["metadata"]["uid"] else None
 
 
-async def last_failure(cluster: Cluster, job: Manifest, state: JobState | None) -> Failure | None:
+async def last_failure(cluster: Cluster, job: Object, state: JobState | None) -> Failure | None:
     """The process that the journal names, else the node that the job's status names, with the end of its log."""
     first = state.training.failures.first if state is not None else None
     if state is not None and first is not None:
@@ -104,7 +106,7 @@ async def last_failure(cluster: Cluster, job: Manifest, state: JobState | None) 
     return NodeFailure(f"{f'{node}: ' if node else ''}{why}, at {when}", said or None)
 
 
-def _facts(cluster: Cluster, job: Manifest) -> dict[str, str]:
+def _facts(cluster: Cluster, job: Object) -> dict[str, str]:
     facts = {"Restarts": str(job_kind_of(job).report_of(job).restarts)}
     try:
         spec = _read(job)

@@ -9,11 +9,13 @@ from resile.api.kinds.registry import job_kind_of
 from resile.chaos.faults import Fault, Injected, KillMaster, KillNode
 from resile.client.base import Sign
 from resile.client.cluster import view
-from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.cluster.connection import Cluster
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.names import did_you_mean, pod_name
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import Object
 
 REPLACED_SECONDS = 60.0
 """For a replacement to run: a pod starts within seconds where there is room."""
@@ -35,7 +37,7 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
         name = pod_name(kind, job, node) or node
     else:
         node, name = "", kind.master_name(job)
-    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(item))
+    pods = Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(item))
     running = {pod["metadata"]["name"]: pod for pod in await cluster.all(pods) if not view.pod_over(pod)}
     if name not in running:
         hint = did_you_mean(name, sorted(running)) or "none does"
@@ -46,11 +48,9 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
     return injected, _replacement(cluster, item, running[name], began)
 
 
-async def _replacement(
-    cluster: Cluster, job: Manifest, killed: Manifest, began: float
-) -> AsyncGenerator[list[Sign], None]:
+async def _replacement(cluster: Cluster, job: Object, killed: Object, began: float) -> AsyncGenerator[list[Sign], None]:
     created = False
-    pods = Wanted(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
+    pods = Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
     async with cluster.watch(pods) as watching:
         while (left := REPLACED_SECONDS - (time.monotonic() - began)) > 0:
             new = next((pod for pod in watching.all(kube.PODS) if _replaces(job, pod, killed)), None)
@@ -65,7 +65,7 @@ async def _replacement(
     yield [Sign(f"no replacement runs after {REPLACED_SECONDS:g} s; `resile describe {name}` tells why")]
 
 
-def _replaces(job: Manifest, pod: Manifest, killed: Manifest) -> bool:
+def _replaces(job: Object, pod: Object, killed: Object) -> bool:
     """Whether a pod has the role and rank of one that was killed."""
     mine, its = (view.node_view(job_kind_of(job), one, job["metadata"]["name"]) for one in (pod, killed))
     same = (mine.role, mine.rank) == (its.role, its.rank)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from resile.api.kinds import registry
 from resile.api.kinds.registry import job_kind_of
-from resile.client.cluster.connection import Cluster, Manifest, Wanted
+from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError
 from resile.client.local.jobs import all_jobs
 from resile.client.names import did_you_mean, is_pod_of, pod_name
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import Object
 
 
-async def find(cluster: Cluster, name: str) -> Manifest:
+async def find(cluster: Cluster, name: str) -> Object:
     """The job of this name in the namespace that is meant.
 
     Raises:
@@ -23,7 +25,7 @@ async def find(cluster: Cluster, name: str) -> Manifest:
     return job
 
 
-async def find_pod(cluster: Cluster, name: str) -> tuple[Manifest, str]:
+async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
     """The job that a pod's name belongs to, and the pod; the pod is empty when `name` is a job's own.
 
     Raises:
@@ -42,7 +44,7 @@ async def find_pod(cluster: Cluster, name: str) -> tuple[Manifest, str]:
     raise _unknown(cluster, name, jobs)
 
 
-async def _get(cluster: Cluster, name: str) -> Manifest | None:
+async def _get(cluster: Cluster, name: str) -> Object | None:
     for kind in registry.job_kinds():
         job = await cluster.get(kube.of(kind), name)
         if job is not None:
@@ -50,12 +52,12 @@ async def _get(cluster: Cluster, name: str) -> Manifest | None:
     return None
 
 
-async def _jobs(cluster: Cluster) -> list[Manifest]:
-    found = [await cluster.all(Wanted(kube.of(kind), cluster.namespace)) for kind in registry.job_kinds()]
+async def _jobs(cluster: Cluster) -> list[Object]:
+    found = [await cluster.all(Watched(kube.of(kind), cluster.namespace)) for kind in registry.job_kinds()]
     return [job for jobs in found for job in jobs]
 
 
-def _unknown(cluster: Cluster, name: str, jobs: list[Manifest]) -> CommandError:
+def _unknown(cluster: Cluster, name: str, jobs: list[Object]) -> CommandError:
     names = sorted(job["metadata"]["name"] for job in jobs)
     here = " on this machine or" if all_jobs() else ""
     hint = did_you_mean(name, names) or "there are no jobs in it; -n chooses another"

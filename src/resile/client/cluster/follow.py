@@ -12,10 +12,12 @@ from resile.api.job_event import JobEvent
 from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Failure, Moment
 from resile.client.cluster import view
-from resile.client.cluster.connection import INSTALL, Cluster, Manifest, Wanted, Watch
+from resile.client.cluster.connection import INSTALL, Cluster, Watch
 from resile.client.cluster.describe import journal
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import Object
 from resile.master.view import view as view_of_state
 
 TAKE_UP_SECONDS = 10.0
@@ -49,7 +51,7 @@ class ClusterFollowing:
         return False
 
 
-async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, None]:
+async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
     """The job after each change, or after `REST_SECONDS`; the last moment holds its interruptions, too.
 
     Raises:
@@ -57,9 +59,9 @@ async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, Non
     """
     space, name, uid = job["metadata"]["namespace"], job["metadata"]["name"], job["metadata"]["uid"]
     wanted = (
-        Wanted(kube.of(job_kind_of(job)), space, fields={"metadata.name": name}),
-        Wanted(kube.PODS, space, labels=view.pod_labels(job)),
-        Wanted(kube.EVENTS, space, fields={"involvedObject.uid": uid}),
+        Watched(kube.of(job_kind_of(job)), space, fields={"metadata.name": name}),
+        Watched(kube.PODS, space, labels=view.pod_labels(job)),
+        Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid}),
     )
     async with cluster.watch(*wanted) as watching:
         story = _Story()
@@ -82,7 +84,7 @@ async def moments(cluster: Cluster, job: Manifest) -> AsyncGenerator[Moment, Non
         yield Moment(view.job_view(now, watching.all(kube.PODS), time.time(), known), news, last=True)
 
 
-def _the_job(watching: Watch, job: Manifest) -> Manifest:
+def _the_job(watching: Watch, job: Object) -> Object:
     there = watching.all(kube.of(job_kind_of(job)))
     found = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
     if found is None:

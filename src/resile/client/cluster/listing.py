@@ -11,9 +11,11 @@ from resile.api.kinds.registry import job_kind_of
 from resile.api.moments import moment
 from resile.client.base import EVENT, POD, Found, Item, Listable, PlanView, Query
 from resile.client.cluster import view
-from resile.client.cluster.connection import EVERY_NAMESPACE, Cluster, Manifest, Wanted, Watch
+from resile.client.cluster.connection import Cluster, Watch
 from resile.client.cluster.find import find
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import ALL_NAMESPACES, Object
 
 REST_SECONDS = 30.0
 """After which a watch looks again although nothing changed."""
@@ -25,14 +27,14 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
     """What there is now, and after every change, until the jobs are over and nothing more is to come of them."""
     if query.job:
         await find(cluster, query.job)
-    space = EVERY_NAMESPACE if query.everywhere else cluster.namespace
+    space = ALL_NAMESPACES if query.everywhere else cluster.namespace
     only = {"metadata.name": query.job} if query.job else None
-    wanted = [Wanted(kube.of(kind), space, fields=only) for kind in registry.job_kinds()]
+    wanted = [Watched(kube.of(kind), space, fields=only) for kind in registry.job_kinds()]
     wanted += {
-        Listable.JOBS: [Wanted(kube.PODS, space)] if query.with_nodes else [],
-        Listable.NODES: [Wanted(kube.PODS, space)],
-        Listable.EVENTS: [Wanted(kube.EVENTS, space)],
-        Listable.PLANS: [Wanted(kube.of(kind), space) for kind in registry.plan_kinds()],
+        Listable.JOBS: [Watched(kube.PODS, space)] if query.with_nodes else [],
+        Listable.NODES: [Watched(kube.PODS, space)],
+        Listable.EVENTS: [Watched(kube.EVENTS, space)],
+        Listable.PLANS: [Watched(kube.of(kind), space) for kind in registry.plan_kinds()],
     }[query.what]
     async with cluster.watch(*wanted) as watching:
         found = _found(query, watching)
@@ -73,16 +75,16 @@ def _found(query: Query, watching: Watch) -> Found:
     return Found(items, nothing=not jobs)
 
 
-def _of(kinds: Sequence[Kind], watching: Watch) -> list[Manifest]:
+def _of(kinds: Sequence[Kind], watching: Watch) -> list[Object]:
     return [item for kind in kinds for item in watching.all(kube.of(kind))]
 
 
-def _pods(pods: list[Manifest]) -> dict[str, dict[tuple[str, str], list[Manifest]]]:
+def _pods(pods: list[Object]) -> dict[str, dict[tuple[str, str], list[Object]]]:
     """Pods by the kind, namespace and name of their job."""
     return {kind.name: view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
 
 
-def _jobs(jobs: list[Manifest], pods: list[Manifest]) -> list[Item]:
+def _jobs(jobs: list[Object], pods: list[Object]) -> list[Item]:
     by_job, now = _pods(pods), time.time()
     items = []
     for job in jobs:
@@ -91,7 +93,7 @@ def _jobs(jobs: list[Manifest], pods: list[Manifest]) -> list[Item]:
     return items
 
 
-def _nodes(jobs: list[Manifest], pods: list[Manifest]) -> list[Item]:
+def _nodes(jobs: list[Object], pods: list[Object]) -> list[Item]:
     by_job = _pods(pods)
     items = []
     for job in jobs:
@@ -101,7 +103,7 @@ def _nodes(jobs: list[Manifest], pods: list[Manifest]) -> list[Item]:
     return sorted(items, key=lambda item: (item.namespace, item.name))
 
 
-def _events(jobs: list[Manifest], events: list[Manifest]) -> list[Item]:
+def _events(jobs: list[Object], events: list[Object]) -> list[Item]:
     items = []
     for event in view.in_order(events):
         job = next((job for job in jobs if view.about(event, job)), None)
@@ -111,7 +113,7 @@ def _events(jobs: list[Manifest], events: list[Manifest]) -> list[Item]:
     return items
 
 
-def _plans(plans: list[Manifest], only: str) -> list[Item]:
+def _plans(plans: list[Object], only: str) -> list[Item]:
     """All plans, those for jobs that do not exist included, or those of one job."""
     items = []
     for plan in plans:
@@ -123,7 +125,7 @@ def _plans(plans: list[Manifest], only: str) -> list[Item]:
     return items
 
 
-def _plan_view(kind: PlanKind, plan: Manifest) -> PlanView:
+def _plan_view(kind: PlanKind, plan: Object) -> PlanView:
     metadata, status = plan["metadata"], plan.get("status") or {}
     return PlanView(
         name=metadata["name"],

@@ -10,10 +10,12 @@ from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.pod_template import MAIN
 from resile.client.base import LogLine
 from resile.client.cluster import view
-from resile.client.cluster.connection import PATIENCE, Cluster, Manifest, Wanted, Watch
+from resile.client.cluster.connection import PATIENCE, Cluster, Watch
 from resile.client.cluster.streams import take
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
+from resile.kube.informer import Watched
+from resile.kube.kinds import Object
 from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 
 REST_SECONDS = 5.0
@@ -33,17 +35,17 @@ Lines = asyncio.Queue[LogLine]
 """Where the readers of several pods put what they read."""
 
 
-async def read(cluster: Cluster, job: Manifest, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
+async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
     """What a pod, or every node of a job if `pod` is empty, has written so far.
 
     Raises:
         CommandError: the pod is gone, or the cluster refuses.
     """
-    pods = _chosen(job, await cluster.all(Wanted(kube.PODS, cluster.namespace, labels=_labels(job))), pod)
+    pods = _chosen(job, await cluster.all(Watched(kube.PODS, cluster.namespace, labels=_labels(job))), pod)
     if pod and not pods:
         raise _gone(job, pod)
 
-    async def fetch(one: Manifest) -> list[LogLine]:
+    async def fetch(one: Object) -> list[LogLine]:
         if not _begun(one):
             return []
         name = one["metadata"]["name"]
@@ -55,7 +57,7 @@ async def read(cluster: Cluster, job: Manifest, pod: str, tail: int | None) -> A
             yield batch
 
 
-async def follow(cluster: Cluster, job: Manifest, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
+async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
     """What a pod, or every node of a job, writes until it has ended; pods that come later are read from their start.
 
     Raises:
@@ -72,7 +74,7 @@ async def follow(cluster: Cluster, job: Manifest, pod: str, tail: int | None) ->
 
 
 async def follow_pod(
-    cluster: Cluster, pod: Manifest, watching: Watch, tail: int | None, show: Callable[[str], Awaitable[None]]
+    cluster: Cluster, pod: Object, watching: Watch, tail: int | None, show: Callable[[str], Awaitable[None]]
 ) -> None:
     """Show what a pod writes until it ends. Where the connection breaks, go on behind the last line that was shown.
 
@@ -135,16 +137,16 @@ class Bookmark:
         return True
 
 
-async def _follow(cluster: Cluster, job: Manifest, only: str, tail: int | None, lines: Lines) -> None:
+async def _follow(cluster: Cluster, job: Object, only: str, tail: int | None, lines: Lines) -> None:
     name = job["metadata"]["name"]
     wanted = (
-        Wanted(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name}),
-        Wanted(kube.PODS, cluster.namespace, labels=_labels(job)),
+        Watched(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name}),
+        Watched(kube.PODS, cluster.namespace, labels=_labels(job)),
     )
     reading: dict[str, asyncio.Task[None]] = {}
     alone = True
 
-    def start(pod: Manifest, tail: int | None) -> asyncio.Task[None]:
+    def start(pod: Object, tail: int | None) -> asyncio.Task[None]:
         async def show(line: str) -> None:
             await lines.put(LogLine(pod["metadata"]["name"], line.encode(), alone))
 
@@ -180,21 +182,21 @@ async def _follow(cluster: Cluster, job: Manifest, only: str, tail: int | None, 
             await asyncio.gather(*reading.values(), return_exceptions=True)
 
 
-def _gone(job: Manifest, pod: str) -> CommandError:
+def _gone(job: Object, pod: str) -> CommandError:
     return CommandError(f"there is no pod {pod} any more; `resile get nodes {job['metadata']['name']}` lists them")
 
 
-def _all_over(watching: Watch, job: Manifest, pods: list[Manifest]) -> bool:
+def _all_over(watching: Watch, job: Object, pods: list[Object]) -> bool:
     there = watching.all(kube.of(job_kind_of(job)))
     now = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
     return now is None or (view.over(now) and all(map(view.pod_over, pods)))
 
 
-def _labels(job: Manifest) -> dict[str, str]:
+def _labels(job: Object) -> dict[str, str]:
     return view.pod_labels(job)
 
 
-def _chosen(job: Manifest, pods: list[Manifest], only: str) -> list[Manifest]:
+def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
     """The pod that is asked for, or the nodes of the job, oldest first; the master's log must be asked for."""
     master = job_kind_of(job).master_name(job["metadata"]["name"])
     chosen = [pod for pod in pods if (pod["metadata"]["name"] == only if only else pod["metadata"]["name"] != master)]
@@ -202,7 +204,7 @@ def _chosen(job: Manifest, pods: list[Manifest], only: str) -> list[Manifest]:
     return sorted(chosen, key=lambda pod: (nodes[pod["metadata"]["name"]].role, nodes[pod["metadata"]["name"]].id))
 
 
-def main_container(pod: Manifest) -> str:
+def main_container(pod: Object) -> str:
     """The container that trains (or is the master); the only one where no name says which."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     named = (pod["metadata"].get("annotations") or {}).get(MAIN_ANNOTATION, MAIN)
@@ -215,17 +217,17 @@ def sortable(stamp: str) -> str:
     return f"{seconds}.{fraction:0<9}"
 
 
-def _begun(pod: Manifest) -> bool:
+def _begun(pod: Object) -> bool:
     """Whether the container that trains has been started once."""
     state = _state(pod)
     return "running" in state or "terminated" in state
 
 
-def _runs(pod: Manifest) -> bool:
+def _runs(pod: Object) -> bool:
     return "running" in _state(pod)
 
 
-def _state(pod: Manifest) -> Manifest:
+def _state(pod: Object) -> Object:
     """Of the container that trains."""
     states = (pod.get("status") or {}).get("containerStatuses") or []
     return next((one.get("state") or {} for one in states if one.get("name") == main_container(pod)), {})

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from resile.api.kinds.registry import job_kind_of
 from resile.client.cluster import view
-from resile.client.cluster.connection import Cluster, Manifest
+from resile.client.cluster.connection import Cluster
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
+from resile.kube.kinds import Object
 
 
 async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> None:
@@ -47,7 +48,7 @@ async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
     return True
 
 
-async def _unfinished(cluster: Cluster, name: str) -> Manifest:
+async def _unfinished(cluster: Cluster, name: str) -> Object:
     job = await find(cluster, name)
     if view.over(job):
         raise CommandError(f"job {name} is over ({view.phase(job)}); nothing was changed")

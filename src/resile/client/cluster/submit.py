@@ -6,12 +6,13 @@ from resile.api.kinds import registry
 from resile.api.kinds.base import JobKind
 from resile.client.base import Document
 from resile.client.cluster import view
-from resile.client.cluster.connection import Cluster, Manifest
+from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError, NotUsableError
 from resile.kube import kinds as kube
+from resile.kube.kinds import Object
 
 
-async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Manifest, str]:
+async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Object, str]:
     """Apply one document; the object, and whether it was `created`, `configured` or `unchanged`.
 
     Raises:
@@ -35,7 +36,7 @@ async def apply(cluster: Cluster, document: Document, namespace: str | None) -> 
     return applied, "unchanged" if same else "configured"
 
 
-def _in_namespace(document: Manifest, namespace: str | None, cluster: Cluster) -> Manifest:
+def _in_namespace(document: Object, namespace: str | None, cluster: Cluster) -> Object:
     metadata = document["metadata"]
     own = metadata.get("namespace")
     if own and namespace and own != namespace:

@@ -18,22 +18,22 @@ from resile.api.kinds.base import JobKind
 from resile.api.kinds.registry import job_kind_of
 from resile.api.moments import moment
 from resile.client.base import EventView
-from resile.client.cluster.connection import Manifest
 from resile.client.names import is_pod_of
+from resile.kube.kinds import Object
 from resile.platform.kubernetes.pod_status import observation
 
 
-def over(job: Manifest) -> bool:
+def over(job: Object) -> bool:
     """Whether a job will never run again."""
     return phase(job).ended
 
 
-def phase(job: Manifest) -> JobPhase:
+def phase(job: Object) -> JobPhase:
     """A job's phase; `Created` until the operator has taken it up."""
     return job_kind_of(job).phase_of(job) or JobPhase.CREATED
 
 
-def job_view(job: Manifest, pods: Iterable[Manifest], now: float, journal: JobView | None = None) -> JobView:
+def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView | None = None) -> JobView:
     """A job with its nodes, the master aside.
 
     Args:
@@ -69,7 +69,7 @@ def job_view(job: Manifest, pods: Iterable[Manifest], now: float, journal: JobVi
     )
 
 
-def node_view(kind: JobKind, pod: Manifest, job: str) -> NodeView:
+def node_view(kind: JobKind, pod: Object, job: str) -> NodeView:
     """One pod of a job as a row; the master's is one, too."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name, labels = metadata["name"], metadata.get("labels") or {}
@@ -101,7 +101,7 @@ def node_view(kind: JobKind, pod: Manifest, job: str) -> NodeView:
     )
 
 
-def pod_word(pod: Manifest) -> str:
+def pod_word(pod: Object) -> str:
     """What kubectl shows as a pod's STATUS."""
     status = pod.get("status") or {}
     if pod["metadata"].get("deletionTimestamp"):
@@ -124,7 +124,7 @@ def pod_word(pod: Manifest) -> str:
     return "Running" if word == "Completed" and running else word
 
 
-def _init_word(pod: Manifest, status: Manifest) -> str:
+def _init_word(pod: Object, status: Object) -> str:
     """The word for a pod whose init containers are not done; empty once they are."""
     containers = status.get("initContainerStatuses") or []
     for at, container in enumerate(containers):
@@ -140,20 +140,20 @@ def _init_word(pod: Manifest, status: Manifest) -> str:
     return ""
 
 
-def pod_labels(job: Manifest) -> dict[str, str]:
+def pod_labels(job: Object) -> dict[str, str]:
     """The labels that select the pods of a job."""
     return job_kind_of(job).job_selector(job["metadata"]["name"])
 
 
-def pod_over(pod: Manifest) -> bool:
+def pod_over(pod: Object) -> bool:
     """Whether a pod has ended, or is to."""
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     return ended or bool(pod["metadata"].get("deletionTimestamp"))
 
 
-def pods_by_job(kind: JobKind, pods: Iterable[Manifest]) -> dict[tuple[str, str], list[Manifest]]:
+def pods_by_job(kind: JobKind, pods: Iterable[Object]) -> dict[tuple[str, str], list[Object]]:
     """Pods of jobs of a kind, by the namespace and name of their job; other pods are left out."""
-    found: dict[tuple[str, str], list[Manifest]] = {}
+    found: dict[tuple[str, str], list[Object]] = {}
     for pod in pods:
         job = kind.job_of(pod["metadata"].get("labels") or {})
         if job and is_pod_of(kind, pod["metadata"]["name"], job):
@@ -161,18 +161,18 @@ def pods_by_job(kind: JobKind, pods: Iterable[Manifest]) -> dict[tuple[str, str]
     return found
 
 
-def event_time(event: Manifest) -> float:
+def event_time(event: Object) -> float:
     """When an Event was last seen."""
     times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return next((at for text in times if (at := moment(text)) is not None), 0.0)
 
 
-def in_order(events: Iterable[Manifest]) -> list[Manifest]:
+def in_order(events: Iterable[Object]) -> list[Object]:
     """Events, oldest first; those of one second in the order in which they were written."""
     return sorted(events, key=lambda one: (event_time(one), _number(one["metadata"].get("resourceVersion"))))
 
 
-def about(event: Manifest, job: Manifest) -> bool:
+def about(event: Object, job: Object) -> bool:
     """Whether an Event is about a job or one of its pods."""
     name, kind = event["involvedObject"].get("name", ""), event["involvedObject"].get("kind")
     if event["metadata"]["namespace"] != job["metadata"]["namespace"]:
@@ -182,26 +182,26 @@ def about(event: Manifest, job: Manifest) -> bool:
     return is_story(event, job)
 
 
-def is_story(event: Manifest, job: Manifest) -> bool:
+def is_story(event: Object, job: Object) -> bool:
     """Whether an Event is about the job itself; one of an earlier job of its name is not."""
     involved = event["involvedObject"]
     same = involved.get("uid") == job["metadata"]["uid"]
     return bool(involved.get("kind") == job["kind"] and same)
 
 
-def last_word(event: Manifest) -> bool:
+def last_word(event: Object) -> bool:
     """Whether an Event tells that its job is over."""
     return event.get("reason") in (JobPhase.SUCCEEDED.reason, JobPhase.FAILED.reason)
 
 
-def event_view(event: Manifest, job: str) -> EventView:
+def event_view(event: Object, job: str) -> EventView:
     """An Event as a line of a listing."""
     involved = event["involvedObject"]
     about = f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
     return EventView(**msgspec.structs.asdict(story([event])[0]), object=about, job=job)
 
 
-def story(events: Sequence[Manifest]) -> list[JobEvent]:
+def story(events: Sequence[Object]) -> list[JobEvent]:
     """Events as lines of a job's story."""
     return [
         JobEvent(
