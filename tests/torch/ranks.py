@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.multiprocessing as multiprocessing
 
 from resile.api.ids import Rank, Round
 from resile.protocol.worker_to_agent import WorkerAssignment
+from resile.wire.env import AGENT_SOCKET, WORKER
 
 
 def placed(rank: int, world: int, port: int) -> WorkerAssignment:
@@ -37,6 +39,8 @@ def found_by(work: Callable[[int], Any], world: int, directory: Path) -> list[An
 
 def _one(rank: int, work: Callable[[int], Any], world: int, directory: str) -> None:
     torch.set_num_threads(1)
+    for name in (AGENT_SOCKET, WORKER):  # a fork server keeps what the test that started it had set
+        os.environ.pop(name, None)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
     torch.save(work(rank), f"{directory}/{rank}")
     dist.destroy_process_group()

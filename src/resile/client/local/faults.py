@@ -28,25 +28,29 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
         CommandError: the fault has no target.
     """
     with JobReader(job) as reader:
-        has_trained = reader.status().step >= 0
+        before = reader.status()
     try:
         injected = local.inject(job.directory, fault)
     except NothingToInjectError as error:
         raise CommandError(str(error)) from error
     if isinstance(fault, KillMaster):
         return injected, _return_of_master(job, injected)
-    return injected, _next_step(job, injected) if has_trained else iter(())
+    over = {outage.noticed_at for outage in before.outages if outage.next_step_at is not None}
+    return injected, _next_step(job, injected, over) if before.step >= 0 else iter(())
 
 
-def _next_step(job: LocalJob, injected: Injected) -> Iterator[list[Sign]]:
-    """One line as soon as training goes on again; how to watch if that takes long."""
+def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
+    """One line as soon as training goes on again; how to watch if that takes long.
+
+    Outages that were over before the fault are told from its own by `over`, and not by the clock, which may drift.
+    """
     with JobReader(job) as reader:
         patience = reader.directory.spec().timeouts.recovery_budget + BEYOND_BUDGET
         until = time.monotonic() + patience
         noticed = Sign("not noticed")
         while time.monotonic() < until:
             view = reader.status()
-            outage = next((one for one in view.outages if one.noticed_at >= injected.at - CLOCK_DRIFT), None)
+            outage = next((one for one in view.outages if one.noticed_at not in over), None)
             if outage is not None:
                 noticed = Sign("noticed", max(0.0, outage.noticed_at - injected.at))
                 if outage.next_step_at is not None:
