@@ -91,7 +91,7 @@ def test_a_node_that_leaves_by_a_signal_frees_its_peers_at_once(runs: Runs) -> N
     asked_at = time.time()
     leaver.signal(signal.SIGTERM)
     four = runs.await_world(4, after=met[0]["round"])
-    assert max(start["at"] for start in four.values()) - asked_at < 1.5
+    assert max(start["at"] for start in four.values()) - asked_at < 10.0, "not after the 30 s of its exit grace"
     assert leaver.wait() == 128 + signal.SIGTERM
     runs.release()
     assert [node.wait() for node in nodes if node is not leaver] == [0, 0]
