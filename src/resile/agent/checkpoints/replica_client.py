@@ -47,7 +47,7 @@ class ReplicaClient:
         return self._door is not None
 
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
-        """From now on copies go here."""
+        """In this round, send replicas of this node's checkpoints to `replica_endpoint`; with None, send none."""
         self._round, self._door = round_, replica_endpoint
         if (stream := self._stream) is not None:  # of an older round: no node takes it any more
             stream.cut()

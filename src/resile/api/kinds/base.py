@@ -295,7 +295,7 @@ class JobKind(FrontDoor, Kind):
 
     @abc.abstractmethod
     def declared_roles(self, item: Manifest) -> list[str]:
-        """The roles that a job's manifest names, the master apart; it need not be one that can be run."""
+        """The roles that a job's manifest names, except the master. The manifest may be wrong."""
 
     @abc.abstractmethod
     def scale_patch(self, sizes: Mapping[str, int]) -> Manifest:

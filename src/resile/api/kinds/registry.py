@@ -59,7 +59,7 @@ def front_door(name: str) -> FrontDoor:
 
 
 def job_kind(name: str) -> JobKind:
-    """The kind of a job that runs on a cluster. Raises `KeyError` for a front door that has no resource."""
+    """The job kind of this name. Raises `KeyError` for a front door without a cluster resource (`resile run`)."""
     return {kind.name: kind for kind in job_kinds()}[name]
 
 

@@ -31,7 +31,7 @@ def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
 
 
 def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Names of objects from which no other name is made."""
+    """Add an error if this is no valid name of an object. Names that become part of longer names have other checks."""
     if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
         errors.add(
             path,

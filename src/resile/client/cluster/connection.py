@@ -145,7 +145,7 @@ class Cluster:
 
 
 class Watch:
-    """Some objects of a cluster, kept up to date while inside."""
+    """Some objects of a cluster, kept up to date until the `with` block ends."""
 
     def __init__(
         self, client: Client, refusal: Callable[[KubeError, Kind], Exception], wanted: tuple[Watched, ...]

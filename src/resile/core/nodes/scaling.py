@@ -85,9 +85,9 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
 
 
 def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
-    """Give the roles the ranks of the target, and return the nodes that leave.
+    """Set the ranks of each role to those of the target, and return the nodes that leave.
 
-    A removed node leaves even if its rank is still wanted: then a node that the same plan creates has that rank.
+    A removed node leaves even if the target keeps its rank. A node that the same plan creates then takes that rank.
     """
     state = ctx.state
     for role, ranks in target.ranks.items():

@@ -300,9 +300,10 @@ class ConfigMapJournal:
                     raise JournalError(self._restless) from None
 
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
-        """Whether the ConfigMap has what is to be written already; takes over its version if it is still ours.
+        """Read the ConfigMap again, and return whether it already holds `data` and `binary`.
 
-        Adds everything else to what is to be written if the ConfigMap is a new, empty one.
+        If this master still owns it, its version is remembered for the next write. If it was made anew and is empty,
+        the rest of the journal is added to `data` and `binary`.
         """
         found = self._get()
         if found is None:

@@ -156,7 +156,7 @@ class Rendezvous:
         return self._client.await_over(self.round, self.group.assignment.verdict)
 
     def complete(self) -> None:
-        """Declare that all members have taken the last step. The round then does not end for a newcomer any more."""
+        """Declare that all members have taken the last step: from now on a joining node does not end the round."""
         if self._client is not None:
             self._client.complete(self.round)
 

@@ -68,7 +68,7 @@ class ResumableLoader:
         self._resume = (state["batches"], state["random"])
 
     def _rest(self) -> Iterator[Any]:
-        """The rest of the pass that began with the saved random numbers."""
+        """Yield the batches that are left of the interrupted epoch; restored random generators keep its order."""
         self._set_random(self._began_with)
         loader = self._loader
         plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
