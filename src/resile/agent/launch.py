@@ -35,7 +35,6 @@ from resile.agent.workers.output import Output, OutputLines
 from resile.agent.workers.ports import NoFreePort, free_port
 from resile.api.ids import NodeId, Rank
 from resile.api.kinds.run.names import WORKER
-from resile.common.log_format import LOG_FORMAT
 from resile.wire.agent_socket import serve_local
 from resile.wire.connection import CannotListen
 from resile.wire.handshake import HandshakeRefused
@@ -43,6 +42,8 @@ from resile.wire.job_directory import DirectoryError
 from resile.wire.tls import BadTLS, client_context
 
 log = logging.getLogger("resile.agent")
+LOG_FORMAT = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
+"""As DLRover's agents print their lines, which its users search for."""
 
 LATE_PAUSE = 0.2
 """Between two looks whether the master of an earlier run is gone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -62,22 +61,6 @@ def test_redirected_logs_are_kept_and_named_if_nobody_said_where(runs: Runs) -> 
     told = run.err[run.err.index("━━ rank 0 failed first") :].replace("\n        ", "")
     assert f"  log   {log}\n" in told, "the report names the file of the process that failed"
     assert "why   OSError: in the file alone" in run.err, "the report reads what the file got"
-
-
-LOGS = """
-import logging
-from resile.torch._support.log_setup import show_info_logs
-show_info_logs()
-logging.getLogger("resile.torch").info("a line of the script's part of resile")
-"""
-
-
-def test_the_agents_lines_and_those_of_resile_in_scripts_look_the_same(runs: Runs) -> None:
-    run = runs.run(runs.script(LOGS))
-    assert run.process.returncode == 0, run.err
-    line = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] \[INFO\] "
-    for words in ("a line of the script's part of resile", "the job is over: the only node of round 1 finished"):
-        assert re.search(f"^{line}{words}$", run.err, re.M), run.err
 
 
 def test_fifty_megabytes_pass(runs: Runs) -> None:

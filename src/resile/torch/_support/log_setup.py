@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from resile.common.log_format import LOG_FORMAT
+FORMAT = "[%(asctime)s] [%(levelname)s] %(message)s"
+
 
 _UNASKED = logging.INFO - 1
 """The level that is set here. It works like INFO, but differs from any level that a script sets."""
@@ -33,7 +34,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self.setFormatter(logging.Formatter(FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or leave it to the script's own handlers."""
