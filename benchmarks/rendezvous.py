@@ -9,7 +9,7 @@ from __future__ import annotations
 from benchmarks.harness import Row, file_limit, say
 from benchmarks.many_agents import gathered
 from resile.api.timeouts import derive
-from resile.sim.scale import measure
+from resile.sim.rendezvous_cost import measure
 
 SPARE_FILES = 200
 """Descriptors that a master needs beside its agents' connections."""

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import msgspec
 
 from resile.protocol.agent_to_master import Heartbeat
-from resile.protocol.changes import Stop
 from resile.protocol.commands import Answer, Ask, Failed, ToMaster
+from resile.protocol.job_changes import Stop
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
 from resile.wire.connection import Connection, serve

@@ -20,7 +20,7 @@ from benchmarks.kube import api
 from benchmarks.kube.namespace import IDLE, IMAGE, BenchNamespace, elastic_job
 from benchmarks.kube.pod_timeline import Pods, api_only
 from resile.api.kinds.elasticjob.names import master_name
-from resile.api.moments import stamp
+from resile.api.timestamps import stamp
 from resile.master.kubernetes.status_writer import STEPS_SECONDS
 
 JOBS = 200

@@ -25,7 +25,7 @@ from lightkube.types import PatchType
 from benchmarks.harness import BIN, GaveUp, Workplace, say, wait_for
 from benchmarks.kube import api
 from resile.api.kinds.elasticjob.resource import API_VERSION
-from resile.api.moments import stamp
+from resile.api.timestamps import stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"

@@ -10,8 +10,8 @@ import pytest
 
 from resile.agent.workers.base import Standing
 from resile.agent.workers.elastic_workers import ElasticWorkers
+from resile.agent.workers.restart_count import RestartCount
 from resile.agent.workers.restarting_workers import RestartingWorkers
-from resile.agent.workers.restarts import RestartCount
 from resile.api.ids import Rank, Round, Seconds
 from resile.protocol.agent_to_master import (
     CanRegroup,

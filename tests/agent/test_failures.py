@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resile.agent.workers.failure_report import report, terminal_width
-from resile.agent.workers.failures import (
+from resile.agent.failures.evidence import (
     MAX_ERROR_FILE,
     find_traceback,
     last_part,
@@ -25,6 +24,7 @@ from resile.agent.workers.failures import (
     root_cause,
     tail_of,
 )
+from resile.agent.failures.report import report, terminal_width
 from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 CHAINED = """\

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resile.agent import leftovers
-from resile.agent.launch import _private_directory
+from resile.agent import stale_directories
+from resile.agent.failures.oom import oom_kills
+from resile.agent.main import _private_directory
 from resile.agent.master_launcher import (
     CannotLaunchMaster,
     MasterLauncher,
@@ -23,7 +24,6 @@ from resile.agent.master_launcher import (
     token_of,
 )
 from resile.agent.options import Endpoint, RunOptions, Security
-from resile.agent.workers.oom import oom_kills
 from resile.agent.workers.ports import FIRST, LAST, NoFreePort, free_port
 from resile.protocol.reports import RendezvousConfig
 from resile.wire.job_directory import DirectoryError
@@ -174,7 +174,7 @@ def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(
 ) -> None:
     assert oom_kills() >= 0
     events = tmp_path / "memory.events"
-    monkeypatch.setattr("resile.agent.workers.oom._candidates", lambda: [tmp_path / "nothing", events])
+    monkeypatch.setattr("resile.agent.failures.oom._candidates", lambda: [tmp_path / "nothing", events])
     assert oom_kills() == 0
     events.write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert oom_kills() == 2
@@ -204,7 +204,7 @@ async def test_a_run_that_takes_an_old_name_is_not_removed_for_what_an_older_run
     launch = run_directory(chosen, HERE).path.with_suffix(".launch")
     launch.parent.mkdir()
     launch.touch()
-    leftovers.sweep_runs(launch.parent)
+    stale_directories.sweep_runs(launch.parent)
     assert launch.stat().st_size, "it is marked"
     with await MasterLauncher(chosen, HERE, run_directory(chosen, HERE))._turn():
         assert not launch.stat().st_size

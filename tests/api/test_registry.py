@@ -17,15 +17,15 @@ from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests, read_manifest
 from resile.cli.output.listing import kind_of
 from resile.client.base import Listable
-from resile.client.cluster.view import job_view
+from resile.client.cluster.job_view import job_view
 from resile.client.errors import NotUsableError
 from resile.core import events as ev
 from resile.deploy import kustomize
 from resile.master.kubernetes.job_status import status_of
+from resile.operator.cached_objects import read_job
 from resile.operator.jobs.decisions import ObservedJob, Provision, SetStatus, StartMaster, decide
 from resile.operator.jobs.master_objects import owner
 from resile.operator.jobs.master_pod import master_pod
-from resile.operator.trim import read_job
 from resile.platform.base import Launch
 from resile.platform.kubernetes.pods import pod_manifest, service_manifest
 from resile.protocol.reports import RendezvousConfig

@@ -16,7 +16,7 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import JobState, Node, new_state
 from resile.protocol.agent_to_master import AgentMessage, Hello, Join, StepReport, WorkerFailed
-from resile.protocol.changes import Change
+from resile.protocol.job_changes import Change
 from resile.protocol.master_to_agent import RoundFormed
 from resile.protocol.message import PROTOCOL, Message
 from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig, RoundAssignment, WorkerFailure

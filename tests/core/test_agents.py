@@ -6,7 +6,7 @@ from resile.api.ids import Round
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.protocol.agent_to_master import NodeFinished
-from resile.protocol.changes import Scale, Stop
+from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.master_to_agent import JobOver, Leave, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.reports import NodeStatus, RendezvousConfig
 from tests.core.given import bare, failure, joins_again, key, managed, running, running_bare

@@ -8,7 +8,7 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.protocol.agent_to_master import Join, StepReport, WorkerGone
 from resile.protocol.shards import OpenDataset, TakeShard
-from resile.sim.scale import crowd, last_joins
+from resile.sim.rendezvous_cost import crowd, last_joins
 from tests.core.given import key
 
 FEW, MANY = 100, 10_000

@@ -2,7 +2,7 @@
 
 from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
-from resile.protocol.changes import Scale
+from resile.protocol.job_changes import Scale
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, key, managed, running, running_bare
 

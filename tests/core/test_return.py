@@ -8,7 +8,7 @@ from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
 from resile.protocol.agent_to_master import Leaving
-from resile.protocol.changes import Scale, Stop
+from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running
 

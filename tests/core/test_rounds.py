@@ -3,7 +3,7 @@
 from resile.api.ids import Round
 from resile.core import events as ev
 from resile.protocol.agent_to_master import NodeFinished, StepReport
-from resile.protocol.changes import Scale, Stop
+from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.master_to_agent import JobOver, RoundOver
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare

@@ -11,7 +11,7 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.state import JobState
 from resile.protocol.agent_to_master import CanRegroup, LastStepTaken
-from resile.protocol.changes import Scale, Stop, Suspend
+from resile.protocol.job_changes import Scale, Stop, Suspend
 from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig
 from tests.core.given import Job, joins_again, key, managed, running
 

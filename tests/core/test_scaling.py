@@ -5,7 +5,7 @@ import pytest
 from resile.api.defaults import MAX_REPLICAS
 from resile.api.kinds.elasticjob.roles import PS
 from resile.core import decisions as de
-from resile.protocol.changes import Scale, Stop, Suspend
+from resile.protocol.job_changes import Scale, Stop, Suspend
 from resile.protocol.master_to_agent import Refused
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import bare, joins_again, key, managed, place_of, running

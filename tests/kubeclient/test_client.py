@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.kube import config, settings
+from resile.kube import config, intervals
 from resile.kube.client import BlockingClient, Client
 from resile.kube.config import NoCluster, NoSuchContext, from_environment, from_files
 from resile.kube.errors import Failure, KubeError
@@ -89,7 +89,7 @@ async def test_a_name_that_exists_is_no_error_but_another_conflict_is() -> None:
 
 
 async def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "CALL", 0.05)
+    monkeypatch.setattr(intervals, "CALL", 0.05)
     silent = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n\0"
     async with client_of(silent) as (client, _):
         with pytest.raises(KubeError, match="cannot be reached"):

@@ -13,7 +13,7 @@ import pytest
 
 from resile.api.ids import Seconds
 from resile.common.backoff import Backoff
-from resile.kube import settings
+from resile.kube import intervals
 from resile.kube.client import Client
 from resile.kube.errors import GONE, KubeError
 from resile.kube.informer import Changed, Informer, Key, Listed, Watched, list_and_watch
@@ -28,7 +28,7 @@ RED = Watched(PODS, "red")
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "BACKOFF", Backoff(0.01, 0.05))
+    monkeypatch.setattr(intervals, "BACKOFF", Backoff(0.01, 0.05))
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_pauses_grow_up_to_a_bound(pauses: list[float]) -> None:
     cluster.down = True
     async with running(informer_of(cluster, []).run()):
         await until(lambda: len(pauses) >= 10)
-    assert max(pauses) == settings.BACKOFF.limit
+    assert max(pauses) == intervals.BACKOFF.limit
 
 
 # giving up ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from resile.core.engine import Engine
 from resile.core.events import ChangeWanted, NodeSeen, Started
 from resile.core.state import new_state
 from resile.master.kubernetes.job_status import difference, status_of
-from resile.protocol.changes import Scale
+from resile.protocol.job_changes import Scale
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import joins_again, managed, running
 

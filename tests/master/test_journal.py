@@ -15,7 +15,7 @@ from resile.core.events import AgentSaid, AnyEvent, ChangeWanted, Started
 from resile.core.state import new_state
 from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal
 from resile.protocol.agent_to_master import WorkerGone
-from resile.protocol.changes import Scale
+from resile.protocol.job_changes import Scale
 
 NODE = NodeKey("worker", NodeId(0))
 

@@ -19,8 +19,8 @@ from resile.api.ids import Round
 from resile.master import __main__ as main_module
 from resile.master.kubernetes import app
 from resile.protocol.agent_to_master import Heartbeat, Join, NodeFinished, StandbyReport
-from resile.protocol.changes import Scale, Stop
 from resile.protocol.commands import Done, Events, Failed, JobEvents
+from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.master_to_agent import JobOver, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.shards import OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 from resile.wire.connection import CannotListen

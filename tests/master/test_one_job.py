@@ -19,7 +19,7 @@ from resile.kube.kinds import Kind, Object
 from resile.master.app import Serving
 from resile.master.kubernetes.plans import PlanWatch
 from resile.master.kubernetes.status_writer import StatusWriter
-from resile.protocol.changes import Change, Stop
+from resile.protocol.job_changes import Change, Stop
 from tests.core.given import running
 from tests.kube.namespace import plan
 from tests.support.fake_kube import FakeKube, refusal

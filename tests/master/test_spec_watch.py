@@ -15,7 +15,7 @@ from resile.kube.client import Client
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.spec_watch import LAST_SEEN, SpecWatch, WantedSpec
-from resile.protocol.changes import Change, Scale, Suspend
+from resile.protocol.job_changes import Change, Scale, Suspend
 from tests.kube.namespace import job
 
 SPEC = JobSpec(name="j", front_door="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})

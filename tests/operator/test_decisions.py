@@ -8,6 +8,7 @@ import pytest
 from resile.api.job_phase import JobPhase
 from resile.api.manifests.errors import BadManifest
 from resile.operator import settings
+from resile.operator.cached_objects import read_job
 from resile.operator.jobs.decisions import (
     Action,
     Decision,
@@ -23,7 +24,6 @@ from resile.operator.jobs.decisions import (
     StopNodes,
     decide,
 )
-from resile.operator.trim import read_job
 from tests.operator.objects import NOW, job, pod
 from tests.support.kinds import ELASTIC_JOB
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from resile.api.moments import moment, stamp
+from resile.api.timestamps import moment, stamp
 from resile.kube.owner_references import is_owned_by
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.master_pod import master_pod

@@ -17,9 +17,9 @@ from resile.kube.client import Client
 from resile.kube.informer import Listed
 from resile.kube.owner_references import is_owned_by
 from resile.platform.base import Launch
+from resile.platform.kubernetes.observation import gone, observation
 from resile.platform.kubernetes.placement import held_back, released
 from resile.platform.kubernetes.platform import KubernetesPlatform
-from resile.platform.kubernetes.pod_status import gone, observation
 from resile.platform.kubernetes.pods import master_address, pod_manifest, service_manifest
 from resile.protocol.reports import NodeEnd, NodeStatus
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from resile.protocol.agent_to_master import Heartbeat
-from resile.protocol.changes import Stop
 from resile.protocol.commands import Answer, Ask, Failed, FromMaster
+from resile.protocol.job_changes import Stop
 from resile.protocol.message import Message
 from resile.wire.connection import Connection, Server, connect
 from resile.wire.handshake import ClientHandshake

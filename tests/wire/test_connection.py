@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from resile.protocol.agent_to_master import Heartbeat, NodeFinished
-from resile.protocol.changes import Stop
 from resile.protocol.commands import Answer, Ask, Failed, FromMaster, ToMaster
+from resile.protocol.job_changes import Stop
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
 from resile.wire.connection import (

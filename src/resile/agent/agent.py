@@ -18,11 +18,11 @@ import msgspec
 
 from resile.agent.checkpoints.checkpoint_server import CheckpointServer
 from resile.agent.options import RunOptions
-from resile.agent.relay import Relay
 from resile.agent.round_log import story
 from resile.agent.session import Session
 from resile.agent.standby.pool import StandbyFacts, StandbyPool
 from resile.agent.wait_log import WaitLog
+from resile.agent.worker_relay import Relay
 from resile.agent.workers.attempt import LogDirectory
 from resile.agent.workers.base import Workers
 from resile.agent.workers.elastic_workers import ElasticWorkers

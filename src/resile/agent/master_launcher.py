@@ -26,8 +26,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from resile.agent.leftovers import is_file_at, sweep_runs
 from resile.agent.options import Endpoint, RunOptions, Security
+from resile.agent.stale_directories import is_file_at, sweep_runs
 from resile.api.job import JobSpec
 from resile.api.kinds.run.names import FRONT_DOOR
 from resile.wire.job_directory import DirectoryError, JobDirectory

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from resile.agent.failures.evidence import root_cause
+from resile.agent.failures.report import report, terminal_width
 from resile.agent.workers.attempt import Attempt
-from resile.agent.workers.failure_report import report, terminal_width
-from resile.agent.workers.failures import root_cause
 from resile.api.ids import NodeKey
 from resile.protocol.reports import WorkerFailure
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from resile.api.manifests.errors import ManifestErrors
-from resile.api.manifests.names import check_dns_label
+from resile.api.manifests.name_rules import check_dns_label
 from resile.client.base import Jobs
 from resile.client.errors import NotUsableError
 from resile.client.target import Target

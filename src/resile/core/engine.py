@@ -32,7 +32,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
     WorkerStuck,
 )
-from resile.protocol.changes import Change, Scale, Stop, Suspend
+from resile.protocol.job_changes import Change, Scale, Stop, Suspend
 from resile.protocol.reports import NodeStatus
 from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 

@@ -9,7 +9,7 @@ import msgspec
 
 from resile.api.ids import NodeKey, Round
 from resile.protocol.agent_to_master import AgentMessage, Hello
-from resile.protocol.changes import Change
+from resile.protocol.job_changes import Change
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 

@@ -19,7 +19,7 @@ from lightkube.config.client_adapter import Client as SyncClient
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 
-from resile.kube import settings
+from resile.kube import intervals
 from resile.kube.config import NoCluster, from_environment
 from resile.kube.errors import CONFLICT, KubeError, garbled, refused, refused_with, unreachable
 from resile.kube.kinds import PODS, Kind, Object
@@ -65,7 +65,7 @@ class Client:
         self.context, self.server = config.context_name, config.cluster.server
         self._requests = _Requests(field_manager)
         with _usable_config():
-            self._http = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(settings.SILENCE)))
+            self._http = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(intervals.SILENCE)))
 
     @classmethod
     def from_environment(cls, field_manager: str) -> Self:
@@ -112,9 +112,9 @@ class Client:
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(settings.WATCH)),
+            "timeoutSeconds": str(int(intervals.WATCH)),
         }
-        silence = settings.WATCH + settings.WATCH_SLACK
+        silence = intervals.WATCH + intervals.WATCH_SLACK
         async for line in self._lines(_Request("GET", kind.path(namespace), params), silence):
             yield _change(line)
 
@@ -184,17 +184,17 @@ class Client:
         given = {"follow": follow or None, **options}
         params = {key: _written(value) for key, value in given.items() if value is not None}
         request = _Request("GET", PODS.path(namespace, pod, "log"), params)
-        async for line in self._lines(request, None if follow else settings.SILENCE):
+        async for line in self._lines(request, None if follow else intervals.SILENCE):
             yield line
 
     async def _call(self, request: _Request) -> Any:
         with _one_kind_of_error():
-            async with asyncio.timeout(settings.CALL):
+            async with asyncio.timeout(intervals.CALL):
                 response = await self._http.send(request.to(self._http))
         return _answer(response.status_code, response.content)
 
     async def _lines(self, request: _Request, silence: float | None) -> AsyncIterator[str]:
-        timeout = httpx2.Timeout(settings.SILENCE, read=silence)
+        timeout = httpx2.Timeout(intervals.SILENCE, read=silence)
         with _one_kind_of_error():
             response = await self._http.send(request.to(self._http, timeout=timeout), stream=True)
             try:
@@ -213,7 +213,7 @@ class BlockingClient:
         """Connects with the first call. Raises `NoCluster` as `Client` does."""
         self._requests = _Requests(field_manager)
         with _usable_config():
-            self._http = SyncClient(config, ConnectionParams(timeout=httpx2.Timeout(settings.SILENCE)))
+            self._http = SyncClient(config, ConnectionParams(timeout=httpx2.Timeout(intervals.SILENCE)))
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """An object, or None if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from resile.api.moments import stamp
+from resile.api.timestamps import stamp
 from resile.kube.kinds import Kind, Object
 
 LONGEST_MESSAGE = 1024

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from resile.api.ids import Seconds
-from resile.kube import settings
+from resile.kube import intervals
 from resile.kube.client import Client
 from resile.kube.errors import FORBIDDEN, GONE, NOT_FOUND, UNAUTHORIZED, Failure, KubeError
 from resile.kube.kinds import Kind, Object
@@ -115,11 +115,11 @@ async def list_and_watch(
             trouble = str(error)
         if relist is not None and loop.time() - listed >= relist:
             version = ""
-        if opened is not None and loop.time() - opened >= settings.WATCH_WELL:
+        if opened is not None and loop.time() - opened >= intervals.WATCH_WELL:
             failures = 0
             continue
         failures += 1
-        pause = settings.BACKOFF.after(failures)
+        pause = intervals.BACKOFF.after(failures)
         if trouble and failures > 1:
             log.warning("watching %s: %s; again in %.1f s", watched.kind.plural, trouble, pause)
         await asyncio.sleep(pause)

@@ -10,7 +10,7 @@ import enum
 import msgspec
 
 from resile.api.manifests.pod_template import MAIN
-from resile.api.moments import moment
+from resile.api.timestamps import moment
 from resile.kube.errors import one_line
 from resile.kube.kinds import Object
 

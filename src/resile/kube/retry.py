@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from resile.api.ids import Seconds
 from resile.kube.errors import KubeError
-from resile.kube.settings import BACKOFF
+from resile.kube.intervals import BACKOFF
 
 log = logging.getLogger("resile.kube")
 

@@ -19,13 +19,13 @@ from resile.core.engine import Engine
 from resile.core.state import new_state
 from resile.master.clock import Clock
 from resile.master.commands import Commands
+from resile.master.event_queue import RETRY_SECONDS, Shell
+from resile.master.job_view import StandbyView, view
 from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
 from resile.master.server import AgentConnections, Executor, log_note
-from resile.master.shell import RETRY_SECONDS, Shell
-from resile.master.view import StandbyView, view
 from resile.platform.base import Observation, Platform
-from resile.protocol.changes import Stop
 from resile.protocol.commands import ToMaster
+from resile.protocol.job_changes import Stop
 from resile.wire.connection import Server, serve
 from resile.wire.job_directory import JobDirectory, MasterAddress
 

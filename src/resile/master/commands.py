@@ -10,8 +10,8 @@ from resile.api.job_view import JobView
 from resile.core.decisions import Reply
 from resile.core.events import AnyEvent, ChangeWanted
 from resile.master.journal.sqlite import Journal, JournalError
-from resile.protocol.changes import Change
 from resile.protocol.commands import MAX_EVENTS, Command, Done, Events, Failed, JobEvents, JobStatus, Result, Status
+from resile.protocol.job_changes import Change
 
 Answer = Callable[[Result], None]
 

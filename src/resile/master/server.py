@@ -9,7 +9,7 @@ from itertools import count
 from resile.api.ids import Bytes, NodeKey, Seconds
 from resile.core import decisions as de
 from resile.core import events as ev
-from resile.master.view import StandbyView
+from resile.master.job_view import StandbyView
 from resile.platform.base import Launch, Platform
 from resile.protocol.agent_to_master import Heartbeat, Hello, StandbyReport
 from resile.protocol.commands import Answer, Ask, Command, Result, ToMaster

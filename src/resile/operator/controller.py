@@ -15,10 +15,10 @@ from resile.kube.client import Client
 from resile.kube.informer import Informer, Key, Watched, key_of
 from resile.kube.kinds import PODS, SERVICES, Kind, Object, of
 from resile.operator import settings
+from resile.operator.cached_objects import metadata_only, pod_only, resource_only
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
 from resile.operator.plans.reconciler import PlanReconciler
-from resile.operator.trim import metadata_only, pod_only, resource_only
 from resile.operator.workqueue import OnReconciled, WorkQueue
 
 

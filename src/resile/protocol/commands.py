@@ -9,7 +9,7 @@ from __future__ import annotations
 from resile.api.job_event import JobEvent
 from resile.api.job_view import JobView
 from resile.protocol.agent_to_master import AgentMessage, Hello
-from resile.protocol.changes import Change
+from resile.protocol.job_changes import Change
 from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.message import Message
 

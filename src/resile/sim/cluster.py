@@ -15,7 +15,7 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.progress import Progress
 from resile.core.state import JobState, new_state
-from resile.protocol.changes import Change
+from resile.protocol.job_changes import Change
 from resile.sim.clock import Clock
 from resile.sim.invariants import Invariants, require
 from resile.sim.schedule import Schedule, draw

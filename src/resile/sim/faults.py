@@ -7,7 +7,7 @@ from functools import partial
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.kinds.run.names import WORKER
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
-from resile.protocol.changes import Scale, Suspend
+from resile.protocol.job_changes import Scale, Suspend
 from resile.protocol.reports import NodeEnd, NodeStatus
 from resile.sim.cluster import Cluster
 from resile.sim.schedule import FAULTS_UNTIL, Fault

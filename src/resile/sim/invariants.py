@@ -11,7 +11,7 @@ from resile.core.engine import Engine
 from resile.core.nodes.relaunch import Cause, cause_of
 from resile.core.state import JobState, Phase
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
-from resile.protocol.changes import Scale
+from resile.protocol.job_changes import Scale
 from resile.protocol.master_to_agent import RoundFormed, RoundOver
 from resile.protocol.reports import NodeStatus, RoundAssignment
 from resile.sim.reference_ledger import ReferenceLedger

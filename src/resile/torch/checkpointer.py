@@ -35,8 +35,8 @@ from resile.checkpoint.errors import StorageError, not_stored
 from resile.checkpoint.layout import Layout
 from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
-from resile.checkpoint.process_buffers import ProcessBuffers
 from resile.checkpoint.storage import open_storage
+from resile.checkpoint.torchrun_buffers import ProcessBuffers
 from resile.torch._checkpoint.buffer_choice import BufferChoice
 from resile.torch._checkpoint.direct_storage import check_writable, store_directly
 from resile.torch._checkpoint.flatten import Leaf, State, flatten

@@ -22,7 +22,7 @@ from resile.kube.errors import unreachable
 from resile.master.journal import configmap
 from resile.master.journal.configmap import ConfigMapJournal, seal, unseal
 from resile.master.journal.sqlite import JournalDamaged, JournalError, JournalGone, JournalTaken
-from resile.protocol.changes import Scale
+from resile.protocol.job_changes import Scale
 from resile.protocol.reports import NodeStatus
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, kubectl
 

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from resile.agent.checkpoints.flush import left_in, store_last, whole_in
+from resile.agent.checkpoints.background_thread import WorkThread
 from resile.agent.checkpoints.memory_socket import MemorySocket, Peer
 from resile.agent.checkpoints.replica_client import ReplicaClient
 from resile.agent.checkpoints.replica_server import ReplicaServer
-from resile.agent.checkpoints.work_thread import WorkThread
+from resile.agent.checkpoints.store_last import left_in, store_last, whole_in
 from resile.api.ids import Round
 from resile.checkpoint.buffer import Buffer, Record
 from resile.checkpoint.memory_client import (

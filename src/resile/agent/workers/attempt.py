@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
+from resile.agent.failures.evidence import read_failure
+from resile.agent.failures.oom import oom_kills
 from resile.agent.options import RunOptions, Std
 from resile.agent.standby.pool import StandbyPool
 from resile.agent.workers.env import NoDeviceError, worker_environment
-from resile.agent.workers.failures import read_failure
-from resile.agent.workers.oom import oom_kills
 from resile.agent.workers.output import Outlet, Output, console
 from resile.agent.workers.worker_group import CANNOT_RUN, CannotStart, Ended, Spawn, WorkerGroup
 from resile.api.ids import Round

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from resile.agent.workers.life import Line
+from resile.agent.workers.worker_states import Line
 from resile.api.ids import Round
 from resile.protocol.agent_to_master import LastStepTaken
 from resile.protocol.master_to_agent import RoundOver

@@ -19,7 +19,10 @@ from typing import TypeVar
 from resile.agent.workers.attempt import Attempt
 from resile.agent.workers.base import Standing
 from resile.agent.workers.launcher import WorkerLauncher
-from resile.agent.workers.life import (
+from resile.agent.workers.ports import free_port
+from resile.agent.workers.restarting_workers import RestartingWorkers
+from resile.agent.workers.worker_group import CannotStart
+from resile.agent.workers.worker_states import (
     Detached,
     Dismissed,
     Ended,
@@ -36,9 +39,6 @@ from resile.agent.workers.life import (
     Stuck,
     Worker,
 )
-from resile.agent.workers.ports import free_port
-from resile.agent.workers.restarting_workers import RestartingWorkers
-from resile.agent.workers.worker_group import CannotStart
 from resile.api.ids import NO_ROUND, Round
 from resile.common.backoff import Backoff
 from resile.protocol.agent_to_master import (

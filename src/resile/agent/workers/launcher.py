@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resile.agent.options import RunOptions
-from resile.agent.relay import Relay
 from resile.agent.round_log import rendezvous_result
 from resile.agent.standby.pool import StandbyPool
 from resile.agent.wait_log import WaitLog
+from resile.agent.worker_relay import Relay
 from resile.agent.workers.attempt import Attempt, LogDirectory
 from resile.agent.workers.output import Output
 from resile.agent.workers.ports import free_port
-from resile.agent.workers.restarts import RestartCount
+from resile.agent.workers.restart_count import RestartCount
 from resile.api.ids import NO_ROUND, Rank, Round, Seconds
 from resile.protocol.reports import RoundAssignment, WorkerFailure
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resile.agent.workers.failures import tail_of
+from resile.agent.failures.evidence import tail_of
 from resile.api.ids import Bytes, MiB, Seconds
 from resile.protocol.reports import MAX_LOG_TAIL
 

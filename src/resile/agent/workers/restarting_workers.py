@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from resile.agent.workers.base import Standing
 from resile.agent.workers.launcher import WorkerLauncher
-from resile.agent.workers.life import Line
 from resile.agent.workers.ports import free_port
+from resile.agent.workers.worker_states import Line
 from resile.api.ids import NO_ROUND, Round
 from resile.protocol.agent_to_master import Join, LastStepTaken, NodeFinished, WorkerFailed
 from resile.protocol.master_to_agent import RoundOver

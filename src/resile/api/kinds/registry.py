@@ -10,7 +10,7 @@ from typing import Any
 from resile.api.job import JobSpec
 from resile.api.kinds.base import FrontDoor, JobKind, Kind, PlanKind
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
-from resile.api.kinds.run.door import RUN
+from resile.api.kinds.run.kind import RUN
 from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 
 JOB_KINDS: tuple[JobKind, ...] = (ELASTIC_JOB,)

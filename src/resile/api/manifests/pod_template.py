@@ -12,7 +12,7 @@ from typing import Any
 from resile.api import quantity
 from resile.api.job import Resources
 from resile.api.manifests.errors import ManifestErrors, shown, text_problem, under
-from resile.api.manifests.names import check_dns_label, check_env_name
+from resile.api.manifests.name_rules import check_dns_label, check_env_name
 
 MAIN = "main"
 """The container that trains, where a pod has several; without one of this name it is the first."""

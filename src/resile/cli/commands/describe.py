@@ -12,8 +12,8 @@ from resile.api.ids import MiB
 from resile.api.job_view import JobView
 from resile.cli.common_options import jobs_of, output_option, print_json, target_options
 from resile.cli.output import rows
-from resile.cli.output.failures import failure_lines, failure_title
 from resile.cli.output.follow import clock, outage_table
+from resile.cli.output.last_failure import failure_lines, failure_title
 from resile.cli.output.tables import age, table, took
 from resile.client.base import Description
 from resile.client.target import Target

@@ -9,7 +9,7 @@ import msgspec
 
 from resile.cli.common_options import jobs_of, output_option, target_options
 from resile.client.base import LogLine
-from resile.client.names import pod_name
+from resile.client.pod_names import pod_name
 from resile.client.target import Target
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from resile.api.manifests.errors import ManifestErrors
-from resile.api.manifests.names import check_dns_label
+from resile.api.manifests.name_rules import check_dns_label
 from resile.client.errors import CommandError, NotUsableError
 from resile.deploy import installation, kustomize
 

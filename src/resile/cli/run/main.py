@@ -32,6 +32,6 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     except FlagError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(BAD_USAGE)
-    from resile.agent.launch import launch  # after the flags are good: it brings the event loop
+    from resile.agent.main import launch  # after the flags are good: it brings the event loop
 
     sys.exit(launch(chosen))

@@ -27,7 +27,7 @@ from resile.client.base import (
     SubmitOptions,
     Submitted,
 )
-from resile.client.cluster import delete, describe, faults, follow, listing, logs, steer, submit
+from resile.client.cluster import chaos, delete, describe, follow, listing, logs, scale, submit
 from resile.client.cluster.connection import Cluster, connect
 from resile.client.cluster.find import find, find_pod
 from resile.client.cluster.follow import ClusterFollowing
@@ -106,13 +106,13 @@ class ClusterJobs:
         return ClusterFollowing(moments, lambda: self._runner.run(self._failure(applied)))
 
     def scale(self, job: str, replicas: Mapping[str, int]) -> None:
-        self._runner.run(steer.scale(self._cluster, job, replicas))
+        self._runner.run(scale.scale(self._cluster, job, replicas))
 
     def suspend(self, job: str) -> bool:
-        return self._runner.run(steer.set_suspended(self._cluster, job, True))
+        return self._runner.run(scale.set_suspended(self._cluster, job, True))
 
     def resume(self, job: str) -> bool:
-        return self._runner.run(steer.set_suspended(self._cluster, job, False))
+        return self._runner.run(scale.set_suspended(self._cluster, job, False))
 
     def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
         if keep_logs:
@@ -121,7 +121,7 @@ class ClusterJobs:
         return self._stream(delete.delete(self._cluster, found, self._say, now=now, wait=wait))
 
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-        injected, signs = self._runner.run(faults.inject(self._cluster, job, fault))
+        injected, signs = self._runner.run(chaos.inject(self._cluster, job, fault))
         return injected, self._stream(signs)
 
     async def _failure(self, job: Object) -> Failure | None:

@@ -14,7 +14,7 @@ from typing import Self
 from resile.api.ids import Seconds
 from resile.api.kinds import registry
 from resile.client.errors import CommandError
-from resile.client.names import did_you_mean
+from resile.client.pod_names import did_you_mean
 from resile.client.target import Target
 from resile.kube.client import Client
 from resile.kube.config import NoCluster, NoSuchContext, config_files, from_files, from_pod, in_a_pod

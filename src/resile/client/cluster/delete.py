@@ -9,7 +9,7 @@ from typing import Any
 
 from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Deleted, Say
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
@@ -31,7 +31,7 @@ async def delete(
     """
     for job in jobs:
         name = job["metadata"]["name"]
-        pods = await cluster.all(Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(job)))
+        pods = await cluster.all(Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(job)))
         await cluster.delete(kube.of(job_kind_of(job)), name)
         if now:
             await asyncio.gather(*(cluster.delete(kube.PODS, pod["metadata"]["name"], grace=0) for pod in pods))
@@ -51,7 +51,7 @@ async def _gone(cluster: Cluster, job: Object, grace: float, say: Say) -> None:
     patience = grace + DELETE_SECONDS
     until = time.monotonic() + patience
     jobs = Watched(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name})
-    pods = Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
+    pods = Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(job))
     told = False
     async with cluster.watch(jobs, pods) as watching:
         while True:

@@ -8,9 +8,9 @@ from resile.api.job import JobSpec
 from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
-from resile.api.moments import stamp
+from resile.api.timestamps import stamp
 from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
@@ -18,8 +18,8 @@ from resile.core.state import JobState
 from resile.kube import kinds as kube
 from resile.kube.informer import Watched
 from resile.kube.kinds import Object
+from resile.master.job_view import view as view_of_state
 from resile.master.journal.configmap import peek
-from resile.master.view import view as view_of_state
 
 LAST_LINES = 10
 """Of the log of a node that failed."""
@@ -33,25 +33,25 @@ async def describe(cluster: Cluster, name: str) -> Description:
     """
     job = await find(cluster, name)
     space = cluster.namespace
-    pods = await cluster.all(Watched(kube.PODS, space, labels=view.pod_labels(job)))
+    pods = await cluster.all(Watched(kube.PODS, space, labels=job_view.pod_labels(job)))
     events = [
         event
-        for event in view.in_order(await cluster.all(Watched(kube.EVENTS, space)))
-        if view.is_story(event, job) or (event.get("type") == "Warning" and view.about(event, job))
+        for event in job_view.in_order(await cluster.all(Watched(kube.EVENTS, space)))
+        if job_view.is_story(event, job) or (event.get("type") == "Warning" and job_view.about(event, job))
     ][-LAST_EVENTS:]
     state = await journal(cluster, job)
     now = time.time()
     status = job.get("status") or {}
     kind = job_kind_of(job)
     conditions = kind.conditions_of(job)
-    nodes = sorted((view.node_view(kind, pod, name) for pod in pods), key=lambda node: node.name)
+    nodes = sorted((job_view.node_view(kind, pod, name) for pod in pods), key=lambda node: node.name)
     return Description(
-        job=view.job_view(job, pods, now, view_of_state(state, now) if state else None),
+        job=job_view.job_view(job, pods, now, view_of_state(state, now) if state else None),
         master=next((node for node in nodes if node.name == kind.master_name(name)), None),
         nodes=nodes,
         facts=_facts(cluster, job),
         failure=await last_failure(cluster, job, state),
-        events=[view.event_view(event, name) for event in events],
+        events=[job_view.event_view(event, name) for event in events],
         conditions=conditions,
         data={
             "conditions": conditions,

@@ -7,7 +7,7 @@ from resile.api.kinds.registry import job_kind_of
 from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError
 from resile.client.local.jobs import all_jobs
-from resile.client.names import did_you_mean, is_pod_of, pod_name
+from resile.client.pod_names import did_you_mean, is_pod_of, pod_name
 from resile.kube import kinds as kube
 from resile.kube.informer import Watched
 from resile.kube.kinds import Object

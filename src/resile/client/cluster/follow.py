@@ -11,14 +11,14 @@ import msgspec
 from resile.api.job_event import JobEvent
 from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Failure, Moment
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import INSTALL, Cluster, Watch
 from resile.client.cluster.describe import journal
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
 from resile.kube.informer import Watched
 from resile.kube.kinds import Object
-from resile.master.view import view as view_of_state
+from resile.master.job_view import view as view_of_state
 
 TAKE_UP_SECONDS = 10.0
 """For the operator to take a job up; after that it probably does not run."""
@@ -60,7 +60,7 @@ async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]
     space, name, uid = job["metadata"]["namespace"], job["metadata"]["name"], job["metadata"]["uid"]
     wanted = (
         Watched(kube.of(job_kind_of(job)), space, fields={"metadata.name": name}),
-        Watched(kube.PODS, space, labels=view.pod_labels(job)),
+        Watched(kube.PODS, space, labels=job_view.pod_labels(job)),
         Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid}),
     )
     async with cluster.watch(*wanted) as watching:
@@ -69,7 +69,7 @@ async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]
         while True:
             now = _the_job(watching, job)
             news = story.news(watching)
-            if until is None and view.over(now):
+            if until is None and job_view.over(now):
                 until = time.monotonic() + LAST_WORDS_SECONDS
             if until is not None and (story.has_end or time.monotonic() > until):
                 break
@@ -77,11 +77,11 @@ async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]
             if not now.get("status") and time.monotonic() > warn_at:
                 warn_at = float("inf")
                 note = f"no operator has taken the job up yet: does it run? {INSTALL}"
-            yield Moment(view.job_view(now, watching.all(kube.PODS), time.time()), news, last=False, note=note)
+            yield Moment(job_view.job_view(now, watching.all(kube.PODS), time.time()), news, last=False, note=note)
             await watching.change(REST_SECONDS)
         state = await journal(cluster, now)
         known = view_of_state(state, time.time()) if state is not None else None
-        yield Moment(view.job_view(now, watching.all(kube.PODS), time.time(), known), news, last=True)
+        yield Moment(job_view.job_view(now, watching.all(kube.PODS), time.time(), known), news, last=True)
 
 
 def _the_job(watching: Watch, job: Object) -> Object:
@@ -102,9 +102,9 @@ class _Story:
 
     def news(self, watching: Watch) -> list[JobEvent]:
         """Events that were not told before, oldest first."""
-        events = view.in_order(watching.all(kube.EVENTS))
+        events = job_view.in_order(watching.all(kube.EVENTS))
         fresh = [event for event in events if event["metadata"]["uid"] not in self._told]
         before = len(self._told)
         self._told.update(event["metadata"]["uid"] for event in fresh)
-        self.has_end = self.has_end or any(map(view.last_word, fresh))
-        return [msgspec.structs.replace(event, number=before + event.number) for event in view.story(fresh)]
+        self.has_end = self.has_end or any(map(job_view.last_word, fresh))
+        return [msgspec.structs.replace(event, number=before + event.number) for event in job_view.story(fresh)]

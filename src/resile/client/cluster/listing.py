@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from resile.api.kinds import registry
 from resile.api.kinds.base import Kind, PlanKind
 from resile.api.kinds.registry import job_kind_of
-from resile.api.moments import moment
+from resile.api.timestamps import moment
 from resile.client.base import EVENT, POD, Found, Item, Listable, PlanView, Query
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster, Watch
 from resile.client.cluster.find import find
 from resile.kube import kinds as kube
@@ -41,7 +41,7 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
         yield found
         until = None
         while not found.nothing:
-            if until is None and all(map(view.over, _of(registry.job_kinds(), watching))):
+            if until is None and all(map(job_view.over, _of(registry.job_kinds(), watching))):
                 until = time.monotonic() + LAST_SECONDS
             seconds = REST_SECONDS if until is None else until - time.monotonic()
             if until is not None and (seconds <= 0 or _has_told_all(query.what, watching)):
@@ -53,9 +53,9 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
 def _has_told_all(kind: Listable, watching: Watch) -> bool:
     """Whether nothing more is to come of jobs that are over."""
     if kind is Listable.NODES:
-        return all(map(view.pod_over, watching.all(kube.PODS)))
+        return all(map(job_view.pod_over, watching.all(kube.PODS)))
     if kind is Listable.EVENTS:
-        ended = {event["involvedObject"].get("uid") for event in watching.all(kube.EVENTS) if view.last_word(event)}
+        ended = {event["involvedObject"].get("uid") for event in watching.all(kube.EVENTS) if job_view.last_word(event)}
         return ended >= {job["metadata"]["uid"] for job in _of(registry.job_kinds(), watching)}
     return True
 
@@ -81,7 +81,7 @@ def _of(kinds: Sequence[Kind], watching: Watch) -> list[Object]:
 
 def _pods(pods: list[Object]) -> dict[str, dict[tuple[str, str], list[Object]]]:
     """Pods by the kind, namespace and name of their job."""
-    return {kind.name: view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
+    return {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
 
 
 def _jobs(jobs: list[Object], pods: list[Object]) -> list[Item]:
@@ -89,7 +89,7 @@ def _jobs(jobs: list[Object], pods: list[Object]) -> list[Item]:
     items = []
     for job in jobs:
         kind, name = job_kind_of(job), (job["metadata"]["namespace"], job["metadata"]["name"])
-        items.append(Item(*name, view.job_view(job, by_job[kind.name].get(name, []), now), kind.noun))
+        items.append(Item(*name, job_view.job_view(job, by_job[kind.name].get(name, []), now), kind.noun))
     return items
 
 
@@ -99,16 +99,16 @@ def _nodes(jobs: list[Object], pods: list[Object]) -> list[Item]:
     for job in jobs:
         kind, (space, name) = job_kind_of(job), (job["metadata"]["namespace"], job["metadata"]["name"])
         for pod in by_job[kind.name].get((space, name), []):
-            items.append(Item(space, pod["metadata"]["name"], view.node_view(kind, pod, name), POD))
+            items.append(Item(space, pod["metadata"]["name"], job_view.node_view(kind, pod, name), POD))
     return sorted(items, key=lambda item: (item.namespace, item.name))
 
 
 def _events(jobs: list[Object], events: list[Object]) -> list[Item]:
     items = []
-    for event in view.in_order(events):
-        job = next((job for job in jobs if view.about(event, job)), None)
+    for event in job_view.in_order(events):
+        job = next((job for job in jobs if job_view.about(event, job)), None)
         if job is not None:
-            shown = view.event_view(event, job["metadata"]["name"])
+            shown = job_view.event_view(event, job["metadata"]["name"])
             items.append(Item(event["metadata"]["namespace"], event["metadata"]["name"], shown, EVENT))
     return items
 

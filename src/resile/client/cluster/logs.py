@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.pod_template import MAIN
 from resile.client.base import LogLine
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import PATIENCE, Cluster, Watch
 from resile.client.cluster.streams import take
 from resile.client.errors import CommandError
@@ -102,7 +102,7 @@ async def follow_pod(
         except CommandError as error:
             problem = error
         now = [one for one in watching.all(kube.PODS) if one["metadata"]["uid"] == pod["metadata"]["uid"]]
-        if all(map(view.pod_over, now)) or (problem is None and not all(map(_runs, now))):
+        if all(map(job_view.pod_over, now)) or (problem is None and not all(map(_runs, now))):
             return
         if problem is not None and time.monotonic() - heard > PATIENCE:
             raise problem
@@ -166,7 +166,7 @@ async def _follow(cluster: Cluster, job: Object, only: str, tail: int | None, li
                     if pod["metadata"]["uid"] not in reading and _begun(pod):
                         reading[pod["metadata"]["uid"]] = start(pod, tail if is_first else None)
                 is_first = False
-                if (only and all(map(view.pod_over, pods))) or _all_over(watching, job, pods):
+                if (only and all(map(job_view.pod_over, pods))) or _all_over(watching, job, pods):
                     break
                 await watching.change(REST_SECONDS)
                 for task in reading.values():
@@ -189,18 +189,20 @@ def _gone(job: Object, pod: str) -> CommandError:
 def _all_over(watching: Watch, job: Object, pods: list[Object]) -> bool:
     there = watching.all(kube.of(job_kind_of(job)))
     now = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
-    return now is None or (view.over(now) and all(map(view.pod_over, pods)))
+    return now is None or (job_view.over(now) and all(map(job_view.pod_over, pods)))
 
 
 def _labels(job: Object) -> dict[str, str]:
-    return view.pod_labels(job)
+    return job_view.pod_labels(job)
 
 
 def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
     """The pod that is asked for, or the nodes of the job, oldest first; the master's log must be asked for."""
     master = job_kind_of(job).master_name(job["metadata"]["name"])
     chosen = [pod for pod in pods if (pod["metadata"]["name"] == only if only else pod["metadata"]["name"] != master)]
-    nodes = {pod["metadata"]["name"]: view.node_view(job_kind_of(job), pod, job["metadata"]["name"]) for pod in chosen}
+    nodes = {
+        pod["metadata"]["name"]: job_view.node_view(job_kind_of(job), pod, job["metadata"]["name"]) for pod in chosen
+    }
     return sorted(chosen, key=lambda pod: (nodes[pod["metadata"]["name"]].role, nodes[pod["metadata"]["name"]].id))
 
 

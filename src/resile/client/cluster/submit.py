@@ -5,7 +5,7 @@ from __future__ import annotations
 from resile.api.kinds import registry
 from resile.api.kinds.base import JobKind
 from resile.client.base import Document
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError, NotUsableError
 from resile.kube import kinds as kube
@@ -24,9 +24,9 @@ async def apply(cluster: Cluster, document: Document, namespace: str | None) -> 
     item = _in_namespace(document.written, namespace, cluster)
     metadata = item["metadata"]
     before = await cluster.get(kind, metadata["name"], metadata["namespace"])
-    if before is not None and isinstance(registered, JobKind) and view.over(before):
+    if before is not None and isinstance(registered, JobKind) and job_view.over(before):
         raise CommandError(
-            f"job {metadata['name']} is over ({view.phase(before)}) and will not run again; "
+            f"job {metadata['name']} is over ({job_view.phase(before)}) and will not run again; "
             f"`resile delete {metadata['name']}` removes it, with its logs, and makes room"
         )
     applied = await cluster.apply(kind, item)

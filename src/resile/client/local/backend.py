@@ -28,7 +28,7 @@ from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find, find_pod
 from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.core.state import Phase
-from resile.protocol.changes import Scale, Suspend
+from resile.protocol.job_changes import Scale, Suspend
 from resile.wire.job_directory import DirectoryError
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ class LocalJobs:
         return (delete.delete(job, self._say, now=now, keep_logs=keep_logs) for job in found)
 
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-        from resile.client.local import faults
+        from resile.client.local import chaos
 
-        return faults.inject(self._find(job), fault)
+        return chaos.inject(self._find(job), fault)
 
     def _find(self, job: str) -> LocalJob:
         return find(job, self._named)

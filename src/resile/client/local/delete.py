@@ -13,7 +13,7 @@ from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
 from resile.client.local.supervision import end_by_force, served
 from resile.platform.local import files
-from resile.protocol.changes import Stop
+from resile.protocol.job_changes import Stop
 from resile.wire.job_directory import DirectoryError
 
 DEFAULT_GRACE = Seconds(30.0)

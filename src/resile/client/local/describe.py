@@ -5,8 +5,8 @@ from __future__ import annotations
 from resile.api.job_view import JobView
 from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
 from resile.client.local.job_reader import JobReader
+from resile.client.local.job_view import event_view, master_node, restarts_of_master
 from resile.client.local.logs import Log
-from resile.client.local.views import event_view, master_node, restarts_of_master
 from resile.core.state import JobState
 
 LAST_LINES = 10

@@ -12,7 +12,7 @@ from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import MasterUnreachable
 from resile.client.local.supervision import served
-from resile.protocol.changes import Stop
+from resile.protocol.job_changes import Stop
 
 POLL_SECONDS = 0.1
 """Between two looks; a look costs the master well under a millisecond."""

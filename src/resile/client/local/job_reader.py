@@ -18,8 +18,8 @@ from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.core.engine import Engine
 from resile.core.state import JobState, new_state
+from resile.master.job_view import view
 from resile.master.journal.sqlite import JournalError, SQLiteJournal
-from resile.master.view import view
 from resile.protocol.commands import MAX_EVENTS as PAGE
 from resile.protocol.commands import Events, Status
 from resile.wire.job_directory import DirectoryError

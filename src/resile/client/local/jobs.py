@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resile.client.errors import CommandError
-from resile.client.names import did_you_mean, is_pod_of, pod_name
+from resile.client.pod_names import did_you_mean, is_pod_of, pod_name
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:

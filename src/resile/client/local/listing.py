@@ -10,8 +10,8 @@ from resile.api.kinds import registry
 from resile.client.base import EVENT, POD, Found, Item, Listable, Query
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader
+from resile.client.local.job_view import event_view, master_node, restarts_of_master
 from resile.client.local.jobs import LocalJob, all_jobs
-from resile.client.local.views import event_view, master_node, restarts_of_master
 
 WATCH_SECONDS = 0.25
 """Between two looks."""

@@ -17,11 +17,11 @@ from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Drop, LaunchNode, Reply
 from resile.core.events import NodeSeen, NodesListed
-from resile.core.nodes import relaunch, resource_limits, scale_operations, targets
+from resile.core.nodes import rank_targets, relaunch, resource_limits, scale_operations
 from resile.core.nodes.relaunch import Cause, GiveUp, Relaunch, Spent
 from resile.core.rendezvous import forming, rounds, running
 from resile.core.state import Node, Phase
-from resile.protocol.changes import Suspend
+from resile.protocol.job_changes import Suspend
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 FIRST = NodeId(0)
@@ -34,7 +34,7 @@ def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = 
         return
     done = {(key.role, n.rank) for key, n in state.nodes.items() if n.status is NodeStatus.SUCCEEDED}
     for role in state.targets:
-        for rank in sorted(targets.wanted(state, role)):
+        for rank in sorted(rank_targets.wanted(state, role)):
             place = (role, rank)
             if place not in ctx.index.places and place not in state.given_up and place not in done:
                 launch(ctx, role, rank, resources=(given or {}).get(place))
@@ -375,7 +375,7 @@ def _replace(ctx: Context, node: Node) -> None:
     if replacement is not None:
         complete_migration(ctx, state.nodes[replacement])
         return
-    if not targets.is_wanted(state, role, node.rank):
+    if not rank_targets.is_wanted(state, role, node.rank):
         return
     cause = relaunch.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, ctx.timeouts.budget_window)
@@ -443,7 +443,7 @@ def _on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
         return
     node.end = end
     ctx.note("NodeExplained", f"{node.key} {describe(node.status, end)}", node.key, warning=True)
-    if not targets.is_wanted(state, node.key.role, node.rank):
+    if not rank_targets.is_wanted(state, node.key.role, node.rank):
         return
     key = ctx.index.places.get(place)
     successor = state.nodes[key] if key is not None else None

@@ -16,10 +16,10 @@ from resile.api.job import Strategy
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core.context import Context
 from resile.core.decisions import Reply
-from resile.core.nodes import lifecycle, resource_limits, scale_operations, targets
+from resile.core.nodes import lifecycle, rank_targets, resource_limits, scale_operations
 from resile.core.rendezvous import forming
 from resile.core.state import JobState, Node, RoleResources, ScaleOperation
-from resile.protocol.changes import Scale
+from resile.protocol.job_changes import Scale
 
 
 class Refused(Exception):
@@ -92,8 +92,8 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
     state = ctx.state
     for role, ranks in target.ranks.items():
         before = state.targets[role]
-        if ranks != targets.wanted(state, role):
-            targets.want(state, role, ranks)
+        if ranks != rank_targets.wanted(state, role):
+            rank_targets.want(state, role, ranks)
             ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
     touched = target.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
@@ -103,7 +103,11 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
         for node in state.nodes.values()
         if node.alive
         and node.key.role in touched
-        and (not targets.is_wanted(state, node.key.role, node.rank) or node.key in removed or node.replaces in removed)
+        and (
+            not rank_targets.is_wanted(state, node.key.role, node.rank)
+            or node.key in removed
+            or node.replaces in removed
+        )
     ]
     for node in surplus:
         lifecycle.remove(ctx, node, "was scaled down")
@@ -176,13 +180,13 @@ def _numbered(state: JobState, role: str, replicas: int) -> set[Rank]:
         raise Refused(f"replicas must be 0 or more, not {replicas}")
     if replicas > MAX_REPLICAS:
         raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {replicas}")
-    return targets.resized(targets.wanted(state, role), replicas)
+    return rank_targets.resized(rank_targets.wanted(state, role), replicas)
 
 
 def _ranks(state: JobState, target: _Target, role: str, counted: set[str]) -> set[Rank]:
     if role in counted:
         raise Refused(f"replicas of {role} is the number after the change; give it or createPods and removePods")
-    return target.ranks.setdefault(role, targets.wanted(state, role))
+    return target.ranks.setdefault(role, rank_targets.wanted(state, role))
 
 
 def _named(ctx: Context, plan: Plan) -> list[Node]:
@@ -217,7 +221,7 @@ def _node(ctx: Context, key: NodeKey) -> Node:
 
 
 def _add(state: JobState, target: _Target, one: NewNode, ranks: set[Rank]) -> None:
-    rank = targets.lowest_free(ranks) if one.rank is None else one.rank
+    rank = rank_targets.lowest_free(ranks) if one.rank is None else one.rank
     if rank in ranks:
         raise Refused(f"rank {rank} of {one.role} is taken")
     if rank >= MAX_REPLICAS:
@@ -248,7 +252,7 @@ def _check_limits(ctx: Context, target: _Target, plan: Plan, fresh: dict[str, No
         given[node.key.role, node.rank] = move.resources.over(
             resource_limits.inherited(state, node.key, node.resources)
         )
-    ranks = {role: targets.wanted(state, role) for role in state.targets} | target.ranks
+    ranks = {role: rank_targets.wanted(state, role) for role in state.targets} | target.ranks
     for role, wanted in fresh.items():
         for rank in ranks[role]:
             if (role, rank) not in ctx.index.places and (role, rank) not in given:

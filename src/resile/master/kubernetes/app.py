@@ -35,7 +35,7 @@ from resile.master.kubernetes.plans import PlanWatch
 from resile.master.kubernetes.spec_watch import SpecWatch
 from resile.master.kubernetes.status_writer import StatusWriter
 from resile.platform.kubernetes.platform import KubernetesPlatform
-from resile.protocol.changes import Stop
+from resile.protocol.job_changes import Stop
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.master")

@@ -13,7 +13,7 @@ from resile.api.kinds.registry import node_name
 from resile.core.nodes import lifecycle
 from resile.core.state import JobState, Node, Phase
 from resile.kube.kinds import Object
-from resile.master.view import shown_phase, view
+from resile.master.job_view import shown_phase, view
 from resile.protocol.reports import NodeStatus
 
 MAX_NAMED = 3

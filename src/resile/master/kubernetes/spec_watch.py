@@ -25,7 +25,7 @@ from resile.kube.informer import Changed, Listed, Watched, list_and_watch
 from resile.kube.kinds import Object, of
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
-from resile.protocol.changes import Change, Scale, Suspend
+from resile.protocol.job_changes import Change, Scale, Suspend
 
 log = logging.getLogger("resile.master")
 

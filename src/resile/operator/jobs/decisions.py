@@ -19,8 +19,8 @@ from resile.api.job import JobSpec
 from resile.api.job_phase import INVALID_SPEC, JOURNAL_GONE, JobPhase
 from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.errors import BadManifest
-from resile.api.moments import moment
 from resile.api.quantity import duration
+from resile.api.timestamps import moment
 from resile.kube.kinds import Object
 from resile.kube.owner_references import is_owned_by
 from resile.operator import settings

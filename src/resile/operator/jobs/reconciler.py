@@ -24,6 +24,7 @@ from resile.kube.informer import Informer, Key
 from resile.kube.kinds import PODS, Object, of
 from resile.kube.owner_references import is_owned_by
 from resile.operator import settings
+from resile.operator.cached_objects import read_job
 from resile.operator.events import emit
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.decisions import (
@@ -45,7 +46,6 @@ from resile.operator.jobs.master_pod import master_pod
 from resile.operator.jobs.master_status import short
 from resile.operator.jobs.provision import Provisioned, Secrets, outdated, provision, together
 from resile.operator.metrics import Metrics
-from resile.operator.trim import read_job
 from resile.operator.workqueue import TryAgain
 
 log = logging.getLogger("resile.operator")

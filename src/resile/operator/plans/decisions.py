@@ -8,11 +8,11 @@ from resile.api.ids import Seconds
 from resile.api.kinds.base import PlanKind, Resource
 from resile.api.manifests.errors import BadManifest, listed
 from resile.api.manifests.reader import read_manifest
-from resile.api.moments import moment
+from resile.api.timestamps import moment
 from resile.kube.kinds import Object
 from resile.operator import settings
+from resile.operator.cached_objects import plain
 from resile.operator.jobs.master_status import short
-from resile.operator.trim import plain
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -20,13 +20,13 @@ from resile.api.kinds import registry
 from resile.kube.client import Client
 from resile.kube.errors import BAD_REQUEST, CONFLICT, INVALID, Failure, KubeError
 from resile.kube.informer import Changed, Listed, Watched, list_and_watch
+from resile.kube.intervals import BACKOFF
 from resile.kube.kinds import PODS, SERVICES, Object
 from resile.kube.owner_references import is_owned_by
 from resile.kube.retry import until_answered
-from resile.kube.settings import BACKOFF
 from resile.platform.base import Launch, Observation
+from resile.platform.kubernetes.observation import gone, observation
 from resile.platform.kubernetes.placement import NO_ROOM, held_back, released
-from resile.platform.kubernetes.pod_status import gone, observation
 from resile.platform.kubernetes.pods import master_address, pod_manifest, service_manifest
 from resile.protocol.reports import NodeEnd, NodeStatus
 

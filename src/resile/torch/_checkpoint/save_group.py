@@ -11,7 +11,7 @@ from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.layout import attempt_name, made_at
 from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient, copied_within
-from resile.checkpoint.process_buffers import ProcessBuffers
+from resile.checkpoint.torchrun_buffers import ProcessBuffers
 from resile.torch._checkpoint.buffer_choice import BufferChoice, Copied, SaverHello, SaveStatus, to_keep
 from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.waits import LOOK

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient
-from resile.checkpoint.process_buffers import ProcessBuffers
+from resile.checkpoint.torchrun_buffers import ProcessBuffers
 
 
 class StoreQueue:

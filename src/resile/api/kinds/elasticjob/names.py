@@ -7,7 +7,7 @@ import re
 from resile.api.ids import NodeId, NodeKey
 from resile.api.kinds.elasticjob.roles import MASTER_ROLE, ROLES
 from resile.api.manifests.errors import ManifestErrors, shown
-from resile.api.manifests.names import MAX_LABEL
+from resile.api.manifests.name_rules import MAX_LABEL
 
 MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
 """A job's longest derived name is its master's Service; `<job>-edljob-evaluator-123456` fits as well."""

@@ -22,7 +22,7 @@ from resile.api.kinds.elasticjob.roles import LEGACY_MASTER_ROLE, MASTER_ROLE, R
 from resile.api.manifests.checks import matching, rule
 from resile.api.manifests.errors import ManifestErrors, shown, under
 from resile.api.manifests.metadata import Metadata
-from resile.api.manifests.names import check_env_name
+from resile.api.manifests.name_rules import check_env_name
 from resile.api.manifests.pod_template import (
     PARTIAL_TEMPLATE_SCHEMA,
     TEMPLATE_SCHEMA,

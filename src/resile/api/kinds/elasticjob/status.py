@@ -23,7 +23,7 @@ from resile.api.kinds.elasticjob.resource import (
     ReplicaStatus,
     StepProgress,
 )
-from resile.api.moments import moment, stamp
+from resile.api.timestamps import moment, stamp
 
 Manifest = dict[str, Any]
 

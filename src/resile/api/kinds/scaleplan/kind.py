@@ -12,8 +12,8 @@ from resile.api.kinds.elasticjob.roles import ROLE_NAMES, WORKER
 from resile.api.kinds.scaleplan.resource import KIND, ScalePlan, ScaleType
 from resile.api.kinds.scaleplan.to_plan import plan_of
 from resile.api.manifests.errors import ManifestErrors
-from resile.api.moments import stamp
 from resile.api.plan import Plan
+from resile.api.timestamps import stamp
 
 _SAMPLE = """\
 A third worker for the job of elasticjob.yaml, while it trains. `kubectl scale elasticjob/sample --replicas=3` does the

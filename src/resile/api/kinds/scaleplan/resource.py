@@ -21,7 +21,7 @@ from resile.api.kinds.elasticjob.roles import CHIEF, EVALUATOR, PS, ROLE_NAMES, 
 from resile.api.manifests.checks import matching, rule
 from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.manifests.metadata import Metadata
-from resile.api.manifests.names import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name
+from resile.api.manifests.name_rules import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name
 from resile.api.manifests.pod_template import check_resources, read_resources
 
 KIND = "ScalePlan"

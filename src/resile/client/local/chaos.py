@@ -10,9 +10,9 @@ from resile.chaos.faults import Fault, Injected, KillMaster, NothingToInjectErro
 from resile.client.base import Sign
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader
+from resile.client.local.job_view import MASTER_CAME_BACK
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import wait_until
-from resile.client.local.views import MASTER_CAME_BACK
 
 POLL_SECONDS = 0.1
 BEYOND_BUDGET = 20.0

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator
 from resile.api.kinds.registry import job_kind_of
 from resile.chaos.faults import Fault, Injected, KillMaster, KillNode
 from resile.client.base import Sign
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError, NotUsableError
-from resile.client.names import did_you_mean, pod_name
+from resile.client.pod_names import did_you_mean, pod_name
 from resile.kube import kinds as kube
 from resile.kube.informer import Watched
 from resile.kube.kinds import Object
@@ -37,8 +37,8 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
         name = pod_name(kind, job, node) or node
     else:
         node, name = "", kind.master_name(job)
-    pods = Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(item))
-    running = {pod["metadata"]["name"]: pod for pod in await cluster.all(pods) if not view.pod_over(pod)}
+    pods = Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(item))
+    running = {pod["metadata"]["name"]: pod for pod in await cluster.all(pods) if not job_view.pod_over(pod)}
     if name not in running:
         hint = did_you_mean(name, sorted(running)) or "none does"
         raise CommandError(f"job {job} has no pod {name} that runs; {hint}")
@@ -50,14 +50,14 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
 
 async def _replacement(cluster: Cluster, job: Object, killed: Object, began: float) -> AsyncGenerator[list[Sign], None]:
     created = False
-    pods = Watched(kube.PODS, cluster.namespace, labels=view.pod_labels(job))
+    pods = Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(job))
     async with cluster.watch(pods) as watching:
         while (left := REPLACED_SECONDS - (time.monotonic() - began)) > 0:
             new = next((pod for pod in watching.all(kube.PODS) if _replaces(job, pod, killed)), None)
             if new is not None and not created:
                 created = True
                 yield [Sign(f"{new['metadata']['name']} was created", time.monotonic() - began)]
-            if new is not None and view.pod_word(new) == "Running":
+            if new is not None and job_view.pod_word(new) == "Running":
                 yield [Sign(f"{new['metadata']['name']} ran", time.monotonic() - began)]
                 return
             await watching.change(left)
@@ -67,6 +67,6 @@ async def _replacement(cluster: Cluster, job: Object, killed: Object, began: flo
 
 def _replaces(job: Object, pod: Object, killed: Object) -> bool:
     """Whether a pod has the role and rank of one that was killed."""
-    mine, its = (view.node_view(job_kind_of(job), one, job["metadata"]["name"]) for one in (pod, killed))
+    mine, its = (job_view.node_view(job_kind_of(job), one, job["metadata"]["name"]) for one in (pod, killed))
     same = (mine.role, mine.rank) == (its.role, its.rank)
-    return same and pod["metadata"]["uid"] != killed["metadata"]["uid"] and not view.pod_over(pod)
+    return same and pod["metadata"]["uid"] != killed["metadata"]["uid"] and not job_view.pod_over(pod)

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from resile.agent.workers.life import (
+from resile.agent.workers.worker_states import (
     TRANSITIONS,
     Detached,
     Dismissed,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from resile.cli.output import rows
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.logs import main_container, sortable
 from tests.support.kinds import ELASTIC_JOB, SCALE_PLAN
 
@@ -80,13 +80,13 @@ def event(reason: str, second: int, version: int, kind: str = "ElasticJob", name
     ],
 )
 def test_a_pod_has_the_status_that_kubectl_shows(word: str, status: dict[str, Any]) -> None:
-    assert view.pod_word(pod(**status)) == word
+    assert job_view.pod_word(pod(**status)) == word
 
 
 def test_a_pod_that_was_deleted_is_terminating_whatever_it_says() -> None:
     leaving = pod(phase="Running")
     leaving["metadata"]["deletionTimestamp"] = CREATED
-    assert view.pod_word(leaving) == "Terminating"
+    assert job_view.pod_word(leaving) == "Terminating"
 
 
 def test_the_row_of_a_pod_has_its_place_its_restarts_and_its_containers() -> None:
@@ -96,20 +96,20 @@ def test_the_row_of_a_pod_has_its_place_its_restarts_and_its_containers() -> Non
         containerStatuses=[container(ready=True, restarts=2, running={}), container(waiting={})],
     )
     two["spec"]["containers"].append({"name": "beside"})
-    row = rows.node_row(view.node_view(ELASTIC_JOB, two, "demo"), wide=True)
+    row = rows.node_row(job_view.node_view(ELASTIC_JOB, two, "demo"), wide=True)
     assert row[:4] == ["demo-edljob-worker-1", "1/2", "Running", "2"]
     assert row[5:] == ["1", "10.0.0.7", "host-3", rows.NONE]
-    node = view.node_view(ELASTIC_JOB, two, "demo")
+    node = job_view.node_view(ELASTIC_JOB, two, "demo")
     assert (node.role, node.id, node.rank, node.relaunch_count, node.ready) == ("worker", 1, 1, 2, False)
 
 
 def test_the_message_of_a_pod_says_what_it_waits_for() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
-    assert "no room" in view.node_view(ELASTIC_JOB, pod(phase="Pending", conditions=[condition]), "demo").message
+    assert "no room" in job_view.node_view(ELASTIC_JOB, pod(phase="Pending", conditions=[condition]), "demo").message
 
 
 def test_a_job_nobody_has_looked_at_is_created_and_has_no_step() -> None:
-    fresh = view.job_view({key: value for key, value in job().items() if key != "status"}, [], AT + 5)
+    fresh = job_view.job_view({key: value for key, value in job().items() if key != "status"}, [], AT + 5)
     assert (fresh.phase, fresh.step, fresh.ended_at, fresh.created_at) == ("Created", -1, None, AT)
     assert rows.job_row(fresh, wide=True)[3:] == ["0/0", "-", "-", "-", "-", rows.NONE]
 
@@ -126,14 +126,14 @@ def test_a_job_has_the_progress_that_its_status_tells_and_the_nodes_that_run() -
         pod("demo-edljob-worker-10", phase="Pending"),
         pod("elasticjob-demo-dlrover-master", phase="Running"),
     ]
-    seen = view.job_view(job(**status), pods, AT + 5)
+    seen = job_view.job_view(job(**status), pods, AT + 5)
     assert [node.id for node in seen.nodes] == [1, 10]
     assert rows.job_row(seen, wide=True)[3:] == ["1/2", "3", "12/40", "1.5/s", "50.0%", "JobRunning"]
 
 
 def test_pods_belong_to_the_job_of_their_label_and_name() -> None:
     stranger = pod("somebody-else")
-    found = view.pods_by_job(ELASTIC_JOB, [pod(), pod("elasticjob-demo-dlrover-master"), stranger])
+    found = job_view.pods_by_job(ELASTIC_JOB, [pod(), pod("elasticjob-demo-dlrover-master"), stranger])
     assert [one["metadata"]["name"] for one in found["lab", "demo"]] == [
         "demo-edljob-worker-1",
         "elasticjob-demo-dlrover-master",
@@ -142,15 +142,15 @@ def test_pods_belong_to_the_job_of_their_label_and_name() -> None:
 
 def test_events_of_one_second_are_told_in_the_order_of_their_writing() -> None:
     events = [event("Third", 5, 12), event("First", 4, 20), event("Second", 5, 9)]
-    assert [told.reason for told in view.story(view.in_order(events))] == ["First", "Second", "Third"]
+    assert [told.reason for told in job_view.story(job_view.in_order(events))] == ["First", "Second", "Third"]
 
 
 def test_events_of_an_earlier_job_of_the_name_are_not_told() -> None:
-    assert view.about(event("Mine", 1, 1), job())
-    assert view.about(event("Pod", 1, 1, kind="Pod", name="demo-edljob-worker-0", uid="p"), job())
-    assert view.about(event("Pod", 1, 1, kind="Pod", name="elasticjob-demo-dlrover-master", uid="p"), job())
-    assert not view.about(event("Old", 1, 1, uid="u0"), job())
-    assert not view.about(event("Pod", 1, 1, kind="Pod", name="demo2-edljob-worker-0", uid="p"), job())
+    assert job_view.about(event("Mine", 1, 1), job())
+    assert job_view.about(event("Pod", 1, 1, kind="Pod", name="demo-edljob-worker-0", uid="p"), job())
+    assert job_view.about(event("Pod", 1, 1, kind="Pod", name="elasticjob-demo-dlrover-master", uid="p"), job())
+    assert not job_view.about(event("Old", 1, 1, uid="u0"), job())
+    assert not job_view.about(event("Pod", 1, 1, kind="Pod", name="demo2-edljob-worker-0", uid="p"), job())
 
 
 def test_a_plan_names_its_job_itself_or_by_a_label() -> None:

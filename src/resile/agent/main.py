@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from resile.agent import leftovers
+from resile.agent import stale_directories
 from resile.agent.agent import FAILED, SIGNALLED, Agent, Identity, JobWasOver
 from resile.agent.master_launcher import (
     CannotLaunchMaster,
@@ -80,8 +80,10 @@ def launch(options: RunOptions) -> int:
 def _sweep_beside(directory: Path) -> None:
     """Hold this directory, and remove what killed agents left beside it, on the side. Held until this process ends."""
     with contextlib.suppress(OSError):
-        leftovers.hold(directory)
-    threading.Thread(target=leftovers.sweep_agents, args=(directory.parent,), name="resile-sweep", daemon=True).start()
+        stale_directories.hold(directory)
+    threading.Thread(
+        target=stale_directories.sweep_agents, args=(directory.parent,), name="resile-sweep", daemon=True
+    ).start()
 
 
 class CannotRun(Exception):
@@ -99,7 +101,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:
-        return Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+        return Path(tempfile.mkdtemp(prefix=stale_directories.PREFIX))
     except OSError as error:  # without a number when no directory for temporary files can be written at all
         why = os.strerror(error.errno) if error.errno and error.filename else str(error.strerror or error)
         raise CannotRun(f"cannot make a directory for temporary files: {why}") from None

@@ -16,11 +16,11 @@ from resile.api.job_phase import JobPhase
 from resile.api.job_view import MASTER, JobView, NodeView
 from resile.api.kinds.base import JobKind
 from resile.api.kinds.registry import job_kind_of
-from resile.api.moments import moment
+from resile.api.timestamps import moment
 from resile.client.base import EventView
-from resile.client.names import is_pod_of
+from resile.client.pod_names import is_pod_of
 from resile.kube.kinds import Object
-from resile.platform.kubernetes.pod_status import observation
+from resile.platform.kubernetes.observation import observation
 
 
 def over(job: Object) -> bool:

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from resile.agent import leftovers
+from resile.agent import stale_directories
 
 
 def test_what_an_ended_run_left_is_removed_an_hour_after_it_was_found(tmp_path: Path) -> None:
@@ -16,14 +16,14 @@ def test_what_an_ended_run_left_is_removed_an_hour_after_it_was_found(tmp_path: 
         (tmp_path / f"{name}.launch").touch()
         (tmp_path / f"{name}.present").touch()
     everything = {path.name for path in tmp_path.iterdir()}
-    leftovers.sweep_runs(tmp_path)
+    stale_directories.sweep_runs(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == everything, "a person may want to look at it"
     for name in ("over", "held", "starting"):
         os.utime(tmp_path / f"{name}.launch", (0, 0))
     with (tmp_path / "held.present").open() as agent, (tmp_path / "starting.launch").open() as launcher:
         fcntl.flock(agent, fcntl.LOCK_SH)
         fcntl.flock(launcher, fcntl.LOCK_EX)
-        leftovers.sweep_runs(tmp_path)
+        stale_directories.sweep_runs(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == everything - {"over", "over.launch", "over.present"}
 
@@ -33,19 +33,19 @@ def test_what_a_killed_agent_left_is_removed_an_hour_after_it_was_found(tmp_path
         (tmp_path / name / "logs").mkdir(parents=True)
         (tmp_path / name / "logs" / "out").write_text("words")
         if name != "resile-other":
-            os.close(leftovers.hold(tmp_path / name))
+            os.close(stale_directories.hold(tmp_path / name))
     (tmp_path / "resile-link").symlink_to(tmp_path / "other")
-    held = leftovers.hold(tmp_path / "resile-held")
+    held = stale_directories.hold(tmp_path / "resile-held")
     everything = {path.name for path in tmp_path.iterdir()}
-    leftovers.sweep_agents(tmp_path)
-    leftovers.sweep_agents(tmp_path)
+    stale_directories.sweep_agents(tmp_path)
+    stale_directories.sweep_agents(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == everything, "a person may want to look at it"
-    long_ago = time.time() - leftovers.KEPT_SECONDS
+    long_ago = time.time() - stale_directories.KEPT_SECONDS
     for name in ("resile-held", "resile-left", "other"):
-        os.utime(tmp_path / name / leftovers.LOCK, (long_ago, long_ago))
-    leftovers.sweep_agents(tmp_path)
+        os.utime(tmp_path / name / stale_directories.LOCK, (long_ago, long_ago))
+    stale_directories.sweep_agents(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == everything - {"resile-left"}
     assert (tmp_path / "other" / "logs" / "out").exists(), "a link is not followed"
     os.close(held)
-    leftovers.sweep_agents(tmp_path)
+    stale_directories.sweep_agents(tmp_path)
     assert (tmp_path / "resile-held").exists(), "a long run that has just been killed"

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 
-from resile.agent.workers.failures import find_traceback, head, without_rank
+from resile.agent.failures.evidence import find_traceback, head, without_rank
 from resile.protocol.reports import WorkerFailure, signal_name
 
 WIDTH = 100

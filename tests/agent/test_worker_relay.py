@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.agent.relay import Relay
+from resile.agent.worker_relay import Relay
 from resile.api.ids import Round
 from resile.protocol.agent_to_master import StepReport, WorkerGone
 from resile.protocol.message import Message
@@ -138,7 +138,7 @@ def test_the_node_that_leads_tells_every_step() -> None:
 
 
 def test_a_process_with_too_many_open_requests_is_cut_off(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("resile.agent.relay.MAX_OPEN", 2)
+    monkeypatch.setattr("resile.agent.worker_relay.MAX_OPEN", 2)
     relay, sent = relay_of("a.0")
     line = Line(relay, "a.0")
     for number in range(3):

@@ -15,11 +15,11 @@ from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, Launch
 from resile.core.engine import Engine
 from resile.core.events import AgentConnected, AnyEvent, ChangeWanted, Started
 from resile.core.state import JobState, new_state
-from resile.master import shell as shell_module
+from resile.master import event_queue as shell_module
+from resile.master.event_queue import Shell
 from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken
-from resile.master.shell import Shell
 from resile.protocol.agent_to_master import Hello
-from resile.protocol.changes import Scale, Stop
+from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 

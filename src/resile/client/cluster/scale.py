@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from resile.api.kinds.registry import job_kind_of
-from resile.client.cluster import view
+from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
 from resile.client.cluster.find import find
 from resile.client.errors import CommandError
@@ -50,6 +50,6 @@ async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
 
 async def _unfinished(cluster: Cluster, name: str) -> Object:
     job = await find(cluster, name)
-    if view.over(job):
-        raise CommandError(f"job {name} is over ({view.phase(job)}); nothing was changed")
+    if job_view.over(job):
+        raise CommandError(f"job {name} is over ({job_view.phase(job)}); nothing was changed")
     return job
