@@ -24,7 +24,7 @@ import msgspec
 from benchmarks.harness import GaveUp, Story, Workplace, asking, file_limit, say
 from resile.api.ids import NO_ROUND, Round
 from resile.api.job import JobSpec
-from resile.api.kinds.run.names import FRONT_DOOR
+from resile.api.kinds.run.names import RUN_KIND
 from resile.protocol.agent_to_master import Hello, Join
 from resile.protocol.master_to_agent import MasterMessage, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.message import PROTOCOL
@@ -219,7 +219,7 @@ class Crowd:
     def __init__(self, place: Workplace, agents: int) -> None:
         self.agents = agents
         self.directory = JobDirectory(place.path / "job")
-        self.directory.create(JobSpec(name=JOB, front_door=FRONT_DOOR))
+        self.directory.create(JobSpec(name=JOB, kind=RUN_KIND))
         self.master = place.start([sys.executable, "-m", "resile.master", "--directory", self.directory.path])
         self.story: Story
         self._place = place

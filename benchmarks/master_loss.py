@@ -97,7 +97,7 @@ def run(quick: bool) -> list[Row]:
             str(place.path),
         )
         directory.create(
-            JobSpec(name="loss", front_door="elasticjob", roles={"worker": RoleSpec(replicas=WORKERS, command=words)})
+            JobSpec(name="loss", kind="elasticjob", roles={"worker": RoleSpec(replicas=WORKERS, command=words)})
         )
         supervisor = start_master(directory, place.path, [])
         try:

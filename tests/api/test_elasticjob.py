@@ -116,7 +116,7 @@ def test_every_field_of_a_role_reaches_the_spec() -> None:
         assert (role.replicas, role.command, role.crash_budget, role.auto_scale) == (2, ("run",), 9, False)
         assert (role.priority, role.batch_scheduler, role.critical_nodes) == ("0.5", "volcano", "0:3,1:2")
         assert (role.restart_policy, role.restart_timeout, role.env) == ("ExitCode", 60, {"LEVEL": "debug"})
-    assert (spec.name, spec.namespace, spec.uid, spec.front_door) == ("all", "dlrover", "u-1", "elasticjob")
+    assert (spec.name, spec.namespace, spec.uid, spec.kind) == ("all", "dlrover", "u-1", "elasticjob")
     assert (spec.strategy, spec.optimize_mode, spec.brain_service) == (Strategy.CUSTOM, "cluster", "brain:50001")
     assert spec.resource_limits == Resources(cpu=15.0, memory=30000 * MiB, gpu=4)
     assert spec.suspend

@@ -12,7 +12,7 @@ from resile.api.job import JobSpec
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
 from resile.api.kinds import registry
-from resile.api.kinds.base import FrontDoor
+from resile.api.kinds.base import BaseJobKind
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests, read_manifest
 from resile.cli.output.listing import kind_of
@@ -36,16 +36,16 @@ from tests.support.toy_kind import TOY, Toy, toy, toys
 
 __all__ = ["toys"]
 
-DOORS: tuple[FrontDoor, ...] = (*registry.job_kinds(), *registry.WITHOUT_RESOURCE)
+KINDS: tuple[BaseJobKind, ...] = (*registry.job_kinds(), *registry.WITHOUT_RESOURCE)
 
 
-# every front door ---------------------------------------------------------------------------------------------------
+# every kind of job ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_a_front_door_is_found_by_its_name_and_has_its_roles(door: FrontDoor) -> None:
-    assert registry.front_door(door.name) is door
-    assert door.role(door.scaled_role).trains
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_kind_of_job_is_found_by_its_name_and_has_its_roles(kind: BaseJobKind) -> None:
+    assert registry.kind_of_job(JobSpec(name="j", kind=kind.name)) is kind
+    assert kind.role(kind.scaled_role).trains
 
 
 @pytest.mark.parametrize("kind", registry.job_kinds(), ids=lambda kind: kind.name)

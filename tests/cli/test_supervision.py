@@ -24,7 +24,7 @@ def _running_in(path: Path) -> list[str]:
 
 def test_a_supervisor_that_cannot_be_recorded_is_ended_and_the_reason_named(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path / "job")
-    directory.create(JobSpec(name="j", front_door="elasticjob"), None)
+    directory.create(JobSpec(name="j", kind="elasticjob"), None)
     (directory.path / "supervisor.json").mkdir()
     with pytest.raises(CommandError, match=f"cannot start a master in {directory.path}: Is a directory"):
         start_master(directory, tmp_path, [])
@@ -34,7 +34,7 @@ def test_a_supervisor_that_cannot_be_recorded_is_ended_and_the_reason_named(tmp_
 
 def test_a_log_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path / "job")
-    directory.create(JobSpec(name="j", front_door="elasticjob"), None)
+    directory.create(JobSpec(name="j", kind="elasticjob"), None)
     directory.log.mkdir()
     with pytest.raises(CommandError, match=r"cannot start a master in .*: Is a directory"):
         start_master(directory, tmp_path, [])

@@ -74,7 +74,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", "https://127.0.0.1:1"))
     folder = tmp_path / "state" / "jobs" / "lab" / "demo"
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text('{"name": "demo", "front_door": "elasticjob"}')
+    (folder / "job.json").write_text('{"name": "demo", "kind": "elasticjob"}')
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from resile.api.ids import NodeId, NodeKey, Rank, Round
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.kinds.run.names import FRONT_DOOR, WORKER
+from resile.api.kinds.run.names import RUN_KIND, WORKER
 from resile.api.timeouts import derive
 from resile.core import decisions as de
 from resile.core import events as ev
@@ -170,7 +170,7 @@ def managed(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
     timeouts = derive(**more.pop("timeouts", {}))
     roles = more.pop("roles", {})
     role = RoleSpec(replicas=nodes, **more)
-    spec = JobSpec(name="job", front_door="elasticjob", roles={WORKER: role, **roles}, timeouts=timeouts)
+    spec = JobSpec(name="job", kind="elasticjob", roles={WORKER: role, **roles}, timeouts=timeouts)
     job = Job(spec, RendezvousConfig(min_nodes=least, max_nodes=most or nodes, **meeting))
     job.does(ev.Started())
     return job
@@ -179,7 +179,7 @@ def managed(nodes: int, least: int = 1, most: int | None = None, **more) -> Job:
 def bare(least: int, most: int, **more) -> Job:
     """A job on bare machines; nobody has come yet."""
     timeouts = derive(**more.pop("timeouts", {}))
-    spec = JobSpec(name="job", front_door=FRONT_DOOR, timeouts=timeouts)
+    spec = JobSpec(name="job", kind=RUN_KIND, timeouts=timeouts)
     job = Job(spec, RendezvousConfig(min_nodes=least, max_nodes=most, **more))
     job.does(ev.Started())
     return job

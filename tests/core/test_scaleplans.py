@@ -367,7 +367,7 @@ def test_a_node_that_is_being_migrated_cannot_be_migrated_again():
 def test_parameter_servers_are_not_migrated_and_leave_no_gaps():
     roles = {"worker": RoleSpec(replicas=2), "ps": PS.declared(replicas=2)}
     job = Job(
-        JobSpec(name="job", front_door="elasticjob", roles=roles, strategy=Strategy.PARAMETER_SERVER),
+        JobSpec(name="job", kind="elasticjob", roles=roles, strategy=Strategy.PARAMETER_SERVER),
         RendezvousConfig(),
     )
     job.does(ev.Started())
@@ -397,7 +397,7 @@ def limited(nodes: int, memory: int = 0, cpu: float | None = None, gpu: int = 0)
     one = Resources(memory=Bytes(2 * GiB), cpu=1.0, gpu=1 if gpu else 0)
     most = Resources(memory=Bytes(memory * GiB) if memory else None, cpu=cpu, gpu=gpu)
     spec = JobSpec(
-        front_door="elasticjob",
+        kind="elasticjob",
         name="job",
         roles={"worker": RoleSpec(replicas=nodes, requests=one, limits=one)},
         resource_limits=most,

@@ -68,7 +68,7 @@ class Job:
         if strategy is Strategy.PARAMETER_SERVER:
             roles["ps"] = roles_of.PS.declared(replicas=2, command=command)
         platform = LocalPlatform(
-            JobSpec(name="digits", front_door="elasticjob", uid=f"test-{os.getpid()}", roles=roles, strategy=strategy),
+            JobSpec(name="digits", kind="elasticjob", uid=f"test-{os.getpid()}", roles=roles, strategy=strategy),
             self.directory,
             "127.0.0.1:50001",
             secrets={"TOKEN_FILE": "/somewhere/token"},
@@ -494,7 +494,7 @@ async def test_a_node_outlives_a_master_killed_right_after_the_launch(job: Job) 
 
         async def main():
             role = RoleSpec(replicas=1, command=("/bin/sleep", "1000"))
-            spec = JobSpec(name="digits", front_door="elasticjob", roles={{"worker": role}})
+            spec = JobSpec(name="digits", kind="elasticjob", roles={{"worker": role}})
             platform = LocalPlatform(spec, Path({str(job.directory)!r}), "127.0.0.1:50001")
             await platform.start(lambda observation: None)
             platform.launch(Launch(node=NodeKey("worker", 0), rank=0, replicas=1))

@@ -14,7 +14,7 @@ from typing import Any
 
 from resile.api.job import JobSpec
 from resile.api.job_view import JobView
-from resile.api.kinds.run.names import FRONT_DOOR
+from resile.api.kinds.run.names import RUN_KIND
 from resile.api.timeouts import derive
 from resile.protocol.agent_to_master import Hello
 from resile.protocol.commands import Answer, Ask, Command, FromMaster, JobStatus, Result, Status
@@ -25,7 +25,7 @@ from resile.wire.connection import CannotConnect, Connection, connect
 from resile.wire.job_directory import JobDirectory
 
 PATIENCE = 30.0
-BARE = JobSpec(name="job", front_door=FRONT_DOOR, timeouts=derive())
+BARE = JobSpec(name="job", kind=RUN_KIND, timeouts=derive())
 
 
 def new_job(path: Path, spec: JobSpec = BARE) -> JobDirectory:

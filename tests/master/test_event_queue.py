@@ -23,7 +23,7 @@ from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
 
-SPEC = JobSpec(name="job", front_door="elasticjob", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
+SPEC = JobSpec(name="job", kind="elasticjob", roles={"worker": RoleSpec(replicas=2)}, timeouts=derive())
 
 
 class MemoryJournal:

@@ -20,7 +20,7 @@ W0, W1 = NodeKey("worker", NodeId(0)), NodeKey("worker", NodeId(1))
 
 
 def started() -> Engine:
-    spec = JobSpec(name="j", front_door="elasticjob", roles={"worker": RoleSpec(replicas=2, command=("train",))})
+    spec = JobSpec(name="j", kind="elasticjob", roles={"worker": RoleSpec(replicas=2, command=("train",))})
     engine = Engine(new_state(spec, 0.0))
     engine.handle(Started(), 1.0)
     return engine

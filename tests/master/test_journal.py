@@ -26,7 +26,7 @@ def told(number: int, message: str = "something") -> JobEvent:
 
 def started(path: Path) -> SQLiteJournal:
     journal = SQLiteJournal(path)
-    journal.snapshot(new_state(JobSpec(name="job", front_door="elasticjob"), 1.0), 1.0)
+    journal.snapshot(new_state(JobSpec(name="job", kind="elasticjob"), 1.0), 1.0)
     return journal
 
 
@@ -46,13 +46,13 @@ def test_what_was_appended_is_there_after_reopening_in_order(tmp_path: Path) -> 
     history = SQLiteJournal(tmp_path / "j.db").load()
     assert history is not None
     assert history.events == events
-    assert history.state == new_state(JobSpec(name="job", front_door="elasticjob"), 1.0)
+    assert history.state == new_state(JobSpec(name="job", kind="elasticjob"), 1.0)
 
 
 def test_a_snapshot_replaces_the_events_and_keeps_the_story(tmp_path: Path) -> None:
     journal = started(tmp_path / "j.db")
     journal.append([(2.0, Started())], [told(1, "first")])
-    state = Engine.replay(new_state(JobSpec(name="job", front_door="elasticjob"), 1.0), [(2.0, Started())]).state
+    state = Engine.replay(new_state(JobSpec(name="job", kind="elasticjob"), 1.0), [(2.0, Started())]).state
     journal.snapshot(state, 5.0)
 
     history = journal.load()

@@ -20,7 +20,7 @@ from resile.master.journal.sqlite import JournalError, JournalTaken
 from resile.protocol.reports import NodeStatus
 from tests.support.fake_kube import FakeBlockingKube
 
-SPEC = JobSpec(name="j", front_door="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
+SPEC = JobSpec(name="j", kind="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=1)})
 SEEN = NodeSeen(node=NodeKey("worker", NodeId(0)), status=NodeStatus.RUNNING)
 
 

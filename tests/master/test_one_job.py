@@ -31,7 +31,7 @@ class Master:
 
     def __init__(self, api: FakeKube, uid: str) -> None:
         self.spec = JobSpec(
-            name="j", front_door="elasticjob", namespace="red", uid=uid, roles={"worker": RoleSpec(replicas=2)}
+            name="j", kind="elasticjob", namespace="red", uid=uid, roles={"worker": RoleSpec(replicas=2)}
         )
         self.client = cast(Client, api)
         self.engine = Engine(new_state(self.spec, 0.0))

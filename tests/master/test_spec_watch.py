@@ -18,7 +18,7 @@ from resile.master.kubernetes.spec_watch import LAST_SEEN, SpecWatch, WantedSpec
 from resile.protocol.job_changes import Change, Scale, Suspend
 from tests.kube.namespace import job
 
-SPEC = JobSpec(name="j", front_door="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})
+SPEC = JobSpec(name="j", kind="elasticjob", namespace="red", uid="uid-j", roles={"worker": RoleSpec(replicas=2)})
 
 
 class Memory:

@@ -66,7 +66,7 @@ class ToyKind(JobKind):
             name=metadata.name,
             namespace=metadata.namespace,
             uid=metadata.uid,
-            front_door=self.name,
+            kind=self.name,
             roles={
                 role.name: self._declared(role, replicas, spec.image)
                 for role, replicas in ((TRAINER, spec.trainers), (CACHE, spec.caches))
@@ -81,9 +81,7 @@ class ToyKind(JobKind):
 
     def masters_part(self, item: Manifest) -> JobSpec:
         metadata = item["metadata"]
-        return JobSpec(
-            name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"], front_door=self.name
-        )
+        return JobSpec(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"], kind=self.name)
 
     def sample(self, image: str, namespace: str) -> Sample:
         return Sample(comment="A toy.", manifest=toy())

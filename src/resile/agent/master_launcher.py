@@ -29,7 +29,7 @@ from pathlib import Path
 from resile.agent.options import Endpoint, RunOptions, Security
 from resile.agent.stale_directories import is_file_at, sweep_runs
 from resile.api.job import JobSpec
-from resile.api.kinds.run.names import FRONT_DOOR
+from resile.api.kinds.run.names import RUN_KIND
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.agent")
@@ -208,7 +208,7 @@ class MasterLauncher:
         self._supervisor.wait()
 
     def _spec(self) -> JobSpec:
-        return JobSpec(name=self._options.job_name, front_door=FRONT_DOOR, timeouts=self._options.timeouts)
+        return JobSpec(name=self._options.job_name, kind=RUN_KIND, timeouts=self._options.timeouts)
 
     def _token(self) -> str | None:
         if self._options.security.token or is_loopback(self._endpoint.host):

@@ -1,7 +1,7 @@
-"""`JobSpec`: what the engine runs. Every front door (`resile.api.kinds`) translates what users write into it.
+"""`JobSpec`: what the engine runs. Every kind of job (`resile.api.kinds`) translates what users write into it.
 
 It is complete (all defaults filled in), checked, and plain data: it can be put in a journal and sent over a wire. The
-engine knows no role by name: what a role does in its job stands in its `RoleSpec`, and the front door put it there.
+engine knows no role by name: each `RoleSpec` says what its role does, as the kind of the job defined it.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     namespace: str = "default"
     uid: str = ""
-    front_door: str
-    """The front door that the job came through, by its name in `resile.api.kinds.registry`."""
+    kind: str
+    """The name of its kind in `resile.api.kinds.registry`."""
     strategy: Strategy = Strategy.ALLREDUCE
     roles: dict[str, RoleSpec] = {}
     """In the order in which tables list them. Empty for a job on bare machines (`resile run`), whose nodes come by

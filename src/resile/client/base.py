@@ -21,7 +21,7 @@ from resile.chaos.faults import Fault, Injected
 from resile.protocol.reports import WorkerFailure
 
 if TYPE_CHECKING:
-    from resile.api.kinds.base import FrontDoor, Resource
+    from resile.api.kinds.base import BaseJobKind, Resource
 
 Say = Callable[[str], None]
 """Takes one sentence for a person who waits."""
@@ -250,8 +250,8 @@ class Jobs(Protocol):
     def spec(self, job: str) -> JobSpec:
         """What a job asks for, as the engine reads it."""
 
-    def front_door(self, job: str) -> FrontDoor:
-        """The front door that a job came through: how it is called, and which role a bare number of nodes means."""
+    def kind_of(self, job: str) -> BaseJobKind:
+        """The kind of a job, which knows its noun, the names of its pods and the role that a bare number means."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         """Lines of one pod, or of all nodes of a job, as they are read; with `follow`, until the job or pod has ended.

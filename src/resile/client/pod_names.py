@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resile.api.kinds.base import FrontDoor
+    from resile.api.kinds.base import BaseJobKind
 
 
-def pod_name(front_door: FrontDoor, job: str, node: str) -> str:
+def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
     """The name of the pod that `worker-0` of a job has; empty if that is no node's name."""
     role, _, number = node.rpartition("-")
     if not number.isascii() or not number.isdigit():
         return ""
-    pod = front_door.node_name(job, role, int(number))
-    return pod if front_door.node_of(pod, job) is not None else ""
+    pod = kind.node_name(job, role, int(number))
+    return pod if kind.node_of(pod, job) is not None else ""
 
 
-def is_pod_of(front_door: FrontDoor, name: str, job: str) -> bool:
+def is_pod_of(kind: BaseJobKind, name: str, job: str) -> bool:
     """Whether a pod of this name is the job's master or one of its nodes."""
-    return name == front_door.master_name(job) or front_door.node_of(name, job) is not None
+    return name == kind.master_name(job) or kind.node_of(name, job) is not None
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

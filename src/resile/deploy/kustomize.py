@@ -10,7 +10,7 @@ import yaml
 
 from resile.api.crd.generate import cel_patch, crd
 from resile.api.kinds import registry
-from resile.api.kinds.base import Definition, Kind, Sample
+from resile.api.kinds.base import Definition, ResourceKind, Sample
 from resile.deploy import installation
 
 Object = dict[str, Any]
@@ -124,9 +124,9 @@ def _cel(definition: Definition) -> Object:
     }
 
 
-def _sample_file(kind: Kind) -> str:
+def _sample_file(kind: ResourceKind) -> str:
     return f"{kind.definition.kind.lower()}.yaml"
 
 
-def _sample(kind: Kind) -> Sample:
+def _sample(kind: ResourceKind) -> Sample:
     return kind.sample(installation.IMAGE, installation.JOBS_NAMESPACE)

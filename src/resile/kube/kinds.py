@@ -47,7 +47,7 @@ ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebind
 LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 
-def of(kind: base.Kind) -> Kind:
+def of(kind: base.ResourceKind) -> Kind:
     """The kind of objects that resources of a registered kind are."""
     definition = kind.definition
     return Kind(definition.group, definition.version, definition.kind, definition.plural)

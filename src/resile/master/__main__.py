@@ -38,7 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--namespace", default="default", help="the job's namespace (kubernetes platform)")
     parser.add_argument("--job", help="the job to serve (kubernetes platform)")
-    parser.add_argument("--kind", help="the front door of the job (kubernetes platform)")
+    parser.add_argument("--kind", help="the kind of the job (kubernetes platform)")
     parser.add_argument("--advertise", default="", help="HOST:PORT for pods, if not the master's Service")
     parser.add_argument("--workdir", type=Path, help="where the nodes' commands run (local platform)")
     parser.add_argument("--enforce-memory", action="store_true", help="hold nodes to their memory limits (cgroup)")

@@ -11,7 +11,7 @@ import msgspec
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
 from resile.api.job import JobSpec
-from resile.api.kinds.run.names import FRONT_DOOR, WORKER
+from resile.api.kinds.run.names import RUN_KIND, WORKER
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
@@ -41,7 +41,7 @@ class ScaleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def crowd(nodes: int) -> Engine:
     """An engine with so many agents, all but the last of which wait for the first round."""
-    spec = JobSpec(name="crowd", front_door=FRONT_DOOR)
+    spec = JobSpec(name="crowd", kind=RUN_KIND)
     config = RendezvousConfig(min_nodes=nodes, max_nodes=nodes)
     engine = Engine(new_state(spec, 0.0))
     engine.handle(ev.Started(), 0.0)

@@ -9,7 +9,7 @@ import msgspec
 
 from resile.api.ids import Bytes, GiB
 from resile.api.job import JobSpec, Loss, Resources, RoleSpec
-from resile.api.kinds.run.names import FRONT_DOOR, WORKER
+from resile.api.kinds.run.names import RUN_KIND, WORKER
 from resile.api.timeouts import derive
 from resile.protocol.reports import RendezvousConfig
 from resile.sim.world.data_reader import Data
@@ -109,7 +109,7 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
         join=JOIN_TIMEOUT, pend=PEND_TIMEOUT, exit_grace=3.0, budget_window=rng.choice((5.0, 60.0, 1800.0))
     )
     if not managed:
-        return JobSpec(name="sim", front_door=FRONT_DOOR, timeouts=timeouts)
+        return JobSpec(name="sim", kind=RUN_KIND, timeouts=timeouts)
     memory = rng.choice((None, Bytes(4 * GiB), Bytes(64 * GiB)))
     role = RoleSpec(
         replicas=nodes,
@@ -120,7 +120,7 @@ def _spec(rng: random.Random, managed: bool, nodes: int) -> JobSpec:
     if nodes > 1 and rng.random() < 0.2:
         leader = msgspec.structs.replace(role, replicas=1, loss=Loss.FATAL)
         roles = {LEADER: leader, WORKER: msgspec.structs.replace(role, replicas=nodes - 1)}
-    return JobSpec(name="sim", front_door=FRONT_DOOR, roles=roles, timeouts=timeouts)
+    return JobSpec(name="sim", kind=RUN_KIND, roles=roles, timeouts=timeouts)
 
 
 def _behaviour(rng: random.Random) -> NodeBehaviour:

@@ -45,7 +45,7 @@ class Place:
         self.namespace = namespace
         self.open = ExitStack()
         self.spec = JobSpec(
-            name="j", front_door="elasticjob", namespace=namespace, uid=uid, roles={"worker": RoleSpec(replicas=1)}
+            name="j", kind="elasticjob", namespace=namespace, uid=uid, roles={"worker": RoleSpec(replicas=1)}
         )
         self.name = "elasticjob-j-dlrover-master"
         reference = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "owner", "uid": uid}
@@ -249,7 +249,7 @@ def test_a_damaged_journal_is_refused_as_a_whole(place: Place) -> None:
 def test_the_journal_of_an_earlier_job_of_this_name_is_not_taken(place: Place) -> None:
     begun(place)
     later = JobSpec(
-        name="j", front_door="elasticjob", namespace=place.namespace, uid=str(uuid.uuid4()), roles=place.spec.roles
+        name="j", kind="elasticjob", namespace=place.namespace, uid=str(uuid.uuid4()), roles=place.spec.roles
     )
     with pytest.raises(JournalError, match="an earlier job of this name"):
         place.journal(spec=later).load()

@@ -1,11 +1,11 @@
-"""What a front door says of itself: the form to fill in for another kind of job.
+"""The interface of a kind of job: implement it to let users describe jobs in another way.
 
-A front door is one way in which users describe a job: a resource of a cluster (`JobKind`), or the flags of a command
-(`FrontDoor` alone). It translates what they wrote into a `JobSpec`, and it keeps the conventions that its users rely
-on: names, labels, environment, status. Operator, master, platforms and command line ask the front door of a job for all
-of them (`registry.py`), so a new kind is one more package beside this module and one more line there.
+A kind is one way in which users describe a job: a custom resource of a cluster (`JobKind`), or the flags of a command
+(`BaseJobKind` alone). It translates what users wrote into a `JobSpec`, and it keeps the conventions that its users rely
+on: names, labels, environment, status. Operator, master, platforms and command line get the kind of a job from
+`registry.py` and ask it for all of these, so a new kind is one more package beside this module and one more line there.
 
-Front doors have no state. What a method gets and returns is plain data: manifests are dictionaries as in YAML.
+Kinds have no state. Their methods take and return plain data: manifests are dictionaries as in YAML.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Manifest = dict[str, Any]
 
 
 class Role(RoleTraits, frozen=True, kw_only=True):
-    """A role that the jobs of a front door may have."""
+    """A role that the jobs of a kind may have."""
 
     name: str
     """In the `JobSpec`, in the names of nodes and in labels."""
@@ -60,11 +60,11 @@ class NodeSetting(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of every rank by role, for a job whose nodes find each other by address."""
 
 
-class FrontDoor(abc.ABC):
-    """The conventions of a job, wherever it runs."""
+class BaseJobKind(abc.ABC):
+    """What every kind of job defines, with or without a custom resource."""
 
     name: str
-    """Kept in `JobSpec.front_door`."""
+    """Kept in `JobSpec.kind`."""
     noun: str
     """What commands put before a job's name: `elasticjob/torch-mnist`."""
     roles: tuple[Role, ...]
@@ -161,7 +161,7 @@ class Resource(Protocol):
     def metadata(self) -> Metadata: ...
 
 
-class Kind(abc.ABC):
+class ResourceKind(abc.ABC):
     """A kind of resource that users write."""
 
     definition: Definition
@@ -183,7 +183,7 @@ class Kind(abc.ABC):
         """An example that runs on a fresh installation."""
 
 
-class JobKind(FrontDoor, Kind):
+class JobKind(BaseJobKind, ResourceKind):
     """A kind of resource that is a job."""
 
     @property
@@ -350,7 +350,7 @@ class PlanPhase(enum.StrEnum):
         return self in (PlanPhase.SUCCEEDED, PlanPhase.FAILED)
 
 
-class PlanKind(Kind):
+class PlanKind(ResourceKind):
     """A kind of resource that changes the nodes of a running job, once."""
 
     job_kind: JobKind

@@ -1,4 +1,4 @@
-"""All front doors: the one list to which another kind of job or plan is added.
+"""All kinds of jobs and plans: the one list to which another kind is added.
 
 Everything that differs from kind to kind is asked of the objects here; `base.py` says what they answer.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from resile.api.job import JobSpec
-from resile.api.kinds.base import FrontDoor, JobKind, Kind, PlanKind
+from resile.api.kinds.base import BaseJobKind, JobKind, PlanKind, ResourceKind
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 from resile.api.kinds.run.kind import RUN
 from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 
 JOB_KINDS: tuple[JobKind, ...] = (ELASTIC_JOB,)
 PLAN_KINDS: tuple[PlanKind, ...] = (SCALE_PLAN,)
-WITHOUT_RESOURCE: tuple[FrontDoor, ...] = (RUN,)
+WITHOUT_RESOURCE: tuple[BaseJobKind, ...] = (RUN,)
 
 
 def job_kinds() -> tuple[JobKind, ...]:
@@ -28,12 +28,12 @@ def plan_kinds() -> tuple[PlanKind, ...]:
     return PLAN_KINDS
 
 
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[ResourceKind, ...]:
     """All kinds of resources, jobs first."""
     return (*job_kinds(), *plan_kinds())
 
 
-def kind_of(item: dict[str, Any]) -> Kind | None:
+def kind_of(item: dict[str, Any]) -> ResourceKind | None:
     """The kind of a manifest; None for one that is no kind of ours."""
     named = (item.get("apiVersion"), item.get("kind"))
     return next((one for one in kinds() if (one.definition.api_version, one.definition.kind) == named), None)
@@ -47,22 +47,22 @@ def job_kind_of(item: dict[str, Any]) -> JobKind:
     return kind
 
 
-def kind_of_resource(resource: Any) -> Kind:
+def kind_of_resource(resource: Any) -> ResourceKind:
     """The kind of a typed resource, which a reader made."""
     return next(one for one in kinds() if one.definition.type is type(resource))
 
 
-def front_door(name: str) -> FrontDoor:
-    """The front door of a `JobSpec`. Raises `KeyError` for one that this version does not know."""
-    doors: tuple[FrontDoor, ...] = (*job_kinds(), *WITHOUT_RESOURCE)
-    return {door.name: door for door in doors}[name]
+def kind_of_job(spec: JobSpec) -> BaseJobKind:
+    """The kind of a job. Raises `KeyError` for a kind that this version does not know."""
+    kinds: tuple[BaseJobKind, ...] = (*job_kinds(), *WITHOUT_RESOURCE)
+    return {kind.name: kind for kind in kinds}[spec.kind]
 
 
 def job_kind(name: str) -> JobKind:
-    """The job kind of this name. Raises `KeyError` for a front door without a cluster resource (`resile run`)."""
+    """The kind of resource with this name. Raises `KeyError` for a kind without a resource (`resile run`)."""
     return {kind.name: kind for kind in job_kinds()}[name]
 
 
 def node_name(spec: JobSpec, role: str, node_id: int) -> str:
     """The name that people see for a node."""
-    return front_door(spec.front_door).node_name(spec.name, role, node_id)
+    return kind_of_job(spec).node_name(spec.name, role, node_id)

@@ -37,7 +37,7 @@ def logs(
     shown = _as_json if output == "json" else _as_text
     with jobs_of(target, name) as jobs:
         if node:
-            name = pod_name(jobs.front_door(name), name, node) or node
+            name = pod_name(jobs.kind_of(name), name, node) or node
         for batch in jobs.logs(name, master=master, tail=tail, follow=follow):
             sys.stdout.buffer.writelines(map(shown, batch))
             sys.stdout.buffer.flush()

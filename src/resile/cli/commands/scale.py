@@ -22,11 +22,11 @@ def scale(job: str, sizes: tuple[str, ...], target: Target, output: str) -> None
     """
     given = dict(map(_size, sizes))
     with jobs_of(target, job) as jobs:
-        front_door = jobs.front_door(job)
-        replicas = {role or front_door.scaled_role: number for role, number in given.items()}
+        kind = jobs.kind_of(job)
+        replicas = {role or kind.scaled_role: number for role, number in given.items()}
         jobs.scale(job, replicas)
     words = " ".join(f"{role}={number}" for role, number in replicas.items())
-    tell(output, f"{front_door.noun}/{job} scaled: {words}", name=job, replicas=replicas)
+    tell(output, f"{kind.noun}/{job} scaled: {words}", name=job, replicas=replicas)
 
 
 def _size(word: str) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from resile.client.target import Target
 def suspend(job: str, target: Target, output: str) -> None:
     """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
     with jobs_of(target, job) as jobs:
-        name = f"{jobs.front_door(job).noun}/{job}"
+        name = f"{jobs.kind_of(job).noun}/{job}"
         how = "suspended" if jobs.suspend(job) else "is suspended already"
     tell(output, f"{name} {how}", name=job, suspended=True)
 
@@ -30,6 +30,6 @@ def resume(job: str, target: Target, output: str) -> None:
     A JOB of this machine that lost its master (a restart of the machine) gets one again.
     """
     with jobs_of(target, job) as jobs:
-        name = f"{jobs.front_door(job).noun}/{job}"
+        name = f"{jobs.kind_of(job).noun}/{job}"
         how = "resumed" if jobs.resume(job) else "was not suspended"
     tell(output, f"{name} {how}", name=job, suspended=False)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, aclosing
 from typing import Self, TypeVar
 
 from resile.api.job import JobSpec
-from resile.api.kinds.base import FrontDoor
+from resile.api.kinds.base import BaseJobKind
 from resile.api.kinds.registry import job_kind_of
 from resile.chaos.faults import Fault, Injected
 from resile.client.base import (
@@ -81,7 +81,7 @@ class ClusterJobs:
     def spec(self, job: str) -> JobSpec:
         return self._runner.run(describe.spec(self._cluster, job))
 
-    def front_door(self, job: str) -> FrontDoor:
+    def kind_of(self, job: str) -> BaseJobKind:
         return job_kind_of(self._runner.run(find(self._cluster, job)))
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:

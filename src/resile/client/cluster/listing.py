@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from resile.api.kinds import registry
-from resile.api.kinds.base import Kind, PlanKind
+from resile.api.kinds.base import PlanKind, ResourceKind
 from resile.api.kinds.registry import job_kind_of
 from resile.api.timestamps import moment
 from resile.client.base import EVENT, POD, Found, Item, Listable, PlanView, Query
@@ -75,7 +75,7 @@ def _found(query: Query, watching: Watch) -> Found:
     return Found(items, nothing=not jobs)
 
 
-def _of(kinds: Sequence[Kind], watching: Watch) -> list[Object]:
+def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
     return [item for kind in kinds for item in watching.all(kube.of(kind))]
 
 

@@ -32,7 +32,7 @@ from resile.protocol.job_changes import Scale, Suspend
 from resile.wire.job_directory import DirectoryError
 
 if TYPE_CHECKING:
-    from resile.api.kinds.base import FrontDoor
+    from resile.api.kinds.base import BaseJobKind
     from resile.client.local.follow import LocalFollowing
 
 
@@ -75,17 +75,17 @@ class LocalJobs:
         except DirectoryError as error:
             raise CommandError(str(error)) from error
 
-    def front_door(self, job: str) -> FrontDoor:
+    def kind_of(self, job: str) -> BaseJobKind:
         from resile.api.kinds import registry
 
-        return registry.front_door(self.spec(job).front_door)
+        return registry.kind_of_job(self.spec(job))
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         from resile.client.local import logs
 
         job, pod = find_pod(name, self._named)
-        front_door = job.front_door
-        is_master = master or (front_door is not None and pod == front_door.master_name(job.name))
+        kind = job.kind
+        is_master = master or (kind is not None and pod == kind.master_name(job.name))
         return logs.read(job, pod, tail, master=is_master, follow=follow)
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
@@ -117,7 +117,7 @@ class LocalJobs:
         is_interrupted = not served(found.directory) and self._phase(found) not in (Phase.SUCCEEDED, Phase.FAILED)
         if is_interrupted:
             restart_master(found.directory)
-            self._say(f"{self.front_door(job).noun}/{found.name} has a master again")
+            self._say(f"{self.kind_of(job).noun}/{found.name} has a master again")
         before = self._phase(found)
         self._ask(found, Suspend(on=False))
         return is_interrupted or before == Phase.SUSPENDED

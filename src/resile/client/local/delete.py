@@ -27,8 +27,8 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
         CommandError: files cannot be removed.
     """
     directory = job.directory
-    front_door = job.front_door
-    noun = front_door.noun if front_door is not None else "job"
+    kind = job.kind
+    noun = kind.noun if kind is not None else "job"
     try:
         timeouts = directory.spec().timeouts
         grace, short = timeouts.exit_grace, timeouts.regroup_grace

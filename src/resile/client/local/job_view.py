@@ -19,7 +19,7 @@ def master_node(spec: JobSpec, job: JobView, is_alive: bool, restarts: int) -> N
     """The master as a row among its nodes, as a listing of a job's pods shows it."""
     status = "Running" if is_alive else "Completed" if job.phase == "Succeeded" else "Error"
     return NodeView(
-        name=registry.front_door(spec.front_door).master_name(job.name),
+        name=registry.kind_of_job(spec).master_name(job.name),
         role=MASTER,
         id=0,
         rank=0,
@@ -50,5 +50,5 @@ def event_view(event: JobEvent, spec: JobSpec) -> EventView:
         role, _, number = event.node.rpartition("-")
         about = f"pod/{registry.node_name(spec, role, int(number))}"
     else:
-        about = f"{registry.front_door(spec.front_door).noun}/{spec.name}"
+        about = f"{registry.kind_of_job(spec).noun}/{spec.name}"
     return EventView(**msgspec.structs.asdict(event), object=about, job=spec.name)

@@ -20,7 +20,7 @@ from resile.client.pod_names import did_you_mean, is_pod_of, pod_name
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:
-    from resile.api.kinds.base import FrontDoor
+    from resile.api.kinds.base import BaseJobKind
 
 DEFAULT_NAMESPACE = "default"
 
@@ -51,19 +51,19 @@ class LocalJob(msgspec.Struct, frozen=True):
         return state_root() / "previous" / self.namespace / self.name
 
     @property
-    def front_door(self) -> FrontDoor | None:
-        """The front door that the job came through; None if the job cannot be read or is of another version."""
+    def kind(self) -> BaseJobKind | None:
+        """The kind of the job; None if the job cannot be read or its kind is unknown to this version."""
         from resile.api.kinds import registry
 
         try:
-            return registry.front_door(self.directory.spec().front_door)
+            return registry.kind_of_job(self.directory.spec())
         except (DirectoryError, KeyError):
             return None
 
     def has_pod(self, name: str) -> bool:
         """Whether the job's master or one of its nodes may have this name."""
-        front_door = self.front_door
-        return front_door is not None and is_pod_of(front_door, name, self.name)
+        kind = self.kind
+        return kind is not None and is_pod_of(kind, name, self.name)
 
     def __str__(self) -> str:
         return self.name if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{self.name}"
@@ -105,7 +105,7 @@ def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
     for job in jobs:
         if job.has_pod(name):
             return job, name
-    pods = [pod for job in jobs if (door := job.front_door) and (pod := pod_name(door, job.name, name))]
+    pods = [pod for job in jobs if (kind := job.kind) and (pod := pod_name(kind, job.name, name))]
     if pods:
         raise CommandError(f"{name} is a node of a job; its log is that of a pod: `resile logs {pods[0]}`")
     raise _unknown(name, namespace, jobs)

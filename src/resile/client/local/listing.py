@@ -66,7 +66,7 @@ class _Lister:
         self._over[job] = view.ended_at is not None
         spec = reader.directory.spec()
         if self._query.what is Listable.JOBS:
-            return [Item(space, view.name, view, registry.front_door(spec.front_door).noun)]
+            return [Item(space, view.name, view, registry.kind_of_job(spec).noun)]
         news = reader.events(self._told.get(job, 0))
         if news:
             self._told[job] = news[-1].number

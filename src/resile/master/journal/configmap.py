@@ -136,7 +136,7 @@ class ConfigMapJournal:
         self._spec = spec
         self._client = client
         self._served = served
-        self._name = registry.job_kind(spec.front_door).master_name(spec.name)
+        self._name = registry.job_kind(spec.kind).master_name(spec.name)
         self._writer = secrets.token_hex(8)
         self._version = ""
         self._values: Values = {}

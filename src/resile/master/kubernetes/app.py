@@ -82,7 +82,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         except KubeError as error:
             raise NoJob(f"the job cannot be read: {error}") from error
         uid = found["metadata"]["uid"]
-        bare = JobSpec(name=where.job, front_door=where.kind.name, namespace=where.namespace, uid=uid)
+        bare = JobSpec(name=where.job, kind=where.kind.name, namespace=where.namespace, uid=uid)
         journal = ConfigMapJournal(bare, blocking, served=served)
         spec = _spec_of(where.kind, found, journal)
         directory.create(spec, _token())

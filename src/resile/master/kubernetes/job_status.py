@@ -40,7 +40,7 @@ def status_of(
         hindrance: what keeps a pending node from starting.
     """
     report = report_of(state, now, generation, hindrance)
-    return registry.job_kind(state.spec.front_door).write_status(report, state.spec.name, before, now)
+    return registry.job_kind(state.spec.kind).write_status(report, state.spec.name, before, now)
 
 
 def report_of(state: JobState, now: float, generation: int, hindrance: Callable[[NodeKey], str]) -> JobReport:

@@ -74,7 +74,7 @@ class SpecWatch:
                 word for that.
         """
         self._spec = spec
-        self._kind = registry.job_kind(spec.front_door)
+        self._kind = registry.job_kind(spec.kind)
         self._client = client
         self._serving = serving
         self._journal = journal

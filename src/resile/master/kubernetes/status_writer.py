@@ -60,7 +60,7 @@ class StatusWriter:
             hindrance: what keeps a pending node from starting.
         """
         self._spec = spec
-        self._kind = of(registry.job_kind(spec.front_door))
+        self._kind = of(registry.job_kind(spec.kind))
         self._client = client
         self._serving = serving
         self._hindrance = hindrance

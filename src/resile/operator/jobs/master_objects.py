@@ -29,12 +29,12 @@ RESTORES = "resile.restores"
 
 def owner(job: JobSpec) -> Object:
     """The reference by which an object is owned by its job."""
-    return owner_reference(of(registry.job_kind(job.front_door)), job.name, job.uid)
+    return owner_reference(of(registry.job_kind(job.kind)), job.name, job.uid)
 
 
 def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
     """Objects whose content follows from the job: applied again whenever a master is provisioned."""
-    kind = registry.job_kind(job.front_door)
+    kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return [
         (SERVICE_ACCOUNTS, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
@@ -45,7 +45,7 @@ def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
 
 def binding(job: JobSpec) -> Object:
     """Gives the master its Role, which must exist: Kubernetes checks that the operator holds the rights in it."""
-    kind = registry.job_kind(job.front_door)
+    kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return {
         **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
@@ -56,7 +56,7 @@ def binding(job: JobSpec) -> Object:
 
 def key_pair(job: JobSpec) -> Object:
     """The Secret of the master alone, with a new key. It is made once and never written again."""
-    kind = registry.job_kind(job.front_door)
+    kind = registry.job_kind(job.kind)
     pair = new_pair(kind, job.name, job.namespace)
     data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
     secret = _object(job, "v1", "Secret", kind.tls_secret(job.name))
@@ -66,7 +66,7 @@ def key_pair(job: JobSpec) -> Object:
 def credentials(job: JobSpec, pair: Object) -> Object:
     """The Secret of every node: a new token, which is made once, and the certificate of the key pair."""
     token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
-    secret = _object(job, "v1", "Secret", registry.job_kind(job.front_door).token_secret(job.name))
+    secret = _object(job, "v1", "Secret", registry.job_kind(job.kind).token_secret(job.name))
     return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
 
 
@@ -103,12 +103,12 @@ def trusted(credentials: Object) -> str:
 
 def journal(job: JobSpec) -> Object:
     """The ConfigMap that the master fills; made once, and written by the master alone."""
-    return _object(job, "v1", "ConfigMap", registry.job_kind(job.front_door).master_name(job.name))
+    return _object(job, "v1", "ConfigMap", registry.job_kind(job.kind).master_name(job.name))
 
 
 def service(job: JobSpec) -> Object:
     """The address of the job's master, whichever pod it is."""
-    kind = registry.job_kind(job.front_door)
+    kind = registry.job_kind(job.kind)
     port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
     return {
         **_object(job, "v1", "Service", kind.master_name(job.name)),
@@ -124,7 +124,7 @@ def _object(job: JobSpec, version: str, kind: str, name: str) -> dict[str, Any]:
     metadata = {
         "name": name,
         "namespace": job.namespace,
-        "labels": registry.job_kind(job.front_door).master_object_labels(job.name),
+        "labels": registry.job_kind(job.kind).master_object_labels(job.name),
         "ownerReferences": [owner(job)],
     }
     return {"apiVersion": version, "kind": kind, "metadata": metadata}

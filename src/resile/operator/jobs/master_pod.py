@@ -42,7 +42,7 @@ _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "vo
 
 def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
     """The pod; `index` counts the masters that the job has had, `secrets` are the identities of what it mounts."""
-    kind = registry.job_kind(job.front_door)
+    kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     given = job.master or RoleSpec(replicas=1)
     template_metadata = given.template.get("metadata") or {}
@@ -72,7 +72,7 @@ def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Seq
 
 
 def _spec(job: JobSpec, image: str) -> Object:
-    kind, name = registry.job_kind(job.front_door), job.name
+    kind, name = registry.job_kind(job.kind), job.name
     lost = [
         {
             "key": f"node.kubernetes.io/{taint}",
@@ -117,7 +117,7 @@ def _account() -> list[Object]:
 
 def _container(job: JobSpec, image: str) -> Object:
     command = ["python", "-m", "resile.master", "--platform", "kubernetes"]
-    where = ["--namespace", job.namespace, "--job", job.name, "--kind", job.front_door, "--directory", DIRECTORY]
+    where = ["--namespace", job.namespace, "--job", job.name, "--kind", job.kind, "--directory", DIRECTORY]
     tls = ["--tls-cert", f"{TLS}/{TLS_CERTIFICATE}", "--tls-key", f"{TLS}/{TLS_KEY}"]
     return {
         "name": MAIN,

@@ -51,7 +51,7 @@ class KubernetesPlatform:
             tls: whether the master speaks TLS.
         """
         self._spec = spec
-        self._kind = registry.job_kind(spec.front_door)
+        self._kind = registry.job_kind(spec.kind)
         self._client = client
         self._address = address or master_address(spec)
         self._tls = tls

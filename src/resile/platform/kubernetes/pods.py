@@ -46,7 +46,7 @@ _AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 
 def master_address(spec: JobSpec) -> str:
     """Where nodes reach their master: its Service."""
-    return f"{registry.job_kind(spec.front_door).master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
+    return f"{registry.job_kind(spec.kind).master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
@@ -58,7 +58,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
         address: `host:port` where it reaches the master.
         tls: whether the master speaks TLS, with the certificate that is beside the token.
     """
-    kind, role = registry.job_kind(spec.front_door), spec.roles[launch.node.role]
+    kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
     metadata = template.get("metadata") or {}
     labels = kind.node_labels(
@@ -102,7 +102,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
 
 def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
     """The Service of one rank: its name stays while nodes come and go."""
-    kind, port = registry.job_kind(spec.front_door), spec.roles[role].port
+    kind, port = registry.job_kind(spec.kind), spec.roles[role].port
     selector = kind.rank_selector(spec.name, role, rank)
     return {
         "apiVersion": "v1",
@@ -144,7 +144,7 @@ def _environment(
     spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Object]
 ) -> list[Object]:
     """Ours first, so that the user's variables can refer to them as `$(NODE_RANK)`."""
-    kind = registry.job_kind(spec.front_door)
+    kind = registry.job_kind(spec.kind)
     setting = NodeSetting(
         node=launch.node,
         rank=launch.rank,
@@ -179,7 +179,7 @@ def _resources(given: Object, wanted: NodeResources) -> Object:
 
 
 def _mount_token(spec: JobSpec, pod: Object, main: Object) -> None:
-    secret = {"secretName": registry.job_kind(spec.front_door).token_secret(spec.name), "defaultMode": READABLE_BY_ALL}
+    secret = {"secretName": registry.job_kind(spec.kind).token_secret(spec.name), "defaultMode": READABLE_BY_ALL}
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": TOKEN_VOLUME, "secret": secret}]
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True}
     main["volumeMounts"] = [*(main.get("volumeMounts") or []), mount]

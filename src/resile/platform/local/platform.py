@@ -73,8 +73,8 @@ class LocalPlatform:
         self._workdir = (workdir or Path.cwd()).absolute()
         self._environment = dict(os.environ if environment is None else environment)
         self._addresses = Addresses()
-        self._front_door = registry.front_door(spec.front_door)
-        self._by_address = [role for role in spec.roles if self._front_door.is_found_by_address(spec, role)]
+        self._kind = registry.kind_of_job(spec)
+        self._by_address = [role for role in spec.roles if self._kind.is_found_by_address(spec, role)]
         ranks = [(role, Rank(rank)) for role in self._by_address for rank in range(spec.roles[role].replicas)]
         self._address_book = AddressBook(self._addresses, ranks)
         self._nodes: dict[NodeKey, LocalNode] = {}
@@ -232,7 +232,7 @@ class LocalPlatform:
         environment = {
             **self._environment,
             **self._spec.roles[record.role].env,
-            **self._front_door.environment(self._spec, setting),
+            **self._kind.environment(self._spec, setting),
             **self._secrets,
             COOKIE: str(files.node_directory(self._directory, record.key)),
         }

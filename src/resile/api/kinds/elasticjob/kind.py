@@ -1,4 +1,4 @@
-"""The ElasticJob as a front door: DLRover's resource and all the conventions that its users rely on."""
+"""The ElasticJob as a kind of job: DLRover's resource and all the conventions that its users rely on."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from resile.api.manifests.errors import ManifestErrors
 from resile.api.manifests.pod_template import command_of, literal_env, main_container, read_resources, resources_of
 
 NAME = "elasticjob"
-"""Of this front door, in a `JobSpec`."""
+"""In `JobSpec.kind`."""
 
 STARTING_REPLICAS = 1
 """Of ps and worker in a parameter-server job that scales itself and names no number."""
@@ -44,7 +44,7 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
         name=job.metadata.name,
         namespace=job.metadata.namespace,
         uid=job.metadata.uid,
-        front_door=NAME,
+        kind=NAME,
         strategy=job.spec.distribution_strategy,
         roles=roles,
         master=None if master is None else _declared(_MASTER, master, replicas=1, auto_scale=False, envs={}),

@@ -1,17 +1,17 @@
-"""The front door of `resile run`: there is no resource, nothing is launched, and no role is declared."""
+"""The kind of the jobs of `resile run`: there is no resource, nothing is launched, and no role is declared."""
 
 from __future__ import annotations
 
 from resile.api.ids import NodeKey
 from resile.api.job import JobSpec
-from resile.api.kinds.base import FrontDoor, NodeSetting, Role
-from resile.api.kinds.run.names import FRONT_DOOR, WORKER
+from resile.api.kinds.base import BaseJobKind, NodeSetting, Role
+from resile.api.kinds.run.names import RUN_KIND, WORKER
 
 
-class RunDoor(FrontDoor):
+class RunKind(BaseJobKind):
     """Jobs on bare machines."""
 
-    name = FRONT_DOOR
+    name = RUN_KIND
     noun = "job"
     roles = (Role(name=WORKER),)
     scaled_role = WORKER
@@ -32,4 +32,4 @@ class RunDoor(FrontDoor):
         return {}
 
 
-RUN = RunDoor()
+RUN = RunKind()

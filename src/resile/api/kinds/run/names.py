@@ -1,6 +1,6 @@
-"""The two names of this front door that agents need at their start, apart because an agent must start quickly."""
+"""The two names of this kind that agents need at their start, apart because an agent must start quickly."""
 
-FRONT_DOOR = "run"
-"""In a `JobSpec`."""
+RUN_KIND = "run"
+"""In `JobSpec.kind`."""
 WORKER = "worker"
 """The role of a node that is told no other."""
