@@ -106,17 +106,17 @@ def test_what_is_listed_is_allowed_and_all_else_is_refused(before: type[State], 
 
 async def test_a_refused_transition_changes_nothing() -> None:
     worker = Worker(0, Ended())
-    worker.within(1000.0, lambda _: None)
+    worker.set_deadline(1000.0, lambda _: None)
     with pytest.raises(IllegalTransition):
         worker.on(Event.START, Starting())
     assert worker.state == Ended()
     assert worker.has_deadline
-    worker.call_off()
+    worker.cancel_deadline()
 
 
 async def test_a_deadline_ends_with_the_state_that_it_was_set_for() -> None:
     worker, passed = Worker(0, Member(LINE, Round(1))), asyncio.Event()
-    worker.within(0.0, lambda _: passed.set())
+    worker.set_deadline(0.0, lambda _: passed.set())
     worker.on(Event.ROUND_OVER, Leaving(LINE, Round(1)))
     assert not worker.has_deadline
     await asyncio.sleep(0.01)

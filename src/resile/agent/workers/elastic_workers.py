@@ -1,23 +1,22 @@
-"""Workers that stay: the processes of an elastic node, from round to round.
+"""Workers that stay: the processes of an elastic node live from round to round.
 
-When a round is over its processes are told to break off and say that they are ready; the node then joins with as many
-as it has. A process that failed is replaced at once, ahead of any round: its siblings go on without it, and when the
-new one is ready a new round takes it in. Every wait has an end: a process that does not leave its round, or is started
-and never gets ready, is killed and counts as failed. One that may be the last to have the state is waited for longer,
-unless the master says that another node has it. `life` says what one process may go through.
+When a round is over, its processes leave it and say that they are ready; the node then joins with all that are. A
+process that failed is replaced at once, without waiting for a round: its siblings train on without it, and a new round
+takes the new process in when it is ready. `hung_workers` kills processes that do not leave their round or never get
+ready. `worker_states` lists the states of one process.
 
-As long as no process is here to stay (none was started yet, all have ended, or none could be started), a node does
-what one with restarting workers does, except that it starts its processes before it asks for a round.
+While there is no such process (none was started yet, all have ended, or none could be started), the node does what a
+node with restarting workers does, except that it starts its processes before it asks for a round.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
 
 from resile.agent.workers.attempt import Attempt
 from resile.agent.workers.base import Standing
+from resile.agent.workers.hung_workers import HungWorkers
 from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.restarting_workers import RestartingWorkers
@@ -30,14 +29,13 @@ from resile.agent.workers.worker_states import (
     Failed,
     Finishing,
     InRound,
-    Leaving,
     Line,
     Member,
     Ready,
     Starting,
-    State,
     Stuck,
     Worker,
+    WorkerList,
 )
 from resile.api.ids import NO_ROUND, Round
 from resile.common.backoff import Backoff
@@ -58,15 +56,10 @@ from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
 log = logging.getLogger("resile.agent")
 
 VERDICT = 0.3
-"""Share of the recovery budget in which the master ends a round, if it does: it hears of a process's end at once, and
-of a node's silence after a fifth."""
+"""Share of the recovery budget within which the master ends a round, if it does: the master hears at once that a
+process ended, and notices a silent node after a fifth of the budget."""
 BACKOFF = Backoff(first=1.0, limit=30.0)
-"""Before a process is started again that failed before it ever had a place, and did so before."""
-STAY = 12
-"""Times the usual wait for a process to leave its round: as long as no other process is known to have the state, its
-step may be a long one, and killing it would lose the state."""
-
-S = TypeVar("S", bound=State)
+"""Pauses before a process is replaced that repeatedly failed before it was a member of a round."""
 
 
 class ElasticWorkers:
@@ -85,37 +78,41 @@ class ElasticWorkers:
         """Take over from workers that restart: processes that run stay from now on.
 
         Args:
-            before: what this node had until it learned that its workers stay.
+            before: the node's workers until it learned that they stay.
             send: speaks to the master.
             launcher: starts and stops the processes.
-            rescue: has what processes saved in memory stored, when another node is lost.
-            leave_within: seconds that a process has to leave a round that is over: it may be in the middle of a step.
-                The recovery budget.
-            ready_within: seconds that a process started ahead has to get ready.
+            rescue: stores what processes saved in memory; called when another node is lost.
+            leave_within: seconds that a process has to leave a round that is over. The recovery budget.
+            ready_within: seconds that a new process has to get ready.
         """
         self._restarting = before
         self._send = send
         self._launcher = launcher
         self._rescue = rescue
-        self._leave_within = leave_within
-        self._ready_within = ready_within
+        self._verdict_within = VERDICT * leave_within
         self._attempt: Attempt | None = None
-        self._workers: list[Worker] = []
+        self._workers = WorkerList()
+        self._hung = HungWorkers(
+            self._workers,
+            kill=self._kill,
+            send=send,
+            go_on=self._settle,
+            leave_within=leave_within,
+            ready_within=ready_within,
+        )
         self._by_line: dict[Line, Worker] = {}
         self._current: Round | None = None
-        """The round that this node is in, as long as it is not over."""
+        """The round that this node is in; None once it is over."""
         self._join: Join | None = None
-        """Said, and not answered yet."""
+        """The node's request for a round, until the master answers."""
         self._changed: WorkersChanged | None = None
-        """Said of the newest round, and not answered by its end yet."""
+        """What the node reported about its workers in the newest round, until the master ends that round."""
         self._unheard: list[WorkerFailed] = []
-        """What a master that comes back may not have heard."""
-        self._waited_in_vain = False
-        """A process never got ready: its siblings wait for no other any longer."""
+        """Failures to report again if the master restarts."""
         self._last_step_told: Round = NO_ROUND
-        """The newest round of which a process here has said that its last step is taken."""
+        """The newest round whose last step was reported to the master."""
         self._failed_after_last_step = False
-        """In the newest round: the script is tried again then, as after any other failure."""
+        """A process of the newest round failed after its last step, so the script is tried again."""
         if launcher.attempt is not None and launcher.attempt.is_sound:
             self._begin(launcher.attempt)
 
@@ -123,7 +120,6 @@ class ElasticWorkers:
 
     @property
     def newest(self) -> Round:
-        """The newest round that the master has spoken of."""
         return self._restarting.newest
 
     @newest.setter
@@ -132,28 +128,26 @@ class ElasticWorkers:
 
     @property
     def is_training(self) -> bool:
-        """Whether this node is a member of a round that is not over."""
+        """True if this node is in a round that is not over."""
         return self._current is not None if self._stays else self._restarting.is_training
 
     def standing(self) -> Standing:
-        """What a greeting tells the master."""
         if self._stays:
             return Standing(running=self._current is not None, finished=False, elastic=True)
         return self._restarting.standing()._replace(elastic=True)
 
     def is_news(self, over: Round) -> bool:
-        """Processes that stay may have joined after a round and hear of its end only then."""
+        # A node whose processes stay may have asked for the next round before it hears that this one is over.
         return over >= self.newest if self._stays else self._restarting.is_news(over)
 
     @property
     def _stays(self) -> bool:
-        """Whether there are processes that a round's end does not end."""
+        """True if there are processes that live on when a round ends."""
         return self._attempt is not None and not self._attempt.is_stopped and not self._attempt.has_finished
 
     # what the master says ---------------------------------------------------------------------------------------------
 
     def on_welcome(self) -> None:
-        """Say again what the last master may not have heard."""
         if not self._stays:
             self._restarting.on_welcome()
             return
@@ -164,60 +158,48 @@ class ElasticWorkers:
             self._send(self._join)
         elif self._changed is not None:
             self._send(self._changed)
-        if self._last_step_told == self.newest and self._of_newest_round():
+        if self._last_step_told == self.newest and self._workers.last_in(self.newest):
             self._send(LastStepTaken(round=self._last_step_told))
-        for _, stuck in self._in(Stuck):
+        for _, stuck in self._workers.in_state(Stuck):
             self._send(WorkerStuck(round=stuck.round))
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
-        """Let the processes meet, if they are as many as the master thinks."""
+        """Send every ready process its assignment, if they are as many as the master counted on."""
         if not self._stays:
             self._restarting.on_round_formed(round_, assignment)
             return
-        self.newest, self._join, self._changed, self._waited_in_vain = round_, None, None, False
+        self.newest, self._join, self._changed, self._hung.some_never_got_ready = round_, None, None, False
         self._failed_after_last_step = False
         self._unheard.clear()
-        ready, in_round = self._in(Ready), self._in_round()
+        ready, in_round = self._workers.in_state(Ready), self._workers.in_round()
         if len(ready) == assignment.nproc and not in_round and self._attempt is not None:
             self._current = round_
             self._attempt.enter(round_, assignment, [worker.local_rank for worker, _ in ready])
             self._launcher.entered_round()
             for number, (worker, state) in enumerate(ready):
                 self._place(worker, state, assignment, number)
-        elif not ready or in_round:  # it cannot join at once, so its peers are not to wait for it
+        elif not ready or in_round:  # this node cannot join at once, so other nodes must not wait for it
             self._tell_change(0)
         self._settle()
 
     def on_round_over(self, over: RoundOver) -> None:
-        """All processes leave the round."""
         if not self._stays:
             self._restarting.on_round_over(over)
             return
         self.newest, self._join, self._changed = over.round, None, None
         self._break_off(over.because)
-        for worker, _ in self._in(Starting):
-            if not worker.has_deadline:
-                worker.within(self._ready_within, self._never_ready)
+        self._hung.expect_all_ready()
         self._settle()
         if over.lost:
             self._rescue()
 
     def on_state_held(self, round_: Round) -> None:
-        """Another node has the state of a round: no process that stays in it is the last one that has."""
-        for worker, stuck in self._in(Stuck):
-            if stuck.round <= round_:
-                log.error(
-                    "local rank %d did not leave its round within %g s (--recovery-budget), and another node has the "
-                    "state of the training: killing it",
-                    worker.local_rank,
-                    self._leave_within,
-                )
-                self._kill(worker)
+        self._hung.on_state_held(round_)
 
     # what happens to processes ----------------------------------------------------------------------------------------
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """Start in the round that was formed meanwhile, or ahead of one; after failures, ask for a round first."""
+        """Start processes in the given round, or before there is one; after failures, ask for a round first."""
         attempt = self._launcher.attempt
         if following is None and attempt is not None and attempt.failures:
             self._restarting.on_stopped(None)
@@ -225,7 +207,7 @@ class ElasticWorkers:
             self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Replace a process that failed. The node has finished when all have ended well, or the rest is not needed."""
+        """Replace a process that failed. The node has finished when all that took the last step have ended well."""
         if local_rank is None or not self._stays:
             self.stop()
             self._restarting.on_end(local_rank, failures)
@@ -239,7 +221,6 @@ class ElasticWorkers:
             self._ended_well()
 
     def on_ready(self, line: Line, message: WorkerReady) -> None:
-        """A process is in no round and can meet."""
         names = self._attempt.names if self._attempt is not None and self._stays else {}
         worker = next((each for each in self._workers if names.get(each.local_rank) == message.worker), None)
         if worker is None or isinstance(worker.state, Failed | Dismissed | Ended):
@@ -253,7 +234,7 @@ class ElasticWorkers:
         self._forget_lines(worker)
         self._by_line[line] = worker
         if ready.has_state:
-            self._state_found()
+            self._hung.on_state_found()
         if was_in_round and self._current is not None:
             self._break_off("a process of this node lost touch with its peers")
         elif isinstance(was, Starting) and was.expected_in == self._current and self._attempt is not None:
@@ -261,30 +242,30 @@ class ElasticWorkers:
         self._settle()
 
     def on_last_step(self, line: Line, message: LastStepTaken) -> None:
-        """A process says that all of its round have taken the last step: what it still does needs no peer."""
+        """All ranks of the round have taken the last step: what this process still does needs no peer."""
         worker = self._by_line.get(line)
         if worker is None or not isinstance(worker.state, InRound) or worker.state.round != message.round:
             return
-        self._took_its_last_step(worker, worker.state)
+        self._hung.on_last_step(worker, worker.state)
         if message.round > self._last_step_told:
             self._last_step_told = message.round
             self._send(message)
 
     def on_close(self, line: Line) -> None:
-        """A process hung up. In a round: it took its last step. Else it cannot be told of its place, and is killed."""
+        """A process that hangs up in a round took its last step. A ready one cannot get an assignment: kill it."""
         worker = self._by_line.pop(line, None)
         if worker is None:
             return
         if isinstance(worker.state, InRound):
-            self._took_its_last_step(worker, worker.state)
+            self._hung.on_last_step(worker, worker.state)
         elif isinstance(worker.state, Ready):
             self._kill(worker)
 
     def stop(self) -> None:
-        """Wait for nothing any more."""
         for worker in self._workers:
-            worker.call_off()
-        self._attempt, self._workers, self._current, self._waited_in_vain = None, [], None, False
+            worker.cancel_deadline()
+        self._workers.clear()
+        self._attempt, self._current, self._hung.some_never_got_ready = None, None, False
         self._failed_after_last_step = False
         self._join = self._changed = None
         self._unheard.clear()
@@ -293,18 +274,17 @@ class ElasticWorkers:
     # starting and ending ----------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt) -> None:
-        """Processes were started, for a round or ahead of any, or had been when this node learned that they stay."""
+        """Watch the processes of an attempt from now on; it may have been started in a round or before any."""
         self.stop()
         if attempt.is_stopped:
-            return  # they could not be started; that was told as their end
+            return  # they could not be started; `on_end` was called for that
         self._attempt = attempt
         self._current = attempt.round or None
-        self._workers = [
+        self._workers += [
             Worker(rank, Starting(attempt.round) if attempt.runs(rank) else Ended()) for rank in attempt.names
         ]
         if self._current is None:
-            for worker in self._workers:
-                worker.within(self._ready_within, self._never_ready)
+            self._hung.expect_all_ready()
 
     def _failed(self, worker: Worker, failures: list[WorkerFailure]) -> None:
         was = worker.state
@@ -318,7 +298,7 @@ class ElasticWorkers:
         had_place = isinstance(was, InRound | Detached)
         self._failed_after_last_step |= isinstance(was, Finishing | Detached)
         member = placed != NO_ROUND or (isinstance(was, Ready) and self._join is not None)
-        left = len(self._in(Ready)) + len(self._in_round())
+        left = len(self._workers.in_state(Ready)) + len(self._workers.in_round())
         for failure in failures:
             failed = WorkerFailed(round=self.newest, failure=failure, member=member, left=left, placed=placed)
             self._unheard.append(failed)
@@ -333,11 +313,11 @@ class ElasticWorkers:
         self._settle()
 
     def _start_again(self, worker: Worker) -> None:
-        """Replace a process: at once, unless it keeps failing, or the master is about to end the job for it."""
+        """Replace a process: at once, unless it keeps failing or the master is about to end the job because of it."""
         delay = BACKOFF.after(worker.unplaced_failures - 1)
         if self._launcher.restarts.is_spent:
             log.warning("local rank %d failed, and no restart is left (--max-restarts)", worker.local_rank)
-            delay = max(delay, VERDICT * self._leave_within)
+            delay = max(delay, self._verdict_within)
         elif delay:
             log.warning(
                 "local rank %d failed %d times before it was ready; next try in %g s",
@@ -346,41 +326,41 @@ class ElasticWorkers:
                 delay,
             )
         if delay:
-            worker.within(delay, self._replace)
+            worker.set_deadline(delay, self._replace)
         else:
             self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
         worker.on(Event.START, Starting())
-        worker.within(self._ready_within, self._never_ready)
+        self._hung.expect_ready(worker)
         try:
             self._launcher.replace(worker.local_rank)
         except CannotStart as error:
             log.error("%s", error)
             worker.on(Event.FAILED, Failed())
-            worker.within(BACKOFF.limit, self._replace)
+            worker.set_deadline(BACKOFF.limit, self._replace)
 
     def _ended_well(self) -> None:
         attempt = self._attempt
-        if attempt is None or self._in_round() or self._in(Detached):
+        if attempt is None or self._workers.in_round() or self._workers.in_state(Detached):
             return
         if self._current is None:
-            last = max((ended.last_step_in for _, ended in self._in(Ended)), default=NO_ROUND)
-            members = any(ready.was_member for _, ready in self._in(Ready))
+            last = max((ended.last_step_in for _, ended in self._workers.in_state(Ended)), default=NO_ROUND)
+            members = any(ready.was_member for _, ready in self._workers.in_state(Ready))
             if last and last == self.newest and not self._failed_after_last_step and not members:
-                self._finish(attempt, last)  # the round was ended for a newcomer after its last step was taken
+                self._finish(attempt, last)  # the round was ended for a newcomer after its last step
             else:
-                self._settle()  # it was the last to leave its round; others may be ready for the next
-        elif not any(starting.expected_in == self._current for _, starting in self._in(Starting)):
-            self._finish(attempt, self._current)  # else one that has a place is on its way
+                self._settle()  # this process was the last to leave its round; siblings may be ready for the next
+        elif not any(starting.expected_in == self._current for _, starting in self._workers.in_state(Starting)):
+            self._finish(attempt, self._current)  # else a process that belongs to the round is still starting
 
     def _finish(self, attempt: Attempt, round_: Round) -> None:
-        """A round is done: processes that were started ahead of the next one are not needed."""
+        """The training is done: dismiss processes that wait for another round."""
         attempt.failures.clear()
-        for worker, _ in [*self._in(Starting), *self._in(Ready)]:
+        for worker, _ in [*self._workers.in_state(Starting), *self._workers.in_state(Ready)]:
             worker.on(Event.DISMISSED, Dismissed())
             attempt.dismiss(worker.local_rank)
-        for worker, _ in self._in(Failed):
+        for worker, _ in self._workers.in_state(Failed):
             worker.on(Event.DISMISSED, Ended())
         if not attempt.is_running:
             log.info("all training processes of this node ended well")
@@ -391,12 +371,6 @@ class ElasticWorkers:
             self._attempt.kill_one(worker.local_rank)
 
     # rounds -----------------------------------------------------------------------------------------------------------
-
-    def _in(self, kind: type[S]) -> list[tuple[Worker, S]]:
-        return [(worker, worker.state) for worker in self._workers if isinstance(worker.state, kind)]
-
-    def _in_round(self) -> list[Worker]:
-        return [worker for worker in self._workers if isinstance(worker.state, InRound)]
 
     def _forget_lines(self, worker: Worker) -> None:
         self._by_line = {line: other for line, other in self._by_line.items() if other is not worker}
@@ -415,103 +389,37 @@ class ElasticWorkers:
                 group_world_size=assignment.group_world_size,
                 master_addr=assignment.master_addr,
                 master_port=assignment.master_port,
-                verdict=VERDICT * self._leave_within,
+                verdict=self._verdict_within,
             )
         )
 
     def _break_off(self, because: str) -> None:
         """Tell every process that is in a round to leave it."""
         self._current = None
-        for worker, member in self._in(Member):
+        for worker, member in self._workers.in_state(Member):
             member.line.send(RoundOver(round=self.newest, because=because))
-            self._leave(worker, Event.ROUND_OVER, member)
-
-    def _leave(self, worker: Worker, event: Event, state: Member | Stuck) -> None:
-        worker.on(event, Leaving(state.line, state.round))
-        worker.within(self._leave_within, self._never_left)
+            self._hung.expect_to_leave(worker, Event.ROUND_OVER, member)
 
     def _settle(self) -> None:
-        """Join with the processes that are ready, or say that there are more than the round has places for."""
+        """Ask for a round with the processes that are ready, or report that there are more than in the round."""
         if not self._stays:
             return
-        ready = [state for _, state in self._in(Ready)]
-        complete = not self._in(Starting) or self._waited_in_vain
+        ready = [state for _, state in self._workers.in_state(Ready)]
+        complete = not self._workers.in_state(Starting) or self._hung.some_never_got_ready
         if self._current is not None:
-            if ready and complete and self._changed is None and not self._took_the_last_step():
-                self._tell_change(len(ready) + len(self._in_round()))
+            if ready and complete and self._changed is None and not self._workers.all_took_last_step(self.newest):
+                self._tell_change(len(ready) + len(self._workers.in_round()))
             return
         members = any(state.was_member for state in ready)
-        if not ready or self._in_round() or not (complete or members):
+        if not ready or self._workers.in_round() or not (complete or members):
             return
-        if self._took_the_last_step() and not members and not self._failed_after_last_step:
+        if self._workers.all_took_last_step(self.newest) and not members and not self._failed_after_last_step:
             return
         if self._join is None or self._join.nproc != len(ready) or self._join.after != self.newest:
             holds = max(state.agreed for state in ready)
             self._join = Join(after=self.newest, port=free_port(), nproc=len(ready), elastic=True, holds=holds)
             self._send(self._join)
 
-    def _took_the_last_step(self) -> bool:
-        """Whether the processes of this node that were in the newest round, and have not ended, took its last step.
-
-        A newcomer waits then: to be let go when they end, or to meet them in another loop of the script. In a round of
-        its own it would have no state, and train all over again.
-        """
-        workers = self._of_newest_round()
-        return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)
-
-    def _of_newest_round(self) -> list[Worker]:
-        """Those in the newest round, or busy with something else after its last step."""
-        return [
-            worker
-            for worker in self._workers
-            if isinstance(worker.state, InRound | Detached) and worker.state.round == self.newest
-        ]
-
-    def _took_its_last_step(self, worker: Worker, state: InRound) -> None:
-        """It may store a checkpoint now, evaluate, end or get ready again: it is not made to leave its round."""
-        worker.on(Event.LAST_STEP, Finishing(state.round))
-        worker.within(self._leave_within, self._detach)
-
     def _tell_change(self, nproc: int) -> None:
         self._changed = WorkersChanged(round=self.newest, nproc=nproc)
         self._send(self._changed)
-
-    # deadlines --------------------------------------------------------------------------------------------------------
-
-    def _never_ready(self, worker: Worker) -> None:
-        log.error("local rank %d did not get ready within %g s: killing it", worker.local_rank, self._ready_within)
-        self._waited_in_vain = True
-        self._kill(worker)
-        self._settle()
-
-    def _detach(self, worker: Worker) -> None:
-        """It took its last step, and neither ended nor got ready again: its siblings wait no longer."""
-        if isinstance(worker.state, Finishing):
-            worker.on(Event.DETACHED, Detached(worker.state.round))
-            self._settle()
-
-    def _never_left(self, worker: Worker) -> None:
-        state = worker.state
-        if isinstance(state, Leaving) and not any(ready.has_state for _, ready in self._in(Ready)):
-            worker.on(Event.OVERDUE, Stuck(state.line, state.round))
-            log.warning(
-                "local rank %d did not leave its round within %g s (--recovery-budget): waiting %g s more for the end "
-                "of its step, unless another node has the state of the training: no other process of this one has",
-                worker.local_rank,
-                self._leave_within,
-                STAY * self._leave_within,
-            )
-            worker.within(STAY * self._leave_within, self._never_left)
-            self._send(WorkerStuck(round=state.round))
-            return
-        log.error(
-            "local rank %d did not leave its round within %g s (--recovery-budget): killing it",
-            worker.local_rank,
-            self._leave_within * (1 + STAY if isinstance(state, Stuck) else 1),
-        )
-        self._kill(worker)
-
-    def _state_found(self) -> None:
-        """A process that has the state has left its round: those that are still in theirs have the usual time."""
-        for worker, stuck in self._in(Stuck):
-            self._leave(worker, Event.STATE_FOUND, stuck)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from resile.api.ids import NO_ROUND, Round
 from resile.protocol.message import Message
@@ -96,6 +96,7 @@ class Ended(NamedTuple):
 InRound = Member | Leaving | Stuck | Finishing
 """Its peers may wait for it: it is in a round, or has not got away from the last one."""
 State = Starting | Ready | InRound | Detached | Failed | Dismissed | Ended
+S = TypeVar("S", bound=State)
 
 
 class Event(enum.StrEnum):
@@ -162,30 +163,54 @@ class Worker:
         self.local_rank = local_rank
         self.state = state
         self.unplaced_failures = 0
-        """Processes in a row that failed here before they had a place in a round."""
+        """Processes in a row that failed here before they were members of a round."""
         self._deadline: asyncio.TimerHandle | None = None
 
     def on(self, event: Event, to: State) -> None:
-        """Pass into another state; a deadline of the old one is called off.
+        """Pass into another state and cancel the deadline of the old one.
 
         Raises:
-            IllegalTransition: the table does not list it; nothing has changed then.
+            IllegalTransition: the table does not list this transition; nothing has changed then.
         """
         self.state = transition(self.state, event, to)
-        self.call_off()
+        self.cancel_deadline()
 
-    def within(self, seconds: float, then: Callable[[Worker], None]) -> None:
-        """Call `then` unless the worker passes into another state first."""
-        self.call_off()
+    def set_deadline(self, seconds: float, then: Callable[[Worker], None]) -> None:
+        """Call `then` after so many seconds, unless the worker passes into another state before."""
+        self.cancel_deadline()
         self._deadline = asyncio.get_running_loop().call_later(seconds, then, self)
 
     @property
     def has_deadline(self) -> bool:
-        """Whether the worker has been given so much time, and no more, in its present state."""
         return self._deadline is not None
 
-    def call_off(self) -> None:
-        """Drop the deadline, if there is one."""
+    def cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class WorkerList(list[Worker]):
+    """All workers of a node, by local rank."""
+
+    def in_state(self, kind: type[S]) -> list[tuple[Worker, S]]:
+        """Every worker in this state, with the state."""
+        return [(worker, worker.state) for worker in self if isinstance(worker.state, kind)]
+
+    def in_round(self) -> list[Worker]:
+        return [worker for worker in self if isinstance(worker.state, InRound)]
+
+    def last_in(self, round_: Round) -> list[Worker]:
+        """The workers that are in this round, or detached after its last step."""
+        return [
+            worker for worker in self if isinstance(worker.state, InRound | Detached) and worker.state.round == round_
+        ]
+
+    def all_took_last_step(self, round_: Round) -> bool:
+        """True if all workers that were in this round, and have not ended, took its last step. False if there are none.
+
+        A newcomer waits then: it is dismissed when they end, or meets them in another loop of the script. In a round
+        of its own it would have no state, and train all over again.
+        """
+        workers = self.last_in(round_)
+        return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)

@@ -1,0 +1,138 @@
+"""Deadlines of workers that stay: a worker that does not get ready, or does not leave its round, is killed.
+
+A round cannot form while a process hangs in the last one, so every wait for a process has an end. A process that may
+be the only one with the state of the training is waited for longer: its step may be a long one, and killing the process
+would lose the state. The price is a pause of up to `STAY` recovery budgets, unless a sibling or another node turns out
+to have the state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from resile.agent.workers.worker_states import (
+    Detached,
+    Event,
+    Finishing,
+    InRound,
+    Leaving,
+    Member,
+    Ready,
+    Starting,
+    Stuck,
+    Worker,
+    WorkerList,
+)
+from resile.api.ids import Round
+from resile.protocol.agent_to_master import WorkerStuck
+from resile.protocol.message import Message
+
+log = logging.getLogger("resile.agent")
+
+STAY = 12
+"""Recovery budgets that a process gets in addition to leave its round, if no other process has the state."""
+
+
+class HungWorkers:
+    """Sets the deadlines of a node's workers and kills those that miss them."""
+
+    def __init__(
+        self,
+        workers: WorkerList,
+        *,
+        kill: Callable[[Worker], None],
+        send: Callable[[Message], None],
+        go_on: Callable[[], None],
+        leave_within: float,
+        ready_within: float,
+    ) -> None:
+        """Watch these workers.
+
+        Args:
+            workers: the node's workers; the owner changes this list.
+            kill: kills the process of a worker. Its end is then handled like any failure.
+            send: speaks to the master.
+            go_on: called when siblings need not wait any longer for a worker.
+            leave_within: seconds that a process has to leave a round that is over: it may be in the middle of a step.
+                The recovery budget.
+            ready_within: seconds that a new process has to get ready.
+        """
+        self._workers = workers
+        self._kill = kill
+        self._send = send
+        self._go_on = go_on
+        self._leave_within = leave_within
+        self._ready_within = ready_within
+        self.some_never_got_ready = False
+        """A process did not get ready in time, so its siblings form a round without it. The owner resets this."""
+
+    def expect_ready(self, worker: Worker) -> None:
+        """Kill the worker unless it gets ready in time."""
+        worker.set_deadline(self._ready_within, self._never_ready)
+
+    def expect_all_ready(self) -> None:
+        """Give every worker that is starting a deadline, unless it has one."""
+        for worker, _ in self._workers.in_state(Starting):
+            if not worker.has_deadline:
+                self.expect_ready(worker)
+
+    def expect_to_leave(self, worker: Worker, event: Event, state: Member | Stuck) -> None:
+        """Kill the worker unless it leaves its round in time."""
+        worker.on(event, Leaving(state.line, state.round))
+        worker.set_deadline(self._leave_within, self._never_left)
+
+    def on_last_step(self, worker: Worker, state: InRound) -> None:
+        """The worker took the last step of its round. It may store, evaluate, end or get ready, and is not killed."""
+        worker.on(Event.LAST_STEP, Finishing(state.round))
+        worker.set_deadline(self._leave_within, self._detach)
+
+    def on_state_found(self) -> None:
+        """A sibling with the state has left its round: workers that are stuck in theirs get the usual time from now."""
+        for worker, stuck in self._workers.in_state(Stuck):
+            self.expect_to_leave(worker, Event.STATE_FOUND, stuck)
+
+    def on_state_held(self, round_: Round) -> None:
+        """Another node has the state of this round: kill workers that are stuck in it or in an older one."""
+        for worker, stuck in self._workers.in_state(Stuck):
+            if stuck.round <= round_:
+                log.error(
+                    "local rank %d did not leave its round within %g s (--recovery-budget), and another node has the "
+                    "state of the training: killing it",
+                    worker.local_rank,
+                    self._leave_within,
+                )
+                self._kill(worker)
+
+    def _never_ready(self, worker: Worker) -> None:
+        log.error("local rank %d did not get ready within %g s: killing it", worker.local_rank, self._ready_within)
+        self.some_never_got_ready = True
+        self._kill(worker)
+        self._go_on()
+
+    def _detach(self, worker: Worker) -> None:
+        """The worker took its last step, and neither ended nor got ready again: its siblings wait no longer."""
+        if isinstance(worker.state, Finishing):
+            worker.on(Event.DETACHED, Detached(worker.state.round))
+            self._go_on()
+
+    def _never_left(self, worker: Worker) -> None:
+        state = worker.state
+        if isinstance(state, Leaving) and not any(ready.has_state for _, ready in self._workers.in_state(Ready)):
+            worker.on(Event.OVERDUE, Stuck(state.line, state.round))
+            log.warning(
+                "local rank %d did not leave its round within %g s (--recovery-budget): waiting %g s more for the end "
+                "of its step, unless another node has the state of the training: no other process of this one has",
+                worker.local_rank,
+                self._leave_within,
+                STAY * self._leave_within,
+            )
+            worker.set_deadline(STAY * self._leave_within, self._never_left)
+            self._send(WorkerStuck(round=state.round))
+            return
+        log.error(
+            "local rank %d did not leave its round within %g s (--recovery-budget): killing it",
+            worker.local_rank,
+            self._leave_within * (1 + STAY if isinstance(state, Stuck) else 1),
+        )
+        self._kill(worker)
