@@ -14,7 +14,8 @@ import pytest
 from resile.checkpoint.checksums import sums_of
 from resile.checkpoint.errors import NotWritable, StorageError
 from resile.checkpoint.layout import Part
-from resile.checkpoint.storage import Storage, new_file, open_storage, store_all, store_committed
+from resile.checkpoint.storage import Storage, new_file, open_storage
+from resile.checkpoint.store_retries import store_all, store_committed
 from tests.checkpoint.buffers import filled, layout_of
 
 

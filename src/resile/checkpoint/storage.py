@@ -15,13 +15,11 @@ does. When processes end or a peer is lost, any node does that sees no other one
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shutil
 import stat
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -30,7 +28,6 @@ from resile.checkpoint.checksums import sums_of
 from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.errors import (
     NotReadable,
-    NotWritable,
     StorageError,
     is_hopeless,
     not_read,
@@ -51,9 +48,6 @@ _PART = re.compile(r"__\d{1,9}\.resile\.json")
 _DOOMED = ".gone-"
 _BLOCK = 16 << 20
 """Bytes that the kernel copies at a time. After each block the writer checks that its buffer was not overwritten."""
-OTHERS_FIRST = 1.0
-"""Seconds that the rank responsible for a step has to begin storing it, before another rank that has it does."""
-LOOK = 0.25
 
 
 class Storage:
@@ -289,103 +283,6 @@ class Storage:
 def attempt_word(attempt: str) -> str:
     """An attempt's name, made fit for a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", attempt)
-
-
-def store_committed(
-    buffer: Buffer, sequence: int, pauses: Iterable[float] = (), pause: Callable[[float], object] = time.sleep
-) -> str:
-    """Write a buffer to the storage that its layout names. Returns an empty string, or why that was not possible.
-
-    Args:
-        buffer: released when this returns.
-        sequence: the checkpoint in it.
-        pauses: seconds before each further try, if storage refuses it.
-        pause: lets them pass.
-    """
-    return store_all([(buffer, sequence)], pauses, pause)[0]
-
-
-def store_all(
-    held: Sequence[tuple[Buffer, int]],
-    pauses: Iterable[float],
-    pause: Callable[[float], object] = time.sleep,
-    *,
-    last: bool = False,
-) -> list[str]:
-    """Write several buffers to storage. Returns an answer for each, as `store_committed` does.
-
-    Args:
-        held: buffers with the sequences in them, released when this returns.
-        pauses: seconds before each further try of what storage refused, unless waiting does not cure that.
-        pause: lets them pass.
-        last: True if the rank responsible for a step may be gone. If no rank is seen to store it, this one does.
-    """
-    answers = [""] * len(held)
-    left, to_do = iter(pauses), list(range(len(held)))
-    try:
-        while True:
-            refused = []
-            for number in to_do:
-                try:
-                    answers[number] = _store(*held[number], pause if last else None)
-                except StorageError as error:
-                    answers[number] = str(error)
-                    if not isinstance(error, NotWritable):
-                        refused.append(number)
-            if not refused or (seconds := next(left, None)) is None:
-                return answers
-            to_do = refused
-            pause(seconds)
-    finally:
-        for buffer, sequence in held:
-            buffer.release(sequence)
-
-
-def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
-    """Try it once. Returns an empty string, or why further tries are useless.
-
-    Args:
-        buffer: holds the checkpoint.
-        sequence: the checkpoint in it.
-        pause: lets time pass in which the rank responsible for the step may store it; None leaves it to that rank.
-
-    Raises:
-        StorageError: storage refused it.
-    """
-    record = buffer.record()
-    if record is None or record.sequence != sequence:
-        return "it was not stored: a newer step took its place in memory"
-    try:
-        layout = buffer.layout(record)
-        if layout.directory and (not layout.is_anothers or (layout.whole and pause is not None)):
-            keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
-            if not layout.is_anothers or pause is None or _is_left_to_us(record.step, keep, layout.rank, pause):
-                keep.store(buffer, record)
-            buffer.note_stored(record)
-    except IncompleteBuffer as error:
-        return str(error)
-    return ""
-
-
-def _is_left_to_us(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
-    """True if a step is not in storage and no rank is seen to write it, after a moment for others to begin.
-
-    Ranks that have the same step wait for different times, so that two of them seldom write it.
-
-    Raises:
-        StorageError: storage does not answer.
-    """
-    seen: int | None = None
-    try:
-        while (now := keep.progress(step)) != seen:
-            seen = now
-            for _ in range(round((OTHERS_FIRST + math.log2(rank)) / LOOK)):
-                if keep.has(step):
-                    return False
-                pause(LOOK)
-        return not keep.has(step)
-    except NotReadable as error:
-        raise StorageError(f"step {step} was not stored: {error}") from None
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:

@@ -10,7 +10,7 @@ from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import BUFFERS
 from resile.checkpoint.memory_limits import short_of
-from resile.checkpoint.storage import store_committed
+from resile.checkpoint.store_retries import store_committed
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resile.agent.checkpoints.checkpoint_server import PAUSES
 from resile.agent.checkpoints.replica_client import ReplicaClient
 from resile.api.ids import Round
 from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.memory_limits import short_of
 from resile.checkpoint.storage import Storage
+from resile.checkpoint.store_retries import PAUSES
 from resile.protocol.reports import ReplicaEndpoint
 from resile.torch.checkpointer import Checkpointer
 from resile.wire.env import AGENT_SOCKET, WORKER

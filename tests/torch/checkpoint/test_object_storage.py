@@ -17,7 +17,8 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from resile.checkpoint.errors import NotReadable, StorageError
 from resile.checkpoint.object_storage import ObjectStorage
-from resile.checkpoint.storage import open_storage, store_committed
+from resile.checkpoint.storage import open_storage
+from resile.checkpoint.store_retries import store_committed
 from resile.torch import Checkpointer
 from resile.torch._checkpoint import restore
 from tests.checkpoint.buffers import filled, layout_of

@@ -43,15 +43,13 @@ from resile.checkpoint.memory_client import (
     ToAgent,
 )
 from resile.checkpoint.memory_limits import LIMIT, short_of
-from resile.checkpoint.storage import store_committed
+from resile.checkpoint.store_retries import PAUSES, store_committed
 from resile.protocol.reports import ReplicaEndpoint
 
 log = logging.getLogger("resile.agent")
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks at whether the copies of another node are still needed."""
-PAUSES = (0.5, 1.5, 4.0)
-"""Seconds before each further try, if storage does not take a checkpoint."""
 
 
 class CheckpointServer:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
 from resile.checkpoint.errors import NotReadable, StorageError
 from resile.checkpoint.layout import Layout
-from resile.checkpoint.storage import open_storage, store_all
+from resile.checkpoint.storage import open_storage
+from resile.checkpoint.store_retries import store_all
 
 log = logging.getLogger("resile.agent")
 

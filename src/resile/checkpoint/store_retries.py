@@ -1,0 +1,116 @@
+"""Writes checkpoints from memory to storage and tries again when storage refuses them.
+
+A full disk or a missing mount may pass within seconds, and the buffer still has the step. So a refused step is tried
+again after each of a few pauses. The pauses are shared by all buffers of one call: a node that ends has a grace period
+(30 s as a rule), which must not be spent once for every process. Errors that waiting does not cure (`NotWritable`) are
+not tried again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer
+from resile.checkpoint.errors import NotReadable, NotWritable, StorageError
+from resile.checkpoint.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    from resile.checkpoint.object_storage import ObjectStorage
+
+PAUSES = (0.5, 1.5, 4.0)
+"""Seconds that an agent waits before each further try."""
+OTHERS_FIRST = 1.0
+"""Seconds that the rank responsible for a step has to begin storing it, before another rank that has the step does."""
+LOOK = 0.25
+"""Seconds between two looks whether another rank stores a step."""
+
+
+def store_committed(
+    buffer: Buffer, sequence: int, pauses: Iterable[float] = (), pause: Callable[[float], object] = time.sleep
+) -> str:
+    """Write one buffer to storage. Returns an empty string, or a sentence that says why it was not stored."""
+    return store_all([(buffer, sequence)], pauses, pause)[0]
+
+
+def store_all(
+    held: Sequence[tuple[Buffer, int]],
+    pauses: Iterable[float],
+    pause: Callable[[float], object] = time.sleep,
+    *,
+    last: bool = False,
+) -> list[str]:
+    """Write buffers to the storage that their layouts name. Returns for each an empty string, or why it was not stored.
+
+    Args:
+        held: buffers with the sequences of the checkpoints in them. All are released when this returns.
+        pauses: seconds before each further try. Buffers whose error waiting does not cure are not tried again.
+        pause: waits for so many seconds.
+        last: True if the rank responsible for a step may be gone. If no rank is seen to store it, this one does.
+    """
+    answers = [""] * len(held)
+    left, to_do = iter(pauses), list(range(len(held)))
+    try:
+        while True:
+            refused = []
+            for number in to_do:
+                try:
+                    answers[number] = _store(*held[number], pause if last else None)
+                except StorageError as error:
+                    answers[number] = str(error)
+                    if not isinstance(error, NotWritable):
+                        refused.append(number)
+            if not refused or (seconds := next(left, None)) is None:
+                return answers
+            to_do = refused
+            pause(seconds)
+    finally:
+        for buffer, sequence in held:
+            buffer.release(sequence)
+
+
+def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
+    """Try once. Returns an empty string, or why further tries are useless.
+
+    With `pause`, waits a while for the rank responsible for the step, and stores the step if that rank does not.
+    Without, the step is left to that rank.
+
+    Raises:
+        StorageError: storage refused the step.
+    """
+    record = buffer.record()
+    if record is None or record.sequence != sequence:
+        return "it was not stored: a newer step took its place in memory"
+    try:
+        layout = buffer.layout(record)
+        if layout.directory and (not layout.is_anothers or (layout.whole and pause is not None)):
+            keep = open_storage(layout.directory, keep_last=layout.keep_last, keep_every=layout.keep_every)
+            if not layout.is_anothers or pause is None or _is_left_to_us(record.step, keep, layout.rank, pause):
+                keep.store(buffer, record)
+            buffer.note_stored(record)
+    except IncompleteBuffer as error:
+        return str(error)
+    return ""
+
+
+def _is_left_to_us(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
+    """True if a step is not in storage and no rank is seen to write it, after a moment for others to begin.
+
+    Ranks that have the same step wait for different times, so that two of them seldom write it.
+
+    Raises:
+        StorageError: storage does not answer.
+    """
+    seen: int | None = None
+    try:
+        while (now := keep.progress(step)) != seen:
+            seen = now
+            for _ in range(round((OTHERS_FIRST + math.log2(rank)) / LOOK)):
+                if keep.has(step):
+                    return False
+                pause(LOOK)
+        return not keep.has(step)
+    except NotReadable as error:
+        raise StorageError(f"step {step} was not stored: {error}") from None
