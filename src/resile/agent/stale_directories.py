@@ -1,9 +1,10 @@
-"""What killed agents and ended runs left on this machine: directories with sockets, logs and journals.
+"""Removes directories that killed agents and ended runs left on this machine, with their sockets, logs and journals.
 
-An agent removes its own directory when it ends, and a run of one node the run's. Those that were killed cannot, so each
-holds locks as long as it lives, and later ones look for directories whose locks are free. The first to find one marks
-it, and it stays for an hour, for a person who wants to know what happened and for processes that are just ending; then
-it is removed. A lock is free for an instant while a process starts, so the mark also keeps a newcomer safe.
+An agent removes its own directory when it ends, and the directory of a run of one node. A killed agent cannot. So each
+agent holds locks while it lives, and later agents look for directories whose locks are free. The first agent that finds
+such a directory marks it. The directory stays for an hour, for a person who wants to know what happened and for
+processes that are just ending, and is removed then. A lock is free for an instant while an agent starts; the mark also
+keeps the directory of that agent safe.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from pathlib import Path
 
 PREFIX = "resile-"
 LOCK = "agent.lock"
-"""What tells an agent's directory from others of that name."""
+"""The file that tells an agent's directory from others with the same prefix."""
 KEPT_SECONDS = 3600.0
-"""How long a directory stays after it was found without a process that holds it."""
+"""How long a directory stays after an agent found its locks free."""
 _MARK = b"no process held this when another one looked; it will be removed\n"
 
 
 def hold(directory: Path) -> int:
-    """Keep this agent's directory from being removed, as long as the descriptor is open.
+    """Keep an agent's directory from being removed while the returned descriptor is open.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the lock file cannot be written.
     """
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,7 +37,7 @@ def hold(directory: Path) -> int:
 
 
 def is_file_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one of this name: the lock on one that was removed keeps no process out."""
+    """True if `path` is still the open file. A lock on a file that was removed keeps no process out."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -44,7 +45,7 @@ def is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
-    """Remove directories of this user's agents, `kept` seconds after they were first found without their agent."""
+    """Remove directories of this user's killed agents, `kept` seconds after they were marked."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(home)):
             directory = Path(entry.path)
@@ -54,29 +55,23 @@ def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
                     and entry.is_dir(follow_symlinks=False)
                     and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
                 ):
-                    _sweep([directory / LOCK], kept, lambda: _remove_agent(directory))  # noqa: B023 - called at once
+                    _sweep([directory / LOCK], kept, _remove_agent, directory)
 
 
 def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
-    """Remove what runs left, `kept` seconds after they were first found without an agent and a supervisor."""
+    """Remove directories of runs without an agent and a supervisor, `kept` seconds after they were marked."""
     for launch in runs.glob("*.launch"):
         present = launch.with_suffix(".present")
-
-        def remove() -> None:
-            shutil.rmtree(launch.with_suffix(""), ignore_errors=True)  # noqa: B023 - called at once
-            present.unlink()  # noqa: B023
-            launch.unlink()  # noqa: B023
-
         with contextlib.suppress(OSError):
             present.touch(mode=0o600)
-            _sweep([launch, present], kept, remove)
+            _sweep([launch, present], kept, _remove_run, launch)
 
 
-def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[], None]) -> None:
-    """Mark the first lock, or remove what was marked `kept` seconds ago.
+def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], path: Path) -> None:
+    """Mark the first lock file; if it was marked at least `kept` seconds ago, call `remove` with the path.
 
     Raises:
-        OSError: a process holds one of the locks, or removes the same just now.
+        OSError: a process holds one of the locks, or is removing the same files.
     """
     with contextlib.ExitStack() as held:
         descriptors = [held.enter_context(_locked(lock)) for lock in locks]
@@ -84,7 +79,7 @@ def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[], None]) -> No
         if not mark.st_size:
             os.write(descriptors[0], _MARK)
         elif mark.st_mtime <= time.time() - kept:
-            remove()
+            remove(path)
 
 
 @contextlib.contextmanager
@@ -99,8 +94,14 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _remove_run(launch: Path) -> None:
+    shutil.rmtree(launch.with_suffix(""), ignore_errors=True)
+    launch.with_suffix(".present").unlink()
+    launch.unlink()
+
+
 def _remove_agent(directory: Path) -> None:
-    for inside in list(os.scandir(directory)):  # the lock last: what is left of it is found again
+    for inside in list(os.scandir(directory)):  # the lock goes last: a later sweep finds the rest by it
         if inside.is_dir(follow_symlinks=False):
             shutil.rmtree(inside.path, ignore_errors=True)
         elif inside.name != LOCK:
