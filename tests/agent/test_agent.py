@@ -69,7 +69,7 @@ class Node:
         options = RunOptions(
             command=(sys.executable, "-S", "-c", script),
             nproc=2,
-            meeting=RendezvousConfig(max_restarts=3),
+            rendezvous=RendezvousConfig(max_restarts=3),
             run_id="r",
             job_name="j",
             **fields,

@@ -35,7 +35,7 @@ def options(state: Path | None = None, **fields: object) -> RunOptions:
     base: dict[str, object] = {
         "command": ("true",),
         "nproc": 1,
-        "meeting": RendezvousConfig(),
+        "rendezvous": RendezvousConfig(),
         "run_id": "id",
         "job_name": "j",
     }

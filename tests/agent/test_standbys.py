@@ -71,7 +71,7 @@ class Node:
         self.options = RunOptions(
             command=self.command,
             nproc=1,
-            meeting=RendezvousConfig(max_restarts=3),
+            rendezvous=RendezvousConfig(max_restarts=3),
             run_id="id",
             job_name="job",
             **{"standbys": 2, **more},
@@ -715,14 +715,16 @@ async def test_they_are_given_up_after_failures_in_a_row(
         ((sys.executable, "-u", "train-${local_rank}.py"), {}, "depends on the process"),
         ((sys.executable, "-u", "/"), {}, "not a plain file"),
         ((sys.executable, "-u", __file__), {"virtual_local_rank": True}, "--virtual-local-rank"),
-        ((sys.executable, "-u", __file__), {"meeting": RendezvousConfig(max_restarts=0)}, "--max-restarts is 0"),
+        ((sys.executable, "-u", __file__), {"rendezvous": RendezvousConfig(max_restarts=0)}, "--max-restarts is 0"),
         ((sys.executable, "-u", __file__), {}, ""),
         ((sys.executable, "-u", "-m", "train"), {}, ""),
     ],
 )
 def test_what_always_starts_from_scratch(command: tuple[str, ...], more: dict[str, Any], why: str) -> None:
-    meeting = RendezvousConfig(max_restarts=1)
-    options = RunOptions(**{"command": command, "nproc": 1, "meeting": meeting, "run_id": "", "job_name": "", **more})
+    rendezvous = RendezvousConfig(max_restarts=1)
+    options = RunOptions(
+        **{"command": command, "nproc": 1, "rendezvous": rendezvous, "run_id": "", "job_name": "", **more}
+    )
     found = cold_because(options)
     assert why in found
     assert bool(why) == bool(found)

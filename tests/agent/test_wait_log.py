@@ -36,7 +36,7 @@ def test_a_master_that_cannot_be_reached_is_named_at_once_and_then_now_and_then(
 
 
 @pytest.mark.parametrize(
-    ("meeting", "again", "place", "words"),
+    ("rendezvous", "again", "place", "words"),
     [
         (RendezvousConfig(min_nodes=2, max_nodes=2), False, None, ": --nnodes=2 have to come within 600 s"),
         (
@@ -69,7 +69,7 @@ def test_a_master_that_cannot_be_reached_is_named_at_once_and_then_now_and_then(
 def test_a_round_that_does_not_come_is_said_to_be_waited_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    meeting: RendezvousConfig,
+    rendezvous: RendezvousConfig,
     again: bool,
     place: Endpoint | None,
     words: str,
@@ -79,7 +79,7 @@ def test_a_round_that_does_not_come_is_said_to_be_waited_for(
     caplog.set_level(logging.INFO)
 
     async def wait() -> None:
-        one = WaitLog(meeting, derive(), place)
+        one = WaitLog(rendezvous, derive(), place)
         one.joined(again)
         for _ in range(1000):
             if len(caplog.records) >= 2:

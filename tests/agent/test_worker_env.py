@@ -31,7 +31,7 @@ def environment(
     options = RunOptions(
         command=("python", "train.py"),
         nproc=2,
-        meeting=RendezvousConfig(max_restarts=3),
+        rendezvous=RendezvousConfig(max_restarts=3),
         run_id="id",
         job_name="job",
         virtual_local_rank=virtual,

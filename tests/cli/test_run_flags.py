@@ -195,9 +195,9 @@ def test_auto_config_takes_nodes_from_the_platform_and_processes_from_the_gpus(
     options: Callable[..., RunOptions],
 ) -> None:
     found = options("--auto_config", NODE_NUM="4", CUDA_VISIBLE_DEVICES="0,1,2")
-    assert (found.meeting.min_nodes, found.meeting.max_nodes, found.nproc) == (4, 4, 3)
+    assert (found.rendezvous.min_nodes, found.rendezvous.max_nodes, found.nproc) == (4, 4, 3)
     assert options("--auto-config", WORKER_NUM="2", CUDA_VISIBLE_DEVICES="").nproc == 1
-    assert options("--auto-config --nnodes 1:3", NODE_NUM="2").meeting.max_nodes == 3
+    assert options("--auto-config --nnodes 1:3", NODE_NUM="2").rendezvous.max_nodes == 3
 
 
 # what it comes to -----------------------------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ def test_counts_are_numbers(options: Callable[..., RunOptions]) -> None:
     assert options("--nproc-per-node auto", CUDA_VISIBLE_DEVICES="GPU-8f,GPU-9e,-1,3").nproc == 2
     assert options("--nproc-per-node auto", CUDA_VISIBLE_DEVICES="").nproc == usable_cpus()
     assert options("--nproc-per-node cpu").nproc == usable_cpus()
-    meeting = options("--nnodes 2:8 --node_unit 2 --max-restarts 3 --rdzv-endpoint h:1").meeting
-    assert (meeting.min_nodes, meeting.max_nodes, meeting.node_unit, meeting.max_restarts) == (2, 8, 2, 3)
+    rendezvous = options("--nnodes 2:8 --node_unit 2 --max-restarts 3 --rdzv-endpoint h:1").rendezvous
+    assert (rendezvous.min_nodes, rendezvous.max_nodes, rendezvous.node_unit, rendezvous.max_restarts) == (2, 8, 2, 3)
 
 
 def test_gpus_are_counted_by_device_files_when_nothing_narrows_the_choice(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_managed_node_meets_at_the_master_it_was_given(options: Callable[..., 
 
 def test_rdzv_conf_and_the_budget_become_time_outs(options: Callable[..., RunOptions]) -> None:
     found = options("--rdzv_conf join_timeout=60,lastcall_timeout=2,pend_timeout=30 --recovery-budget 20")
-    assert (found.meeting.join_timeout, found.meeting.last_call, found.meeting.pend_timeout) == (60, 2, 30)
+    assert (found.rendezvous.join_timeout, found.rendezvous.last_call, found.rendezvous.pend_timeout) == (60, 2, 30)
     times = found.timeouts
     assert (times.recovery_budget, times.join, times.last_call, times.pend) == (20, 60, 2, 30)
     assert options("--rdzv-conf last_call_timeout=5,timeout=7").timeouts.last_call == 5

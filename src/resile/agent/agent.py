@@ -119,7 +119,7 @@ class Agent:
             directory / CHECKPOINT_SOCKET, token=token, yield_memory=self.standbys.yield_memory
         )
         self._relay = Relay(session.send)
-        self._waits = WaitLog(options.meeting, options.timeouts, None if options.managed else options.endpoint)
+        self._waits = WaitLog(options.rendezvous, options.timeouts, None if options.managed else options.endpoint)
         self._launcher = WorkerLauncher(
             NodeContext(options, logs, self.socket, self._incarnation[:12], output, self.standbys),
             relay=self._relay,
@@ -149,7 +149,7 @@ class Agent:
             address=address,
             host=identity.host,
             nproc=self._options.nproc,
-            rendezvous=self._options.meeting,
+            rendezvous=self._options.rendezvous,
             role=identity.role,
             node_id=identity.node_id,
             rank=self._rank,
@@ -191,7 +191,7 @@ class Agent:
     def on_away(self, seconds: float, why: str) -> None:
         """The master cannot be reached. Training goes on; an agent without work does not wait for ever."""
         self._revive_master(seconds)
-        patience = self._options.meeting.join_timeout or self._options.timeouts.connect
+        patience = self._options.rendezvous.join_timeout or self._options.timeouts.connect
         if self._workers.is_training or self._is_leaving or self.done.done():
             return
         self._waits.away(self._options.endpoint, seconds, why, patience)
@@ -266,7 +266,7 @@ class Agent:
             launcher=self._launcher,
             rescue=self.checkpoints.rescue,
             leave_within=self._options.timeouts.recovery_budget,
-            ready_within=self._options.meeting.join_timeout or self._options.timeouts.join,
+            ready_within=self._options.rendezvous.join_timeout or self._options.timeouts.join,
         )
         return True
 

@@ -69,7 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Program and arguments of every training process; start them with `command_of`."""
     nproc: int
     """Training processes on this node."""
-    meeting: RendezvousConfig
+    rendezvous: RendezvousConfig
     run_id: str
     """What training processes see as TORCHELASTIC_RUN_ID."""
     job_name: str
@@ -83,7 +83,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     hosts: bool | None = None
     """Whether this node runs the master at `endpoint`. None: it does if the endpoint's host is this machine."""
     node_rank: int | None = None
-    """The place this node asks for (`--node-rank` of a static meeting); None: any."""
+    """The place this node asks for (`--node-rank` of a static rendezvous); None: any."""
     local_addr: str | None = None
     """How other nodes reach this one; None: find out."""
 

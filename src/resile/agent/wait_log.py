@@ -22,9 +22,9 @@ AGAIN_EVERY = 30.0
 class WaitLog:
     """One node's waits: for its master, and for the nodes that a round needs."""
 
-    def __init__(self, meeting: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
+    def __init__(self, rendezvous: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
         """`place` is the endpoint that all nodes were given; None: a platform started them."""
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._timeouts = timeouts
         self._place = place
         self._told_away_at: float | None = None
@@ -65,15 +65,14 @@ class WaitLog:
         self._timer = asyncio.get_running_loop().call_later(AGAIN_EVERY, self._tell, waited + AGAIN_EVERY, again)
 
     def _rules(self, again: bool) -> str:
-        meeting, timeouts = self._meeting, self._timeouts
-        join = timeouts.join if meeting.join_timeout is None else meeting.join_timeout
-        if meeting.min_nodes == meeting.max_nodes:
-            return f"--nnodes={meeting.min_nodes} have to come within {join:g} s"
-        call = timeouts.last_call if meeting.last_call is None else meeting.last_call
+        rendezvous, timeouts = self._rendezvous, self._timeouts
+        join = timeouts.join if rendezvous.join_timeout is None else rendezvous.join_timeout
+        if rendezvous.min_nodes == rendezvous.max_nodes:
+            return f"--nnodes={rendezvous.min_nodes} have to come within {join:g} s"
+        call = timeouts.last_call if rendezvous.last_call is None else rendezvous.last_call
         wait = "" if again else f", and {call:g} s after enough have come it begins without the rest"
-        return (
-            f"at least {meeting.min_nodes} of --nnodes={meeting.min_nodes}:{meeting.max_nodes} within {join:g} s{wait}"
-        )
+        nodes = f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
+        return f"at least {rendezvous.min_nodes} of --nnodes={nodes} within {join:g} s{wait}"
 
 
 def _reason(why: str, endpoint: Endpoint) -> str:

@@ -39,8 +39,8 @@ def cold_because(options: RunOptions) -> str:
         return f"{program} is not a plain file"
     if options.virtual_local_rank:
         return "with --virtual-local-rank every process has an environment of its own"
-    meeting = options.meeting
-    if meeting.max_nodes == 1 and not meeting.max_restarts and not options.managed:
+    rendezvous = options.rendezvous
+    if rendezvous.max_nodes == 1 and not rendezvous.max_restarts and not options.managed:
         return "nothing is ever restarted (--max-restarts is 0)"
     return ""
 

@@ -114,7 +114,7 @@ def shared_environment(base: Mapping[str, str], *, options: RunOptions, run_id: 
     environment.update(
         {
             "ROLE_NAME": options.role,
-            "TORCHELASTIC_MAX_RESTARTS": str(options.meeting.max_restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(options.rendezvous.max_restarts),
             "TORCHELASTIC_RUN_ID": run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             _NCCL_ERRORS: base.get(_NCCL_ERRORS, "1"),

@@ -77,7 +77,7 @@ class WorkerLauncher:
         timeouts = node.options.timeouts
         self.regroup_grace: float = timeouts.regroup_grace
         """Seconds that processes have to end when their round is over; the master may set it."""
-        self.restarts = RestartCount(node.options.meeting.max_restarts, timeouts.budget_window)
+        self.restarts = RestartCount(node.options.rendezvous.max_restarts, timeouts.budget_window)
         self.attempt: Attempt | None = None
         self._attempts = 0
         self._next: tuple[Round, RoundAssignment] | None = None

@@ -62,7 +62,7 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
     return RunOptions(
         command=command,
         nproc=nproc,
-        meeting=config,
+        rendezvous=config,
         run_id=run_id,
         job_name=job_name or _name_of(values["training_script"]),
         role=role,
