@@ -23,6 +23,8 @@ from resile.protocol.reports import NodeEnd, NodeStatus, RendezvousConfig, Round
 
 D = TypeVar("D", bound=de.Decision)
 M = TypeVar("M", bound=Message)
+CRASH = NodeEnd(exit_code=1)
+PREEMPTED = NodeEnd(reason="Preempted")
 CARRIERS = (de.Send, de.Admit, de.Refuse, de.Finish)
 
 
@@ -220,3 +222,10 @@ def joins_again(job: Job, *numbers: int) -> None:
 
 def place_of(role: str, rank: int) -> tuple[str, Rank]:
     return role, Rank(rank)
+
+
+def lose(job: Job, number: int, session: int) -> None:
+    """The agent of this node disconnects and does not come back in time."""
+    job.heartbeats()
+    job.does(ev.AgentDisconnected(node=job.node(number).key, session=session))
+    job.wait(job.timeouts.reconnect)

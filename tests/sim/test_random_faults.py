@@ -3,7 +3,7 @@
 import pytest
 
 from resile.core import ledger
-from resile.core.nodes import lifecycle
+from resile.core.nodes import launching, restart_budget
 from resile.core.rendezvous import forming, running
 from resile.core.state import Phase
 from resile.sim.simulate import SimulationFailed, render, simulate
@@ -89,14 +89,14 @@ def test_rounds_that_ignore_the_minimum_are_caught(monkeypatch):
 
 
 def test_an_id_that_is_used_again_is_caught(monkeypatch):
-    honest = lifecycle.new_key
+    honest = launching.new_key
 
     def reusing(turn, role):
         key = honest(turn, role)
         turn.state.next_id[role] = max(1, turn.state.next_id[role] - 1) if key.id > 2 else turn.state.next_id[role]
         return key
 
-    monkeypatch.setattr(lifecycle, "new_key", reusing)
+    monkeypatch.setattr(launching, "new_key", reusing)
     assert caught()
 
 
@@ -106,5 +106,5 @@ def test_a_round_that_nobody_ends_is_caught(monkeypatch):
 
 
 def test_a_preemption_that_costs_a_crash_is_caught(monkeypatch):
-    monkeypatch.setattr(lifecycle.relaunch, "cause_of", lambda status, end: lifecycle.Cause.CRASH)
+    monkeypatch.setattr(restart_budget, "cause_of", lambda status, end: restart_budget.Cause.CRASH)
     assert "only a crash costs a crash" in caught()

@@ -9,7 +9,7 @@ from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import Admit, DeleteNode, Refuse
 from resile.core.events import AgentConnected
-from resile.core.nodes import lifecycle
+from resile.core.nodes import launching, lifecycle
 from resile.core.rendezvous import forming, rounds, running, state_holders
 from resile.core.rendezvous.state import Rendezvous, RoundFailures
 from resile.core.state import Agent, Done, Idle, JobState, Node, Phase, Resting, Training
@@ -215,7 +215,7 @@ def _node_of(ctx: Context, hello: Hello) -> Node | str:
         if state.spec.managed:
             if node is None:
                 return f"this job has no node {hello.role}-{hello.node_id}"
-            how = node.leaving or lifecycle.describe(node.status, node.end)
+            how = node.leaving or node.how_it_ended
             return f"{node.key} {how}; it is not part of the job any more"
     elif state.spec.managed:
         return "this job's nodes have ids (NODE_ID) and this agent has none"
@@ -223,7 +223,7 @@ def _node_of(ctx: Context, hello: Hello) -> Node | str:
     if known is not None and state.nodes[known].alive:
         return state.nodes[known]
     node = Node(
-        key=lifecycle.new_key(ctx, hello.role),
+        key=launching.new_key(ctx, hello.role),
         rank=_free_rank(ctx, hello.role, hello.rank),
         status=NodeStatus.RUNNING,
         launched_at=ctx.now,

@@ -16,7 +16,7 @@ from resile.core.completion import Reason
 from resile.core.context import Context, Index
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.decisions import AnyDecision, Reply
-from resile.core.nodes import lifecycle, scale_operations, scaling
+from resile.core.nodes import launching, lifecycle, migration, relaunch, scale_operations, scaling
 from resile.core.rendezvous import forming, rounds, running, state_holders
 from resile.core.state import JobState, Node, Phase
 from resile.protocol.agent_to_master import (
@@ -177,9 +177,9 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
             agents.on_leaving(ctx, node, message)
         case Join():
             if node.replaces is not None and rdzv.has_taken_last_step(node.replaces):
-                lifecycle.cancel_migration(ctx, ctx.state.nodes[node.replaces])
+                migration.cancel(ctx, ctx.state.nodes[node.replaces])
             else:
-                lifecycle.complete_migration(ctx, node)
+                migration.complete(ctx, node)
             rounds.on_join(ctx, rdzv, node, message)
         case CanRegroup():
             agents.on_can_regroup(ctx, node)
@@ -213,7 +213,7 @@ def _handle_of_node(ctx: Context, node: Node, event: NodeEvent) -> None:
             return
         case ev.AgentSilent():
             if node.connected:
-                lifecycle.avoid_machine(ctx, node)
+                launching.avoid_machine(ctx, node)
                 lifecycle.declare_lost(ctx, node, f"its agent was silent for {event.seconds:g} s")
         case ev.AgentStayedAway():
             if node.agent is None:
@@ -221,7 +221,7 @@ def _handle_of_node(ctx: Context, node: Node, event: NodeEvent) -> None:
             elif not node.connected:
                 lifecycle.declare_lost(ctx, node, "its agent's connection closed and did not come back")
         case ev.LaunchDue():
-            lifecycle.on_launch_due(ctx, node)
+            launching.on_launch_due(ctx, node)
         case ev.PendingTimeout():
             lifecycle.on_pending_timeout(ctx, node)
 
@@ -239,7 +239,7 @@ def _start(ctx: Context) -> None:
     ctx.note("JobStarted", f"job {state.spec.name} starts")
     if not state.spec.managed:
         forming.start_join_timer(ctx, state.training)
-    lifecycle.fill(ctx)
+    launching.fill(ctx)
 
 
 def _return(ctx: Context) -> None:
@@ -268,7 +268,7 @@ def _return(ctx: Context) -> None:
 def _on_join_timeout(ctx: Context) -> None:
     state, rdzv = ctx.state, ctx.state.training
     if state.nodes and not ctx.index.trainers and not state.spec.managed and rdzv.forming is not None:
-        lifecycle.fail_without_nodes(ctx, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
+        relaunch.fail_without_nodes(ctx, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
     else:
         forming.on_join_timeout(ctx, rdzv)
 

@@ -10,7 +10,7 @@ from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import JobSpec
 from resile.api.plan import NodeResources
 from resile.core.ledger import Ledger
-from resile.core.nodes.relaunch import Spent
+from resile.core.nodes.restart_budget import LOST, Spent
 from resile.core.progress import Progress
 from resile.core.rendezvous.state import Rendezvous, RoundForming
 from resile.protocol.reports import NodeEnd, NodeStatus, ReplicaEndpoint
@@ -132,6 +132,20 @@ class Node(msgspec.Struct, kw_only=True):
     @property
     def connected(self) -> bool:
         return self.agent is not None and self.agent.session != 0
+
+    @property
+    def how_it_ended(self) -> str:
+        """How this node ended, to follow its name in a sentence."""
+        if self.leaving and self.status is NodeStatus.DELETED:  # its exit code comes from the signal
+            return f"was deleted: {'it ' if self.leaving.startswith('was ') else ''}{self.leaving}"
+        end = self.end
+        if end.reason == LOST:
+            return f"was lost: {end.message}"
+        if self.status is NodeStatus.SUCCEEDED:
+            return "finished"
+        detail = end.message or (f"exit code {end.exit_code}" if end.exit_code else "")
+        verb = "failed" if self.status is NodeStatus.FAILED else "was deleted"
+        return verb + (f" ({end.reason})" if end.reason else "") + (f": {detail}" if detail else "")
 
 
 # changes that people asked for --------------------------------------------------------------------------------------

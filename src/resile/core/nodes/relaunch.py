@@ -1,109 +1,48 @@
-"""Relaunch policy: why a node ended, what that costs, and whether its place is filled again.
+"""Whether a lost node is replaced, and by which node.
 
-Each cause has its own budget, so a preemption never costs a crash. Budgets are counted in training time: a loss more
-than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is not ended by its
-fourth crash. A job that makes no progress spends its budget and ends with a reason.
+`restart_budget` decides whether, and the cause of the loss decides how: a node that ran out of memory gets a successor
+with more (`oom_memory`), and a rank whose nodes crash soon after their launch waits longer from crash to crash.
 """
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-from resile.api.ids import Bytes, GiB
+from resile.api.ids import Bytes, GiB, NodeKey
+from resile.api.job import Loss
+from resile.api.plan import NodeResources
+from resile.common.backoff import Backoff
+from resile.core import completion
+from resile.core.completion import Reason
+from resile.core.context import Context
+from resile.core.deadlines import Alarm
+from resile.core.nodes import launching, migration, rank_targets, resource_limits, restart_budget, scale_operations
+from resile.core.nodes.oom_memory import LARGEST_MEMORY, memory_after_oom
+from resile.core.nodes.restart_budget import LOST, Cause, Spent
+from resile.core.rendezvous import forming
+from resile.core.state import Node
 from resile.protocol.reports import NodeEnd, NodeStatus
 
-
-class Cause(enum.StrEnum):
-    CRASH = "crash"
-    OOM = "oom"
-    PREEMPTION = "preemption"
-    INFRASTRUCTURE = "infrastructure"
-
-
-OWN_FAULTS = frozenset({Cause.CRASH, Cause.OOM})
-"""Causes that are the script's fault."""
-OOM_EXIT_CODES = frozenset({247})
-HARDWARE_EXIT_CODES = frozenset({201, 202, 14})
-KILLED_EXIT_CODES = frozenset({137, 143})
-OOM_REASONS = frozenset({"OOMKilled"})
-PREEMPTION_REASONS = frozenset(
-    {"Evicted", "Preempted", "Preempting", "Terminated", "NodeShutdown", "TaintManagerEviction"}
-)
-UNSTARTABLE = "StartError"
-NOT_FOUND = 127
-LOST = "Lost"
-"""The reason given to a node that fell silent."""
-
-INFRASTRUCTURE_BUDGET = 20
-PREEMPTION_BUDGET = 100
-"""Per place and per `budget_window` seconds of training. Neither is the script's fault, so both are generous; both are
-bounded, so a place that is lost again and again does not spin for ever."""
-
-SUSPECT_SECONDS = 120.0
-"""How long a machine that fell silent is avoided. A cluster needs about 40 s to notice that a machine is gone, and
-takes it out of use until it is back."""
-MAX_SUSPECTS = 50
-"""How many machines are avoided at a time: more than fail by themselves, and few enough to be part of every launch."""
-
 QUICK_SECONDS = 10.0
-"""A node that crashes sooner than this may only need its surroundings to settle. Unless it was the first
-crash of its place, its replacement is held back."""
-FIRST_DELAY = 1.0
-LONGEST_DELAY = 30.0
-
-LARGEST_MEMORY = Bytes(64 * GiB)
-LARGEST_MEMORY_STEP = Bytes(8 * GiB)
-
-
-class Spent(msgspec.Struct, kw_only=True):
-    """What one place has used of its budgets: the training time at each loss, by cause."""
-
-    losses: dict[Cause, list[float]] = {}
-
-    def count(self, cause: Cause, trained: float, budget_window: float) -> int:
-        return sum(1 for at in self.losses.get(cause, ()) if trained - at < budget_window)
-
-    def add(self, cause: Cause, trained: float, budget_window: float) -> None:
-        """Add a loss, and drop the losses that are forgotten."""
-        self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < budget_window] + [trained]
-
-    def move(self, wrong: Cause, right: Cause) -> bool:
-        """Charge the newest loss of one cause to another; False if there is none."""
-        if not self.losses.get(wrong):
-            return False
-        self.losses.setdefault(right, []).append(self.losses[wrong].pop())
-        return True
+"""A node that crashes sooner after its launch may only need its surroundings to settle. Unless it was the first crash
+of its rank, the launch of its replacement is delayed."""
+DELAY = Backoff(1.0, 30.0)
+"""That delay, by the number of earlier crashes."""
+UNSTARTABLE, NOT_FOUND = "StartError", 127
+"""The reason and exit code of a node whose program is not there. Another launch would not change that."""
 
 
 class Relaunch(msgspec.Struct, frozen=True):
-    """Fill the place again. With `memory` None the new node gets as much as the old one."""
+    """Launch another node, `delay` seconds from now. With `memory` None it gets as much memory as the lost node."""
 
     memory: Bytes | None = None
     delay: float = 0.0
-    """Seconds to hold the new node back."""
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Leave the place empty; `because` completes the sentence "worker-1 is not replaced: …"."""
+    """Launch no other node; `because` completes the sentence "worker-1 is not replaced: …"."""
 
     because: str
-
-
-def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
-    if end.reason in OOM_REASONS or end.exit_code in OOM_EXIT_CODES:
-        return Cause.OOM
-    if end.reason == LOST or end.exit_code in HARDWARE_EXIT_CODES:
-        return Cause.INFRASTRUCTURE
-    if status is NodeStatus.DELETED or end.reason in PREEMPTION_REASONS or end.exit_code in KILLED_EXIT_CODES:
-        return Cause.PREEMPTION
-    return Cause.CRASH
-
-
-def is_unstartable(end: NodeEnd) -> bool:
-    """Whether the platform could not find the program, which another launch would not change."""
-    return end.reason == UNSTARTABLE and end.exit_code == NOT_FOUND
 
 
 def decide(
@@ -112,41 +51,131 @@ def decide(
     crash_budget: int,
     memory: Bytes | None,
     lived: float = QUICK_SECONDS,
-    most: Bytes | None = None,
+    limit: Bytes | None = None,
 ) -> Relaunch | GiveUp:
-    """Whether a place that was lost `used` times before (for this cause) is filled again.
+    """Decide whether a node that was lost is replaced.
 
     Args:
-        cause: why it was lost this time.
-        used: how many earlier losses of this cause still count.
+        cause: why it was lost.
+        used: how many earlier losses of its rank, of the same cause, still count.
         crash_budget: the role's `restartCount`.
-        memory: what the lost node was given, if that is known.
+        memory: of the lost node; None if not known.
         lived: seconds from its launch to its end.
-        most: the memory that the job's resourceLimits leave this place, if there are any. A node that ran out of memory
-            gets no more than that, and never less than it had.
+        limit: the memory that the job's resourceLimits leave its rank; None without such a limit.
     """
-    match cause:
-        case Cause.CRASH:
-            if used >= crash_budget:
-                return GiveUp(f"it crashed {used + 1} times and restartCount is {crash_budget}")
-            again = used and lived < QUICK_SECONDS
-            return Relaunch(delay=min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (used - 1)) if again else 0.0)
-        case Cause.OOM:
-            if used >= crash_budget:
-                return GiveUp(f"it ran out of memory {used + 1} times and restartCount is {crash_budget}")
-            if memory is None:
-                return Relaunch()
-            if memory >= LARGEST_MEMORY:
-                return GiveUp(f"it ran out of {memory // GiB} GiB of memory, the most a node is given")
-            grown = min(memory * 2, memory + LARGEST_MEMORY_STEP, LARGEST_MEMORY)
-            if most is not None:
-                grown = min(grown, most)
-            return Relaunch(Bytes(grown) if grown > memory else None)
-        case Cause.INFRASTRUCTURE:
-            if used >= INFRASTRUCTURE_BUDGET:
-                return GiveUp(f"its machine or network failed {used + 1} times")
-            return Relaunch()
-        case Cause.PREEMPTION:
-            if used >= PREEMPTION_BUDGET:
-                return GiveUp(f"it was preempted {used + 1} times")
-            return Relaunch()
+    exhausted = restart_budget.why_exhausted(cause, used, crash_budget)
+    if exhausted:
+        return GiveUp(exhausted)
+    if cause is Cause.CRASH and lived < QUICK_SECONDS:
+        return Relaunch(delay=DELAY.after(used))
+    if cause is Cause.OOM and memory is not None:
+        if memory >= LARGEST_MEMORY:
+            return GiveUp(f"it ran out of {memory // GiB} GiB of memory, the most a node is given")
+        return Relaunch(memory_after_oom(memory, limit))
+    return Relaunch()
+
+
+def replace(ctx: Context, node: Node) -> None:
+    """Replace a node that was lost, give its rank up, or end the job, as the policy decides."""
+    state, role = ctx.state, node.key.role
+    if not state.spec.managed:
+        if ctx.index.trainers:
+            return
+        if node.end.reason == LOST:  # it may only be late, and come again as a new node
+            ctx.deadlines.set(Alarm.JOIN, ctx.now + ctx.timeouts.master_recovery)
+        else:
+            fail_without_nodes(ctx, node)
+        return
+    replacement = scale_operations.replacement_of(ctx, node.key)
+    if replacement is not None:
+        migration.complete(ctx, state.nodes[replacement])
+        return
+    if not rank_targets.is_wanted(state, role, node.rank):
+        return
+    cause = restart_budget.cause_of(node.status, node.end)
+    state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, ctx.timeouts.budget_window)
+    if node.end.exit_code in restart_budget.HARDWARE_EXIT_CODES:
+        launching.avoid_machine(ctx, node)
+    match _verdict(ctx, node, cause):
+        case Relaunch(memory=more, delay=delay):
+            _relaunch(ctx, node, more, delay)
+        case GiveUp(because=why):
+            _give_up(ctx, node, cause, why)
+
+
+def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
+    """Charge a lost node to the right budget once the platform says why it ended.
+
+    A closed connection is noticed before a container's end is reported, so this is the common way to learn of a crash.
+    If the policy decides otherwise now, the successor that was launched already is removed.
+    """
+    state, place = ctx.state, (node.key.role, node.rank)
+    cause = restart_budget.cause_of(NodeStatus.FAILED, end)
+    spent = state.spent.get(place)
+    if node.end.reason != LOST or cause is Cause.INFRASTRUCTURE or spent is None or state.phase.over:
+        return
+    # The exit code of a signal explains nothing here: the core had the node killed when it counted it as lost.
+    if cause is Cause.PREEMPTION and end.reason not in restart_budget.PREEMPTION_REASONS:
+        return
+    if not spent.move(Cause.INFRASTRUCTURE, cause):
+        return
+    node.end = end
+    ctx.note("NodeExplained", f"{node.key} {node.how_it_ended}", node.key, warning=True)
+    if not rank_targets.is_wanted(state, node.key.role, node.rank):
+        return
+    key = ctx.index.places.get(place)
+    successor = state.nodes[key] if key is not None else None
+    match _verdict(ctx, node, cause):
+        case GiveUp(because=why):
+            if successor is not None:
+                launching.remove(ctx, successor, "is not needed: its place is given up")
+                because = f"{node.key} is not replaced: {why}"
+                scale_operations.fail_waiting_for(ctx, successor.key, scale_operations.GIVEN_UP, because)
+            _give_up(ctx, node, cause, why)
+        case Relaunch(memory=more) if more and successor is not None and successor.agent is None:
+            launching.remove(ctx, successor, "has too little memory")
+            scale_operations.on_node_replaced(ctx, successor.key, _relaunch(ctx, node, more))
+    forming.form(ctx, ctx.state.training)
+
+
+def fail_without_nodes(ctx: Context, last: Node) -> None:
+    """Fail a job on bare machines that has lost its last node: no platform launches another."""
+    completion.fail(ctx, Reason.NO_NODES_LEFT, f"{last.key} was the last node, and it {last.how_it_ended}")
+
+
+def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
+    """Decide about a lost node whose loss is in `spent` already."""
+    if node.end.reason == UNSTARTABLE and node.end.exit_code == NOT_FOUND:
+        return GiveUp("it cannot be started")
+    declared = ctx.state.spec.roles[node.key.role]
+    spent = ctx.state.spent[node.key.role, node.rank]
+    used = spent.count(cause, ctx.state.trained, ctx.timeouts.budget_window) - 1
+    memory = node.resources.memory or declared.limits.memory or declared.requests.memory
+    lived = (node.ended_at or ctx.now) - node.launched_at
+    limit = resource_limits.memory_for(ctx, node.key.role, node.rank) if cause is Cause.OOM else None
+    return decide(cause, used, declared.crash_budget, memory, lived, limit)
+
+
+def _relaunch(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
+    resources = NodeResources(memory=more).over(resource_limits.inherited(ctx.state, node.key, node.resources))
+    successor = launching.launch(ctx, node.key.role, node.rank, node.relaunch_count + 1, resources, delay).key
+    scale_operations.on_node_replaced(ctx, node.key, successor)
+    also = f" with {more / GiB:g}Gi of memory" if more else ""
+    also += f" in {delay:g} s, as it crashed so soon" if delay else ""
+    ctx.note("NodeRelaunched", f"{successor} replaces {node.key}{also}", successor)
+    return successor
+
+
+def _give_up(ctx: Context, node: Node, cause: Cause, why: str) -> None:
+    """Leave a rank without a node, and fail the job if too few nodes are left."""
+    state, declared = ctx.state, ctx.state.spec.roles[node.key.role]
+    state.given_up.add((node.key.role, node.rank))
+    because = f"{node.key} is not replaced: {why}"
+    ctx.note("NodeGivenUp", because, node.key, warning=True)
+    scale_operations.fail_waiting_for(ctx, node.key, scale_operations.GIVEN_UP, because)
+    trains = state.spec.trains
+    left = sum(state.targets[role] for role in state.spec.trainers) - sum(trains(role) for role, _ in state.given_up)
+    needed = state.training.config.min_nodes if state.training.config is not None else left + 1
+    if declared.loss is Loss.FATAL or (declared.trains and left < needed):
+        message = f"{node.key} {node.how_it_ended}; it is not replaced: {why}"
+        completion.fail(ctx, declared.oom_failure if cause is Cause.OOM else declared.failure, message)

@@ -16,7 +16,7 @@ from resile.api.job import Strategy
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core.context import Context
 from resile.core.decisions import Reply
-from resile.core.nodes import lifecycle, rank_targets, resource_limits, scale_operations
+from resile.core.nodes import launching, rank_targets, resource_limits, scale_operations
 from resile.core.rendezvous import forming
 from resile.core.state import JobState, Node, RoleResources, ScaleOperation
 from resile.protocol.job_changes import Scale
@@ -70,7 +70,7 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
     for role, wanted in plan.roles.items():
         if wanted.resources != NodeResources():
             before = resource_limits.for_role(state, role)
-            since = state.next_id.get(role, lifecycle.FIRST)
+            since = state.next_id.get(role, launching.FIRST_ID)
             state.resources[role] = RoleResources(resources=wanted.resources.over(before), since=since)
     roles = {*change.numbers, *(one.role for one in plan.create)}
     there = {key for key, node in state.nodes.items() if key.role in roles and scale_operations.takes_part(ctx, node)}
@@ -78,7 +78,7 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
     change.going |= leaving
     for move in plan.migrate:
         _move(ctx, change, move)
-    lifecycle.fill(ctx, target.given)
+    launching.fill(ctx, target.given)
     _await(ctx, change, roles, there)
     scale_operations.supersede_older(ctx, change, leaving)
     forming.form(ctx, state.training)
@@ -110,7 +110,7 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
         )
     ]
     for node in surplus:
-        lifecycle.remove(ctx, node, "was scaled down")
+        launching.remove(ctx, node, "was scaled down")
     return {node.key for node in surplus}
 
 
@@ -118,7 +118,7 @@ def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
     """Launch the node that will take over; the old node stays until the new one is ready."""
     old = ctx.state.nodes[move.node]
     wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
-    new = lifecycle.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
+    new = launching.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
     change.moves[old.key] = new.key
     change.coming.add(new.key)
     ctx.note("NodeMigrating", f"{new.key} is to take over from {old.key}", new.key)
@@ -215,7 +215,7 @@ def _node(ctx: Context, key: NodeKey) -> Node:
         raise Refused(f"{key} has no place yet: it is to take over from {node.replaces}")
     if node.alive:
         return node
-    how = node.leaving or lifecycle.describe(node.status, node.end)
+    how = node.leaving or node.how_it_ended
     heir = ctx.index.places.get((key.role, node.rank))
     raise Refused(f"{key} {how}" + (f"; {heir} has its place" if heir is not None else ""))
 

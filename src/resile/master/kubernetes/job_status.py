@@ -10,7 +10,6 @@ from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
 from resile.api.kinds import registry
 from resile.api.kinds.registry import node_name
-from resile.core.nodes import lifecycle
 from resile.core.state import JobState, Node, Phase
 from resile.kube.kinds import Object
 from resile.master.job_view import shown_phase, view
@@ -167,7 +166,7 @@ def _of_node(state: JobState, node: Node) -> FailureReport:
     return FailureReport(
         node=node_name(state.spec, node.key.role, node.key.id),
         reason=_NOT_A_WORD.sub("", node.end.reason) or f"Node{node.status}",
-        message=f"{node.key} {lifecycle.describe(node.status, node.end)}",
+        message=f"{node.key} {node.how_it_ended}",
         at=node.ended_at or 0.0,
         exit_code=node.end.exit_code,
     )

@@ -1,0 +1,22 @@
+"""How much memory the replacement of a node gets that ran out of memory (OOM)."""
+
+from __future__ import annotations
+
+from resile.api.ids import Bytes, GiB
+
+LARGEST_MEMORY = Bytes(64 * GiB)
+"""A node that runs out of this much memory is not replaced."""
+LARGEST_STEP = Bytes(8 * GiB)
+"""Memory doubles from node to node, but never grows by more than this."""
+
+
+def memory_after_oom(memory: Bytes, limit: Bytes | None) -> Bytes | None:
+    """The memory of the node that replaces a node that ran out of `memory`; None if it gets no more than before.
+
+    `limit` is the memory that the job's resourceLimits leave this rank, None without such a limit. A replacement never
+    gets less memory than the lost node had.
+    """
+    grown = min(memory * 2, memory + LARGEST_STEP, LARGEST_MEMORY)
+    if limit is not None:
+        grown = min(grown, limit)
+    return Bytes(grown) if grown > memory else None

@@ -1,0 +1,86 @@
+"""The restart budget: why a node ended, what that costs its rank, and when a rank has no restart left.
+
+Each cause has its own budget, so a preemption never costs a crash. Budgets are counted in training time: a loss more
+than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is not ended by its
+fourth crash. A job that makes no progress spends its budget and ends with a reason.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from resile.protocol.reports import NodeEnd, NodeStatus
+
+
+class Cause(enum.StrEnum):
+    CRASH = "crash"
+    OOM = "oom"
+    PREEMPTION = "preemption"
+    INFRASTRUCTURE = "infrastructure"
+
+
+OWN_FAULTS = frozenset({Cause.CRASH, Cause.OOM})
+"""Causes that are the script's fault."""
+OOM_EXIT_CODES = frozenset({247})
+HARDWARE_EXIT_CODES = frozenset({201, 202, 14})
+KILLED_EXIT_CODES = frozenset({137, 143})
+OOM_REASONS = frozenset({"OOMKilled"})
+PREEMPTION_REASONS = frozenset(
+    {"Evicted", "Preempted", "Preempting", "Terminated", "NodeShutdown", "TaintManagerEviction"}
+)
+LOST = "Lost"
+"""The reason given to a node that fell silent."""
+
+INFRASTRUCTURE_BUDGET = 20
+PREEMPTION_BUDGET = 100
+"""Losses that a rank may have per `budget_window` seconds of training. Neither cause is the script's fault, so both
+budgets are generous. Both are bounded, so a rank that is lost again and again does not spin for ever."""
+
+
+class Spent(msgspec.Struct, kw_only=True):
+    """What one rank has used of its budgets: the training time at each loss, by cause."""
+
+    losses: dict[Cause, list[float]] = {}
+
+    def count(self, cause: Cause, trained: float, budget_window: float) -> int:
+        return sum(1 for at in self.losses.get(cause, ()) if trained - at < budget_window)
+
+    def add(self, cause: Cause, trained: float, budget_window: float) -> None:
+        """Add a loss, and drop the losses that are forgotten."""
+        self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < budget_window] + [trained]
+
+    def move(self, wrong: Cause, right: Cause) -> bool:
+        """Charge the newest loss of cause `wrong` to cause `right`; False if `wrong` has no loss."""
+        if not self.losses.get(wrong):
+            return False
+        self.losses.setdefault(right, []).append(self.losses[wrong].pop())
+        return True
+
+
+def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
+    if end.reason in OOM_REASONS or end.exit_code in OOM_EXIT_CODES:
+        return Cause.OOM
+    if end.reason == LOST or end.exit_code in HARDWARE_EXIT_CODES:
+        return Cause.INFRASTRUCTURE
+    if status is NodeStatus.DELETED or end.reason in PREEMPTION_REASONS or end.exit_code in KILLED_EXIT_CODES:
+        return Cause.PREEMPTION
+    return Cause.CRASH
+
+
+def why_exhausted(cause: Cause, used: int, crash_budget: int) -> str:
+    """Why a rank has no restart left after one more loss of this cause, in one sentence; empty if it has one.
+
+    `used` is the number of earlier losses of this cause that still count, `crash_budget` the role's `restartCount`.
+    """
+    match cause:
+        case Cause.CRASH if used >= crash_budget:
+            return f"it crashed {used + 1} times and restartCount is {crash_budget}"
+        case Cause.OOM if used >= crash_budget:
+            return f"it ran out of memory {used + 1} times and restartCount is {crash_budget}"
+        case Cause.INFRASTRUCTURE if used >= INFRASTRUCTURE_BUDGET:
+            return f"its machine or network failed {used + 1} times"
+        case Cause.PREEMPTION if used >= PREEMPTION_BUDGET:
+            return f"it was preempted {used + 1} times"
+    return ""
