@@ -38,8 +38,10 @@ class Master:
         self.engine.handle(Started(), 1.0)
         self.asked: list[Any] = []
         self.answers: list[str] = []
-        shell = SimpleNamespace(engine=self.engine, now=5.0, trouble=None, observers=[], submit=self.asked.append)
-        self.serving = cast(Serving, SimpleNamespace(shell=shell, commands=_Commands(self), observers=[], fresh=False))
+        events = SimpleNamespace(engine=self.engine, now=5.0, trouble=None, observers=[], submit=self.asked.append)
+        self.serving = cast(
+            Serving, SimpleNamespace(events=events, commands=_Commands(self), observers=[], fresh=False)
+        )
 
     def stopped(self) -> None:
         self.engine.handle(ChangeWanted(change=Stop(because="the job was deleted")), 4.0)
@@ -162,8 +164,8 @@ class Core:
 
     def __init__(self, master: Master) -> None:
         self.job = running(2)
-        master.serving.shell.engine = self.job.engine
-        self.shell = master.serving.shell
+        master.serving.events.engine = self.job.engine
+        self.events = master.serving.events
         master.serving.commands.change = self._change  # type: ignore[method-assign]
 
     async def _change(self, change: Change) -> str:
@@ -195,7 +197,7 @@ async def test_every_plan_is_told_its_end_however_many_there_are(api: FakeKube, 
     work = asyncio.create_task(watch._work())
     await rest(api)
     core.job.wants(Stop(because="enough"))
-    for observer in core.shell.observers:
+    for observer in core.events.observers:
         observer()
     await rest(api)
     work.cancel()

@@ -45,8 +45,8 @@ class Masters:
         self.answers = 0
 
     async def see(self, changed: dict[str, Any]) -> None:
-        shell = SimpleNamespace(engine=SimpleNamespace(state=self.state))
-        serving = cast(Serving, SimpleNamespace(shell=shell, commands=SimpleNamespace(change=self._change)))
+        events = SimpleNamespace(engine=SimpleNamespace(state=self.state))
+        serving = cast(Serving, SimpleNamespace(events=events, commands=SimpleNamespace(change=self._change)))
         client, journal = cast(Client, None), cast(ConfigMapJournal, self.memory)
         watch = SpecWatch(SPEC, client, serving, journal, lambda *_: None)
         await watch._act(changed, msgspec.json.decode(self.memory.recall(LAST_SEEN), type=WantedSpec))

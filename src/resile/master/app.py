@@ -19,7 +19,7 @@ from resile.core.engine import Engine
 from resile.core.state import new_state
 from resile.master.clock import Clock
 from resile.master.commands import Commands
-from resile.master.event_queue import RETRY_SECONDS, Shell
+from resile.master.event_queue import RETRY_SECONDS, EventQueue
 from resile.master.job_view import StandbyView, view
 from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
 from resile.master.server import AgentConnections, Executor, log_note
@@ -51,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """A running master, for the tasks that accompany it."""
 
-    shell: Shell
+    events: EventQueue
     commands: Commands
     observers: list[Callable[[de.Note], None]]
     """Called with every job event."""
@@ -97,24 +97,24 @@ async def run_master(
             engine = Engine.replay(history.state, history.events)
             clock = Clock(not_before=history.until)
         over = asyncio.Event()
-        shell = Shell(
+        events = EventQueue(
             engine,
             journal,
             clock,
             told=journal.last_told(),
             replayed=len(history.events) if history else 0,
         )
-        cleanup.callback(shell.close)
+        cleanup.callback(events.close)
         if history is not None:
-            shell.submit(ev.MasterReturned())
-        shell.submit(ev.Started())  # changes nothing if the job has started
+            events.submit(ev.MasterReturned())
+        events.submit(ev.Started())  # changes nothing if the job has started
         standbys: dict[NodeKey, StandbyView] = {}
 
         def look() -> JobView:
-            return view(shell.engine.state, shell.now, standbys)
+            return view(events.engine.state, events.now, standbys)
 
-        commands = Commands(shell.submit, journal, look)
-        connections = AgentConnections(shell.submit, shell.heard, spec.name, commands, standbys)
+        commands = Commands(events.submit, journal, look)
+        connections = AgentConnections(events.submit, events.heard, spec.name, commands, standbys)
         observers: list[Callable[[de.Note], None]] = [log_note]
         if options.metrics_port is not None:
             cleanup.callback(_serve_metrics(look, observers, options.metrics_port))
@@ -123,22 +123,22 @@ async def run_master(
         address = MasterAddress(host=options.host, port=server.port, pid=os.getpid())
         platform = make_platform(f"{address.reachable_host}:{server.port}") if make_platform else None
         if accompany is not None:
-            serving = Serving(shell=shell, commands=commands, observers=observers, fresh=history is None)
+            serving = Serving(events=events, commands=commands, observers=observers, fresh=history is None)
             await cleanup.enter_async_context(accompany(serving))
-        shell.start(Executor(connections, platform, commands.reply, over.set, observers))
+        events.start(Executor(connections, platform, commands.reply, over.set, observers))
         if platform is not None:
-            await _attach(platform, shell, fresh=history is None)
+            await _attach(platform, events, fresh=history is None)
             cleanup.push_async_callback(platform.close)
         cleanup.callback(_announce(directory, address))
         log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
         if not spec.managed:
-            cleanup.callback(_end_if_nobody_comes(shell))
+            cleanup.callback(_end_if_nobody_comes(events))
         if engine.state.phase.over:
             # The last master died before every agent had heard of the end. They will connect and learn it.
             await asyncio.sleep(spec.timeouts.master_recovery)
             over.set()
         await over.wait()
-        await _farewell(shell, connections)
+        await _farewell(events, connections)
         return engine.state.phase == "Succeeded"
 
 
@@ -157,15 +157,15 @@ async def _listen(directory: JobDirectory, options: Options, connections: AgentC
     )
 
 
-async def _attach(platform: Platform, shell: Shell, *, fresh: bool) -> None:
+async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> None:
     """Watch a platform. After a restart, compare what it has with what the journal says."""
 
     def seen(observation: Observation) -> ev.NodeSeen:
         return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
 
-    await platform.start(lambda observation: shell.submit(seen(observation)))
+    await platform.start(lambda observation: events.submit(seen(observation)))
     if not fresh:
-        shell.submit(ev.NodesListed(seen=tuple(map(seen, await platform.adopt()))))
+        events.submit(ev.NodesListed(seen=tuple(map(seen, await platform.adopt()))))
 
 
 def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], None]:
@@ -188,31 +188,31 @@ def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], N
     return stop
 
 
-def _end_if_nobody_comes(shell: Shell) -> Callable[[], None]:
+def _end_if_nobody_comes(events: EventQueue) -> Callable[[], None]:
     """End a master that no agent connects to: the agent that started it may have died before."""
-    patience = shell.engine.state.spec.timeouts.connect
+    patience = events.engine.state.spec.timeouts.connect
 
     def look() -> None:
-        if shell.engine.state.training.config is None:
-            shell.submit(ev.ChangeWanted(change=Stop(because=f"no node came within {patience:g} s")))
+        if events.engine.state.training.config is None:
+            events.submit(ev.ChangeWanted(change=Stop(because=f"no node came within {patience:g} s")))
 
     return asyncio.get_running_loop().call_later(patience, look).cancel
 
 
-async def _farewell(shell: Shell, connections: AgentConnections) -> None:
+async def _farewell(events: EventQueue, connections: AgentConnections) -> None:
     """Wait, for a limited time, until every agent is told and every launched node has ended."""
     gone = asyncio.Event()
 
     def check() -> None:
-        state = shell.engine.state
+        state = events.engine.state
         running = state.spec.managed and any(not node.status.ended for node in state.nodes.values())
         if not connections.agents and not running:
             gone.set()
 
-    shell.observers.append(check)
+    events.observers.append(check)
     check()
     try:
-        async with asyncio.timeout(shell.engine.state.spec.timeouts.exit_grace + FAREWELL):
+        async with asyncio.timeout(events.engine.state.spec.timeouts.exit_grace + FAREWELL):
             await gone.wait()
     except TimeoutError:
         log.warning("some nodes are still there after the job's end")

@@ -44,8 +44,14 @@ def _die() -> None:
     os._exit(BROKEN)
 
 
-class Shell:
-    """Runs one engine. All methods are called on the event loop."""
+def end_master(what: str, error: BaseException | None, die: Callable[[], None] = _die) -> None:
+    """Log an unforeseen error in a part that the master needs, and end the process."""
+    log.critical("%s broke, and the master ends; the next one goes on from the journal", what, exc_info=error)
+    die()
+
+
+class EventQueue:
+    """Brings events to one engine, in order. All methods are called on the event loop."""
 
     def __init__(
         self,
@@ -57,15 +63,9 @@ class Shell:
         replayed: int = 0,
         die: Callable[[], None] = _die,
     ) -> None:
-        """Nothing is handled before `start`.
+        """Prepare the queue; `start` begins to handle events.
 
-        Args:
-            engine: of the job.
-            journal: where its events go.
-            clock: tells the time.
-            told: how many job events the journal holds.
-            replayed: how many events the journal holds since its snapshot.
-            die: ends the process at once.
+        The journal holds `told` job events, and `replayed` events since its snapshot. `die` ends the process at once.
         """
         self.engine = engine
         self._journal = journal
@@ -120,10 +120,9 @@ class Shell:
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
-        """End the process after an unforeseen error in a part that the master needs."""
+        """End the process after an unforeseen error in a part that the master needs, unless the queue is closed."""
         if not self._closed:
-            log.critical("%s broke, and the master ends; the next one goes on from the journal", what, exc_info=error)
-            self._die()
+            end_master(what, error, self._die)
 
     def close(self) -> None:
         """Handle no more events, and try once more to write what the journal lacks."""

@@ -61,7 +61,7 @@ class Journal(Protocol):
     """Where a master keeps what it must not forget."""
 
     folds_itself: bool
-    """Whether `append` keeps the log short, so that the shell need not write snapshots while the job runs."""
+    """Whether `append` keeps the log short, so that the master need not write snapshots while the job runs."""
 
     def load(self) -> History | None:
         """What was written before, or None if nothing was."""

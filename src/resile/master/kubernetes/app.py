@@ -30,6 +30,7 @@ from resile.kube.kinds import PODS, Object, of
 from resile.kube.owner_references import is_owned_by
 from resile.kube.retry import until_answered
 from resile.master.app import Options, Serving, run_master
+from resile.master.event_queue import end_master
 from resile.master.journal.configmap import ConfigMapJournal
 from resile.master.kubernetes.plans import PlanWatch
 from resile.master.kubernetes.spec_watch import SpecWatch
@@ -86,11 +87,16 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         journal = ConfigMapJournal(bare, blocking, served=served)
         spec = _spec_of(where.kind, found, journal)
         directory.create(spec, _token())
-        platform = KubernetesPlatform(spec, client, address=where.advertise, tls=options.tls is not None)
+        platform = KubernetesPlatform(
+            spec,
+            client,
+            address=where.advertise,
+            tls=options.tls is not None,
+            broke=functools.partial(end_master, "the watch or the making of pods"),
+        )
 
         @contextlib.asynccontextmanager
         async def accompany(serving: Serving) -> AsyncIterator[None]:
-            platform.broke = functools.partial(serving.shell.broke, "the watch or the making of pods")
             reporter = StatusWriter(spec, client, serving, found, platform.hindrance)
             jobs = SpecWatch(spec, client, serving, journal, seen=reporter.seen)
             plan_kinds = [kind for kind in registry.plan_kinds() if kind.job_kind is where.kind]
@@ -112,13 +118,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-        return await run_master(
-            directory,
-            options,
-            lambda _: platform,
-            journal=journal,
-            accompany=accompany,
-        )
+        return await run_master(directory, options, lambda _: platform, journal=journal, accompany=accompany)
 
 
 async def _until_deleted(
@@ -143,7 +143,7 @@ async def _still_there(where: ClusterOptions, client: Client, metadata: Object) 
 
 def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        serving.shell.broke(task.get_name(), task.exception())
+        serving.events.broke(task.get_name(), task.exception())
 
 
 async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:

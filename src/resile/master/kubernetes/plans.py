@@ -56,7 +56,7 @@ class PlanWatch:
         self._open: dict[str, Object] = {}
         """Plans that the core has taken and whose end has not been told."""
         self._changed = asyncio.Event()
-        serving.shell.observers.append(self._changed.set)
+        serving.events.observers.append(self._changed.set)
 
     async def run(self) -> None:
         """Execute plans until cancelled; then tell the ends that have come, within `LAST_SECONDS`."""
@@ -100,10 +100,10 @@ class PlanWatch:
         self._new = [plan for plan in self._new if plan["metadata"]["uid"] != uid]
         self._open.pop(uid, None)
         if uid in self._under_way():
-            self._serving.shell.submit(PlanDeleted(uid=uid))
+            self._serving.events.submit(PlanDeleted(uid=uid))
 
     def _under_way(self) -> set[str]:
-        return {change.uid for change in self._serving.shell.engine.state.changes if change.uid}
+        return {change.uid for change in self._serving.events.engine.state.changes if change.uid}
 
     # what is done ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class PlanWatch:
         return found is not None
 
     async def _tell_ends(self) -> None:
-        ends = self._serving.shell.engine.state.plan_ends
+        ends = self._serving.events.engine.state.plan_ends
         for uid, plan in list(self._open.items()):
             end = ends.get(uid)
             if end is not None:
@@ -161,7 +161,7 @@ class PlanWatch:
 
     async def _tell(self, plan: Object, phase: PlanPhase, reason: str, message: str) -> None:
         """Write a plan's status, again and again until it is written or the plan is gone."""
-        plan["status"] = status = self._kind.write_status(plan, phase, reason, message, self._serving.shell.now)
+        plan["status"] = status = self._kind.write_status(plan, phase, reason, message, self._serving.events.now)
         name = plan["metadata"]["name"]
         log.info("%s %s: %s%s", self._kind.definition.kind, name, phase.value, f": {message}" if message else "")
 

@@ -108,7 +108,7 @@ class SpecWatch:
             return before
         if now != before:
             self._refused = ""
-            state = self._serving.shell.engine.state
+            state = self._serving.events.engine.state
             for role, replicas in now.replicas.items():
                 if before is not None and before.replicas.get(role) == replicas:
                     continue

@@ -78,7 +78,7 @@ class StatusWriter:
         self._error = self._reason = ""
         self.seen(job)
         serving.observers.append(self._on_note)
-        serving.shell.observers.append(self._changed.set)
+        serving.events.observers.append(self._changed.set)
 
     def seen(self, job: Object, error: str = "", reason: str = "") -> None:
         """Take note of a version of the job's resource; others write its status, too.
@@ -93,7 +93,7 @@ class StatusWriter:
 
     def _on_note(self, note: Note) -> None:
         try:
-            self._notes.put_nowait((new_event_name(self._spec.name), self._serving.shell.now, note))
+            self._notes.put_nowait((new_event_name(self._spec.name), self._serving.events.now, note))
         except asyncio.QueueFull:
             self._left_out += 1
 
@@ -129,9 +129,9 @@ class StatusWriter:
     async def _write_status(self, *, steps: bool) -> None:
         if self._gone:
             return
-        shell = self._serving.shell
-        wanted = status_of(shell.engine.state, shell.now, self._written, self._generation, self._hindrance)
-        if not shell.engine.state.phase.over:
+        events = self._serving.events
+        wanted = status_of(events.engine.state, events.now, self._written, self._generation, self._hindrance)
+        if not events.engine.state.phase.over:
             wanted |= self._complaint()
         patch = difference(self._written, wanted)
         if not patch or (not steps and _only_gauges(patch)):
@@ -159,7 +159,7 @@ class StatusWriter:
 
     def _complaint(self) -> dict[str, str]:
         """What is wrong with the job besides its nodes, as a reason and a message; nothing if nothing is."""
-        trouble = self._serving.shell.trouble
+        trouble = self._serving.events.trouble
         if trouble is not None:
             reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
             return {"reason": reason, "message": f"{trouble}; the job trains on, but nothing is decided meanwhile"}

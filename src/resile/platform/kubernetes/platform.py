@@ -41,14 +41,23 @@ LAST_REPORT = Seconds(2.0)
 class KubernetesPlatform:
     """The pods of one job. See `base.Platform` for what each method promises."""
 
-    def __init__(self, spec: JobSpec, client: Client, *, address: str = "", tls: bool = True) -> None:
-        """Nothing is read or made before `start` or `launch`.
+    def __init__(
+        self,
+        spec: JobSpec,
+        client: Client,
+        *,
+        address: str = "",
+        tls: bool = True,
+        broke: Callable[[BaseException], None] = lambda error: log.critical("the platform broke", exc_info=error),
+    ) -> None:
+        """Call the API server only from `start` or `launch` on; the caller closes `client`.
 
         Args:
-            spec: the job; its uid must be that of its resource, which owns all that is made here.
-            client: speaks to the API server; its maker closes it.
-            address: `host:port` where pods reach the master, if it is not the master's Service.
-            tls: whether the master speaks TLS.
+            spec: the job. The resource with its uid owns every pod and Service.
+            client: of the API server.
+            address: `host:port` where pods reach the master; the master's Service if empty.
+            tls: True if the master speaks TLS.
+            broke: called with an unexpected error, after which pods may not be watched or made any more.
         """
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
@@ -69,8 +78,7 @@ class KubernetesPlatform:
         self._services: set[tuple[str, Rank]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = asyncio.Semaphore(CALLS_AT_ONCE)
-        self.broke: Callable[[BaseException], None] = lambda error: log.critical("the platform broke", exc_info=error)
-        """Called with an unexpected error: from then on something may not be seen or done any more."""
+        self._broke = broke
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
         """Read every pod of the job, then watch. Waits until the API server answers."""
@@ -316,7 +324,7 @@ class KubernetesPlatform:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self.broke(error)
+            self._broke(error)
 
 
 def _is_younger(pod: Object, version: str) -> bool:
