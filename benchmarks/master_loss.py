@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.harness import GaveUp, Row, Workplace, asking, say, wait_for
 from resile.api.job import JobSpec, RoleSpec
-from resile.client.local.supervision import end_by_force, start_master
+from resile.client.local.master_process import end_by_force, start_master
 from resile.core.engine import Engine
 from resile.core.events import AgentConnected, MasterReturned
 from resile.core.ledger import Dataset

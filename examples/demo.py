@@ -26,8 +26,8 @@ from resile.cli.output.tables import table
 from resile.client.errors import CommandError
 from resile.client.local.follow import LocalFollowing
 from resile.client.local.jobs import LocalJob
+from resile.client.local.master_process import end_by_force
 from resile.client.local.submit import start_job
-from resile.client.local.supervision import end_by_force
 from resile.platform.local import files
 
 REPOSITORY = Path(__file__).resolve().parents[1]

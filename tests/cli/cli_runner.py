@@ -16,7 +16,7 @@ from unittest.mock import patch
 from resile.api.ids import Seconds
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import find
-from resile.client.local.supervision import end_by_force
+from resile.client.local.master_process import end_by_force
 from resile.wire.job_directory import JobDirectory
 from tests.support.template import template
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from resile.api.kinds import registry
 from resile.api.manifests.documents import load_documents
 from resile.api.manifests.reader import load_manifests
 from resile.chaos.faults import FreezeNode, KillNode
 from resile.client.base import Document, EventView, Listable, NodeFailure, Query, SubmitOptions
 from resile.client.cluster import backend
 from resile.client.cluster.backend import ClusterJobs
+from resile.client.cluster.connection import Cluster
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.target import Target
+from resile.kube.client import Client
+from resile.kube.errors import KubeError
+from tests.support.fake_kube import FakeKube
 from tests.support.kinds import ELASTIC_JOBS
+from tests.support.toy_kind import TOY, ToyKind, toys
+
+__all__ = ["toys"]
 
 kube: Any = backend.kube
 MANIFEST = """
@@ -254,3 +262,63 @@ def test_a_job_is_scaled_and_suspended_by_what_is_written_to_it(cluster: FakeClu
     cluster.job("Succeeded")
     with pytest.raises(CommandError, match=r"is over \(Succeeded\); nothing was changed"):
         jobs.scale("demo", {"worker": 3})
+
+
+class OneKind(FakeKube):
+    """An API server that has the CustomResourceDefinitions of DLRover's kinds and no others."""
+
+    context, server = "lab", "https://nowhere"
+    without: tuple[Any, ...] = (TOY,)
+
+    def _check(self, kind: Any) -> None:
+        if kind in [kube.of(one) for one in self.without]:
+            raise KubeError("the server could not find the requested resource", code=404)
+
+    async def list(self, kind: Any, *args: Any, **more: Any) -> Any:
+        self._check(kind)
+        return await super().list(kind, *args, **more)
+
+    async def get(self, kind: Any, *args: Any) -> Any:
+        self._check(kind)
+        return await super().get(kind, *args)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def one_kind(monkeypatch: pytest.MonkeyPatch) -> OneKind:
+    made = OneKind()
+    monkeypatch.setattr(backend, "connect", lambda target: Cluster(cast(Client, made), "lab"))
+    job = {"metadata": {"name": "demo", "namespace": "lab"}, "status": {"phase": "Succeeded"}, **KIND}
+    made.put(ELASTIC_JOBS, job)
+    return made
+
+
+@pytest.mark.parametrize("what", Listable)
+def test_a_registered_kind_that_is_not_installed_is_passed_over_by_listings(
+    one_kind: OneKind, toys: ToyKind, what: Listable
+) -> None:
+    with ClusterJobs(Target(cluster=True), print) as jobs:
+        found = next(jobs.watch(Query(what=what)))
+    assert [item.name for item in found.items] == (["demo"] if what is Listable.JOBS else [])
+
+
+def test_jobs_are_found_by_name_if_another_kind_is_not_installed(one_kind: OneKind, toys: ToyKind) -> None:
+    with ClusterJobs(Target(cluster=True), print) as jobs:
+        assert jobs.kind_of("demo").name == "elasticjob"
+        with pytest.raises(CommandError, match="there is no job 'dema' in namespace lab of the cluster; did you mean"):
+            jobs.kind_of("dema")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_where_no_kind_is_installed_every_command_says_how_to_install_them(
+    one_kind: OneKind, request: pytest.FixtureRequest, several: bool
+) -> None:
+    if several:
+        request.getfixturevalue("toys")
+    one_kind.without = (TOY, *registry.kinds())
+    with ClusterJobs(Target(cluster=True), print) as jobs:
+        for ask in (lambda: next(jobs.watch(Query(what=Listable.JOBS))), lambda: jobs.kind_of("demo")):
+            with pytest.raises(CommandError, match=r"knows no .*; `make deploy`"):
+                ask()

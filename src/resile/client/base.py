@@ -1,9 +1,10 @@
-"""The one protocol through which jobs are read and steered, wherever they run: `Jobs`, and what its methods return.
+"""`Jobs`, the protocol through which jobs are read and changed wherever they run, and the types that it returns.
 
 `resile.client.target` chooses between its two implementations, `resile.client.local` and `resile.client.cluster`.
 Every method blocks until it has its answer, with a deadline; a caller with an event loop of its own calls it from a
-thread. What cannot be done raises `CommandError`. Nothing here prints: what a waiting person should know goes to the
-`Say` that the caller gave.
+thread. Every function of this package raises `CommandError` with one sentence if it cannot do what it is asked, and
+`NotUsableError` if the user's own words are at fault. No function prints: messages for a waiting person go to the `Say`
+of the caller.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from resile.protocol.reports import WorkerFailure
 
 if TYPE_CHECKING:
     from resile.api.kinds.base import BaseJobKind, Resource
+    from resile.core.state import JobState
 
 Say = Callable[[str], None]
-"""Takes one sentence for a person who waits."""
+"""Shows one sentence to a person who waits."""
 
 POD, EVENT = "pod", "event"
-"""What kubectl puts before the names of nodes and of events."""
+"""The nouns that kubectl puts before the names of nodes and of events."""
 
 LAST_EVENTS = 20
 """How many events a description holds."""
+LAST_LINES = 10
+"""How many lines of the log of a failed node a description holds."""
 
 
 class Listable(enum.StrEnum):
-    """What can be listed."""
-
     JOBS = "jobs"
     NODES = "nodes"
     EVENTS = "events"
@@ -47,26 +49,24 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     what: Listable
     job: str = ""
-    """Only what belongs to this job; everything in the namespace if empty."""
+    """List only this job and what belongs to it; if empty, everything in the namespace."""
     everywhere: bool = False
-    """Of every namespace."""
+    """List all namespaces."""
     with_nodes: bool = True
-    """Whether listed jobs hold their nodes, which costs a cluster one more request."""
+    """Listed jobs hold their nodes, which costs one more request to a cluster."""
     deleted: bool = False
-    """Also nodes that were deleted, where they are still known: on this machine."""
+    """List deleted nodes, too. Only this machine still knows them."""
 
 
 class EventView(JobEvent, frozen=True, kw_only=True):
-    """An event with what it is about."""
+    """A job event with the object that it is about."""
 
     object: str
-    """As kubectl names it: `pod/…`, or the job."""
+    """A pod or the job, in kubectl's form: `pod/…`."""
     job: str
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that changes a job."""
-
     name: str
     namespace: str
     job: str
@@ -78,29 +78,29 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One thing of a listing. Its name is unique in its namespace, and the same in every look."""
+    """One entry of a listing. Its name is unique in its namespace, and stays the same from listing to listing."""
 
     namespace: str
     name: str
     view: JobView | NodeView | EventView | PlanView
     noun: str
-    """What kubectl puts before the name: `pod`, or the kind of the job."""
+    """The noun that kubectl puts before the name: `pod`, or the kind of the job."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one look found."""
+    """One listing."""
 
     items: list[Item]
     unreadable: list[str] = []
     """A sentence for each job that could not be read."""
     nothing: bool = False
-    """Whether there is no job at all (of plans: no plan), so that a table would be no answer."""
+    """True if there is no job at all; in a listing of plans, no plan. A sentence then replaces the table."""
     hint: str = ""
-    """Where other jobs are."""
+    """Names other namespaces that have jobs."""
 
 
 class ProcessFailure(msgspec.Struct, frozen=True):
-    """The training process that failed first in the newest broken round; what followed it is collateral."""
+    """The training process that failed first in the newest broken round. Failures after it are its consequences."""
 
     node: str
     failure: WorkerFailure
@@ -112,7 +112,7 @@ class NodeFailure(msgspec.Struct, frozen=True):
 
     sentence: str
     log: list[str] | None
-    """The last lines it wrote; None if they cannot be had any more."""
+    """The last lines of the node's log; None if it cannot be read any more."""
 
 
 Failure = ProcessFailure | NodeFailure
@@ -124,18 +124,33 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     job: JobView
     master: NodeView | None
     nodes: list[NodeView]
-    """With the master, in the order in which they are shown."""
+    """All nodes and the master, in the order in which they are shown."""
     facts: dict[str, str]
-    """What else this place tells of the job, as names with values."""
+    """Further facts by their titles; they differ between this machine and a cluster."""
     failure: Failure | None
     events: list[EventView]
-    """The newest of them."""
+    """The newest `LAST_EVENTS` events."""
     rounds: list[JobEvent] | None = None
-    """Which rounds were formed and ended; None on a cluster, whose Events do not last."""
+    """The job events about rounds that formed or ended; None on a cluster, which keeps Events for an hour only."""
     conditions: list[dict[str, Any]] | None = None
-    """Those of the job's status; None on this machine, where a job has none."""
+    """The conditions in the job's status; None on this machine, where a job has no conditions."""
     data: dict[str, Any] = {}
-    """What programs get beside all this."""
+    """Further fields of the JSON output."""
+
+
+def facts_of(spec: JobSpec, replicas: Mapping[str, int]) -> dict[str, str]:
+    """The facts that a description of any job holds; `replicas` are the wanted numbers of nodes by role."""
+    return {
+        "Strategy": spec.strategy.value,
+        "Replicas": ", ".join(f"{role}={number}" for role, number in replicas.items()) or "<none>",
+        "Recovery budget": f"{spec.timeouts.recovery_budget:g} s",
+    }
+
+
+def first_failure(state: JobState) -> ProcessFailure | None:
+    """The process that failed first in the newest broken round; None if no process failed in it."""
+    first = state.training.failures.first
+    return ProcessFailure(str(first[0]), first[1], state.training.failures.round) if first is not None else None
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -144,33 +159,35 @@ class LogLine(msgspec.Struct, frozen=True):
     pod: str
     text: bytes
     alone: bool
-    """Whether no other pod's lines were read so far."""
+    """True if all lines so far were of this pod."""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One document of a manifest: as it is written, and what it means."""
+    """One document of a manifest file."""
 
     written: dict[str, Any]
+    """The document as plain data."""
     resource: Resource
+    """The typed resource that was read from it."""
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the nodes and the master of a job of this machine are run; nothing to a cluster."""
+    """Options for jobs of this machine; a cluster ignores them."""
 
     enforce_memory: bool = False
     metrics_port: int | None = None
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one document."""
+    """The result of submitting one document."""
 
     kind: str
     name: str
     namespace: str
     how: str
-    """`created`, `configured`, `unchanged`, or what a plan changed."""
+    """`created`, `configured`, `unchanged`, or the changes of a plan."""
     directory: str = ""
-    """Where the job is kept, on this machine."""
+    """The job directory, on this machine."""
 
 
 class Deleted(msgspec.Struct, frozen=True):
@@ -178,118 +195,113 @@ class Deleted(msgspec.Struct, frozen=True):
 
     name: str
     noun: str
-    """What kubectl puts before the name."""
+    """The noun that kubectl puts before the name."""
     gone: bool = True
     logs: str = ""
-    """Where its logs are, if they were kept."""
+    """The directory of the logs, if they were kept."""
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A sign of recovery from a fault, and how long after the fault it came; None for what did not happen in time."""
+    """A sign of recovery from a fault."""
 
     what: str
     after: float | None = None
+    """Seconds since the fault; None if `what` is about something that did not happen in time."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A followed job as it is now."""
+    """A followed job at one moment."""
 
     job: JobView
     news: list[JobEvent]
+    """The job events since the moment before."""
     last: bool
-    """Whether nothing more will come."""
+    """True if this is the last moment."""
     note: str = ""
     """A sentence for the person who waits."""
 
 
 class Following(Protocol):
-    """A job that is followed from its start to its end; a context that lets go of it."""
+    """A job that a command follows from its start to its end. Leaving the context ends the following, not the job."""
 
     interrupt_ends_job: bool
-    """Whether Ctrl-C is to end the job, and not only the command that follows it."""
+    """True if Ctrl-C ends the job; False if it ends only the command."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def poll(self) -> Moment:
-        """The job as it is now and what is new of its story, after a short wait for news.
-
-        Raises:
-            CommandError: the job cannot be seen any more.
-        """
+        """Wait a short time for a change, then return the job as it is."""
 
     def stop(self) -> bool:
-        """Ask for the end of the job; False if the question did not arrive."""
+        """Ask the master to stop the job; False if no master was reached."""
 
     def failure(self) -> Failure | None:
-        """What failed last."""
+        """The newest failure; None if nothing failed."""
 
 
 class Jobs(Protocol):
-    """The jobs of one place. A context: leaving it closes its connections."""
+    """The jobs of this machine or of a cluster. Leaving the context closes the connections."""
 
     is_local: bool
-    """Whether they are this machine's."""
     namespace: str
-    """The one that is meant where none is named."""
+    """The namespace of a command whose user named none."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def watch(self, query: Query) -> Iterator[Found]:
-        """What there is now, and again whenever that may have changed, until every job is over.
+        """The listing as it is now, then again after every change, until every job is over.
 
-        The first look comes at once. Later looks may hold only new events.
+        A later listing of events may hold only new ones.
         """
 
-    def describe(self, job: str) -> Description:
-        """Everything that is known of a job."""
+    def describe(self, job: str) -> Description: ...
 
-    def spec(self, job: str) -> JobSpec:
-        """What a job asks for, as the engine reads it."""
+    def spec(self, job: str) -> JobSpec: ...
 
     def kind_of(self, job: str) -> BaseJobKind:
-        """The kind of a job, which knows its noun, the names of its pods and the role that a bare number means."""
+        """The kind of a job, which knows the names of its pods and the role that `resile scale JOB 3` means."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
-        """Lines of one pod, or of all nodes of a job, as they are read; with `follow`, until the job or pod has ended.
+        """The lines of one pod, or of all nodes of a job.
 
         Args:
-            name: a job's, or a pod's.
-            master: read the master's log instead.
+            name: the name of a job or of a pod.
+            master: read the log of the master instead.
             tail: begin with so many last lines of each log.
-            follow: go on with what is written later, by pods that come later, too.
+            follow: also yield lines that are written later, and those of new pods, until the job or the pod ends.
         """
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
-        """Run jobs and carry out scale plans, one document after the other."""
+        """Start jobs and execute plans, one document after the other."""
 
     def follow(self, job: Submitted) -> Following:
-        """Follow a job that was submitted just now."""
+        """Follow a job that `submit` has returned."""
 
     def scale(self, job: str, replicas: Mapping[str, int]) -> None:
-        """Change how many nodes some roles have."""
+        """Change the numbers of nodes of some roles."""
 
     def suspend(self, job: str) -> bool:
-        """Let go of a job's nodes; False if it was suspended already."""
+        """Let go of all nodes of a job; False if it was suspended already."""
 
     def resume(self, job: str) -> bool:
-        """Take a job's nodes back; False if it was not suspended."""
+        """Launch the nodes of a suspended job again; False if it was not suspended."""
 
     def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
-        """End jobs and remove them; every name is checked at once, before the first job goes.
+        """End jobs and remove them, after checking that all of them exist.
 
         Args:
             jobs: their names.
-            now: kill at once instead of asking.
-            wait: on a cluster, return only when a job and its pods are gone.
-            keep_logs: on this machine, leave the logs.
+            now: kill their processes at once.
+            wait: on a cluster, yield a job only after it and its pods are gone.
+            keep_logs: on this machine, keep the logs.
         """
 
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-        """Break something of a job on purpose: what was done, and the signs of recovery, waited for as they are read.
+        """Inject a fault. Returns what was done, and an iterator that waits for the signs of recovery.
 
-        Signs of one list belong together.
+        The signs of one list are shown on one line.
         """

@@ -1,4 +1,4 @@
-"""What keeps a request from being carried out. Every text is one sentence, or several with a line each.
+"""The errors of a request to read or change jobs. Every text is one sentence, or several with one line each.
 
 The command line turns `CommandError` into exit code 1 and `NotUsableError` into exit code 2; a page shows the text.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 
 class CommandError(Exception):
-    """What was asked cannot be done."""
+    """The request cannot be carried out."""
 
 
 class NotUsableError(CommandError):
-    """What the user wrote (a flag, a file, a name) cannot be used as it is."""
+    """A flag, a file or a name that the user wrote cannot be used."""

@@ -1,17 +1,21 @@
-"""Names that users write: of pods, of masters, and what was probably meant by one that does not exist."""
+"""Names that users write, of jobs, pods and nodes, and suggestions for names that do not exist."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from resile.client.errors import CommandError
 
 if TYPE_CHECKING:
     from resile.api.kinds.base import BaseJobKind
 
+T = TypeVar("T")
+
 
 def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
-    """The name of the pod that `worker-0` of a job has; empty if that is no node's name."""
+    """The name of the pod of a node such as `worker-0`; empty if `node` is no node's name."""
     role, _, number = node.rpartition("-")
     if not number.isascii() or not number.isdigit():
         return ""
@@ -20,12 +24,27 @@ def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
 
 
 def is_pod_of(kind: BaseJobKind, name: str, job: str) -> bool:
-    """Whether a pod of this name is the job's master or one of its nodes."""
+    """True if a pod of this name is the job's master or one of its nodes."""
     return name == kind.master_name(job) or kind.node_of(name, job) is not None
 
 
+def pod_owner(pod: str, jobs: Sequence[tuple[T, BaseJobKind, str]]) -> T | None:
+    """The job that has a pod of this name, among jobs with their kinds and names; None if no job has.
+
+    Raises:
+        CommandError: `pod` is the name of a node, such as `worker-0`, and not of a pod.
+    """
+    for job, kind, name in jobs:
+        if is_pod_of(kind, pod, name):
+            return job
+    for _, kind, name in jobs:
+        if meant := pod_name(kind, name, pod):
+            raise CommandError(f"{pod} is a node of a job; its log is that of a pod: `resile logs {meant}`")
+    return None
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A hint for the user who wrote a name that does not exist; empty if nothing is known."""
+    """A hint for the user who wrote a name that does not exist; empty if no name is known."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"

@@ -1,8 +1,8 @@
-"""Which jobs a command means: those of this machine, or those of a cluster. Imports no Kubernetes library until needed.
+"""Choosing between the jobs of this machine and those of a cluster. Imports no Kubernetes library until needed.
 
-`--local` and `--cluster` (or `--kubeconfig`, `--context`) say it. Otherwise a job of this machine comes before one of
-the cluster: a name that a job of this machine has means that job, and a listing shows this machine's jobs if there are
-any. Where no cluster is configured, everything means this machine. `submit` alone never guesses.
+The flags `--local` and `--cluster` (or `--kubeconfig`, `--context`) decide. Without them, a job of this machine comes
+before a job of the cluster: a name means the job of this machine that has it, and a listing shows the jobs of this
+machine if there are any. If no cluster is configured, every command means this machine. `submit` alone never guesses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the user says the jobs are."""
+    """The flags by which a user chooses a machine or cluster, and a namespace."""
 
     namespace: str | None = None
     local: bool = False
@@ -29,15 +29,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_cluster(self) -> bool:
-        """Whether the flags say that the cluster is meant."""
+        """True if one of the flags means a cluster."""
         return self.cluster or bool(self.kubeconfig or self.context)
 
     def is_local(self, name: str = "", *, everywhere: bool = False) -> bool:
-        """Whether this machine is meant.
+        """True if this machine is meant.
 
         Args:
-            name: of a job or a pod; without one, a listing is meant.
-            everywhere: the listing is one of all namespaces.
+            name: the name of a job or a pod; empty for a listing.
+            everywhere: the listing is of all namespaces.
         """
         if self.local or self.names_cluster:
             return self.local
@@ -48,11 +48,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return bool(all_jobs(None if everywhere else self.namespace or DEFAULT_NAMESPACE))
 
     def jobs(self, say: Say, *, local: bool) -> Jobs:
-        """The jobs of this machine, or of the cluster; `say` is told what a waiting person should know.
-
-        Raises:
-            CommandError: nothing says where the cluster is, or what says so cannot be used.
-        """
+        """The jobs of this machine, or of the cluster. `say` shows messages to a waiting person."""
         if local:
             from resile.client.local.backend import LocalJobs
 
@@ -63,5 +59,5 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configured() -> bool:
-    """Whether anything says where a cluster is."""
+    """True if a kubeconfig file exists, or this process runs in a pod."""
     return any(path.is_file() for path in config_files()) or in_a_pod()

@@ -1,6 +1,6 @@
-"""The jobs of a cluster: read from its API server and written to it, with the rights of the kubeconfig's user.
+"""The jobs of a cluster, read from its API server and written to it, with the rights of the kubeconfig's user.
 
-Its methods block, like those of the other backend. They run one event loop, which stands still between two calls.
+Methods block, although the code below them is asynchronous: they run one event loop, which pauses between two calls.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from resile.client.base import (
     SubmitOptions,
     Submitted,
 )
-from resile.client.cluster import chaos, delete, describe, follow, listing, logs, scale, submit
+from resile.client.cluster import changes, chaos, delete, describe, follow, listing, logs
 from resile.client.cluster.connection import Cluster, connect
-from resile.client.cluster.find import find, find_pod
 from resile.client.cluster.follow import ClusterFollowing
+from resile.client.cluster.jobs import find, find_pod
 from resile.client.cluster.streams import take
 from resile.client.errors import NotUsableError
 from resile.client.target import Target
@@ -46,14 +46,9 @@ class ClusterJobs:
     is_local = False
 
     def __init__(self, target: Target, say: Say) -> None:
-        """Connect; nothing is asked yet.
-
-        Raises:
-            CommandError: nothing says where a cluster is, or what says so cannot be used.
-        """
         self._say = say
         self._named = target.namespace
-        """The namespace if the user named one."""
+        """The namespace that the user named, if any."""
         self._submitted: dict[Submitted, Object] = {}
         self._streams = ExitStack()
         self._runner = asyncio.Runner()
@@ -94,7 +89,7 @@ class ClusterJobs:
         return map(self._apply, documents)
 
     def _apply(self, document: Document) -> Submitted:
-        applied, how = self._runner.run(submit.apply(self._cluster, document, self._named))
+        applied, how = self._runner.run(changes.apply(self._cluster, document, self._named))
         metadata = applied["metadata"]
         submitted = Submitted(kind=applied["kind"], name=metadata["name"], namespace=metadata["namespace"], how=how)
         self._submitted[submitted] = applied
@@ -106,13 +101,13 @@ class ClusterJobs:
         return ClusterFollowing(moments, lambda: self._runner.run(self._failure(applied)))
 
     def scale(self, job: str, replicas: Mapping[str, int]) -> None:
-        self._runner.run(scale.scale(self._cluster, job, replicas))
+        self._runner.run(changes.scale(self._cluster, job, replicas))
 
     def suspend(self, job: str) -> bool:
-        return self._runner.run(scale.set_suspended(self._cluster, job, True))
+        return self._runner.run(changes.set_suspended(self._cluster, job, True))
 
     def resume(self, job: str) -> bool:
-        return self._runner.run(scale.set_suspended(self._cluster, job, False))
+        return self._runner.run(changes.set_suspended(self._cluster, job, False))
 
     def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
         if keep_logs:
@@ -129,7 +124,7 @@ class ClusterJobs:
         return await describe.last_failure(self._cluster, now or job, await describe.journal(self._cluster, job))
 
     def _stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """The items of an asynchronous generator, which runs as one task: it may hold time-outs and watches open."""
+        """Iterate over an asynchronous generator. It runs as one task, so it may keep time-outs and watches open."""
         stream = self._taken(items)
         self._streams.callback(stream.close)
         return stream

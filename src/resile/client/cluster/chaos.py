@@ -1,4 +1,4 @@
-"""Injecting faults into jobs of a cluster: a pod is deleted without grace, and its replacement waited for."""
+"""Injecting faults into jobs of a cluster: delete a pod without grace, and wait for its replacement."""
 
 from __future__ import annotations
 
@@ -10,24 +10,18 @@ from resile.chaos.faults import Fault, Injected, KillMaster, KillNode
 from resile.client.base import Sign
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
-from resile.client.cluster.find import find
+from resile.client.cluster.jobs import find, pods_of
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.pod_names import did_you_mean, pod_name
 from resile.kube import kinds as kube
-from resile.kube.informer import Watched
 from resile.kube.kinds import Object
 
 REPLACED_SECONDS = 60.0
-"""For a replacement to run: a pod starts within seconds where there is room."""
+"""How long to wait for a replacement that runs. A pod starts within seconds if a machine has room for it."""
 
 
 async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, AsyncGenerator[list[Sign], None]]:
-    """Kill the pod of a node or of the master; what was done, and the signs of its replacement.
-
-    Raises:
-        NotUsableError: the fault is one for this machine.
-        CommandError: there is no such pod, or the cluster refuses.
-    """
+    """Kill the pod of a node or of the master. Returns what was done, and the signs of its replacement."""
     if not isinstance(fault, KillNode | KillMaster):
         raise NotUsableError("on a cluster, only a node or the master can be killed")
     item = await find(cluster, job)
@@ -37,8 +31,8 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
         name = pod_name(kind, job, node) or node
     else:
         node, name = "", kind.master_name(job)
-    pods = Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(item))
-    running = {pod["metadata"]["name"]: pod for pod in await cluster.all(pods) if not job_view.pod_over(pod)}
+    pods = await cluster.all(pods_of(item))
+    running = {pod["metadata"]["name"]: pod for pod in pods if not job_view.pod_over(pod)}
     if name not in running:
         hint = did_you_mean(name, sorted(running)) or "none does"
         raise CommandError(f"job {job} has no pod {name} that runs; {hint}")
@@ -50,8 +44,7 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
 
 async def _replacement(cluster: Cluster, job: Object, killed: Object, began: float) -> AsyncGenerator[list[Sign], None]:
     created = False
-    pods = Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(job))
-    async with cluster.watch(pods) as watching:
+    async with cluster.watch(pods_of(job)) as watching:
         while (left := REPLACED_SECONDS - (time.monotonic() - began)) > 0:
             new = next((pod for pod in watching.all(kube.PODS) if _replaces(job, pod, killed)), None)
             if new is not None and not created:
@@ -66,7 +59,7 @@ async def _replacement(cluster: Cluster, job: Object, killed: Object, began: flo
 
 
 def _replaces(job: Object, pod: Object, killed: Object) -> bool:
-    """Whether a pod has the role and rank of one that was killed."""
+    """True if a pod has the role and rank of a killed pod."""
     mine, its = (job_view.node_view(job_kind_of(job), one, job["metadata"]["name"]) for one in (pod, killed))
     same = (mine.role, mine.rank) == (its.role, its.rank)
     return same and pod["metadata"]["uid"] != killed["metadata"]["uid"] and not job_view.pod_over(pod)

@@ -1,6 +1,6 @@
-"""A cluster as the commands use it: the one that kubectl would use, and one sentence for every refusal.
+"""The connection to a cluster, which is the one that kubectl would use. Every refusal becomes one sentence.
 
-Commands that wait are told of changes by informers; a server that cannot be reached for `PATIENCE` ends them.
+Commands that wait for changes use informers; they fail when the API server cannot be reached for `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from resile.api.ids import Seconds
@@ -24,16 +23,16 @@ from resile.kube.kinds import PODS, Kind, Object, of
 
 FIELD_MANAGER = "resile"
 PATIENCE = Seconds(60.0)
-"""Without an answer for so long, a command that waits gives up."""
+"""A command that waits fails when the API server has not answered for this long."""
 INSTALL = "`make deploy`, or `resile manifests | kubectl apply -f -`, installs resile there"
 
 
-def connect(target: Target) -> Cluster:
-    """A connection to the cluster that is meant; nothing is asked yet.
+class KindNotInstalled(CommandError):
+    """The cluster has no CustomResourceDefinition of a kind."""
 
-    Raises:
-        CommandError: nothing says where a cluster is, or what says so cannot be used.
-    """
+
+def connect(target: Target) -> Cluster:
+    """Open a connection to the cluster that a user named; sends no request yet."""
     files = config_files(target.kubeconfig)
     configured = any(path.is_file() for path in files)
     if not configured and (target.kubeconfig or not in_a_pod()):
@@ -51,7 +50,7 @@ def connect(target: Target) -> Cluster:
 
 
 class Cluster:
-    """One API server, and the namespace that is meant. Every method raises `CommandError` where the cluster refuses."""
+    """One API server and the namespace of a command. Methods raise `CommandError` if the cluster refuses."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
@@ -59,11 +58,9 @@ class Cluster:
         self.name, self.server = client.context, client.server
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     async def all(self, wanted: Watched) -> list[Object]:
-        """All objects that are wanted."""
         with self._one_sentence(wanted.kind):
             items, _ = await self._client.list(
                 wanted.kind, wanted.namespace, labels=wanted.labels, fields=wanted.fields
@@ -76,17 +73,17 @@ class Cluster:
             return await self._client.get(kind, namespace or self.namespace, name)
 
     async def apply(self, kind: Kind, item: Object) -> Object:
-        """Server-side apply: the fields of `item` are set, whichever program had them; others are left alone."""
+        """Server-side apply: set the fields of `item`, also those that another program owned; leave all others."""
         with self._one_sentence(kind, item["metadata"]["namespace"]):
             return await self._client.apply(kind, item)
 
     async def patch(self, kind: Kind, name: str, patch: Object, subresource: str = "") -> Object:
-        """Merge into an object, or into a subresource of it."""
+        """Merge `patch` into an object, or into a subresource of it."""
         with self._one_sentence(kind):
             return await self._client.patch(kind, self.namespace, name, patch, subresource)
 
     async def delete(self, kind: Kind, name: str, grace: int | None = None) -> None:
-        """Ask for an object to be removed; nothing happens if there is none."""
+        """Delete an object; does nothing if there is none. `grace` is in seconds."""
         with self._one_sentence(kind):
             await self._client.delete(kind, self.namespace, name, grace)
 
@@ -100,7 +97,16 @@ class Cluster:
         follow: bool = False,
         stamps: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines that a pod wrote, without their ends; with `follow`, those to come as well."""
+        """The lines that a container wrote, without line ends; with `follow`, also those that it will write.
+
+        Args:
+            pod: the name of the pod.
+            container: its name, if the pod has several.
+            tail: how many of the last lines to begin with.
+            since: only lines of the last so many seconds.
+            follow: wait for further lines until the container ends.
+            stamps: put the time at which it was written before each line.
+        """
         lines = self._client.log(
             self.namespace,
             pod,
@@ -115,7 +121,7 @@ class Cluster:
                 yield line
 
     def watch(self, *wanted: Watched) -> Watch:
-        """Follow objects from entering the result as a context until leaving it."""
+        """Watch objects; enter the result as a context to begin, leave it to end."""
         return Watch(self._client, self.refusal, wanted)
 
     @contextlib.contextmanager
@@ -126,7 +132,7 @@ class Cluster:
             raise self.refusal(error, kind, namespace) from error
 
     def refusal(self, error: KubeError, kind: Kind, namespace: str = "") -> CommandError:
-        """Why the cluster refuses, in one sentence that says what to do."""
+        """The error for a refused request, in one sentence that says what to do."""
         words = str(error)
         if not error.code:
             return CommandError(f"the API server {self.server} (context {self.name}) cannot be reached: {error.detail}")
@@ -140,12 +146,12 @@ class Cluster:
                 f"there is no namespace {missing} on the cluster; `kubectl create namespace {missing}` makes it"
             )
         if error.code == NOT_FOUND and kind in map(of, registry.kinds()) and not error.about:
-            return CommandError(f"the cluster (context {self.name}) knows no {kind.name}; {INSTALL}")
+            return KindNotInstalled(f"the cluster (context {self.name}) knows no {kind.name}; {INSTALL}")
         return CommandError(f"the cluster refuses: {words}")
 
 
 class Watch:
-    """Some objects of a cluster, kept up to date until the `with` block ends."""
+    """Copies of the watched objects, kept up to date until the `with` block ends."""
 
     def __init__(
         self, client: Client, refusal: Callable[[KubeError, Kind], Exception], wanted: tuple[Watched, ...]
@@ -170,24 +176,21 @@ class Watch:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end()
 
     def all(self, kind: Kind) -> list[Object]:
-        """The objects of a kind as they are now, by namespace and name."""
+        """The objects of a kind as they are now, sorted by namespace and name."""
         return sorted(self._informers[kind].all(), key=key_of)
 
     def has(self, kind: Kind) -> bool:
-        """Whether objects of a kind are watched."""
         return kind in self._informers
 
     async def change(self, seconds: float) -> bool:
         """Wait for a change; False if there was none for `seconds`.
 
         Raises:
-            CommandError: the cluster refuses, or did not answer for `PATIENCE`.
+            CommandError: the cluster refuses the watch, or did not answer for `PATIENCE`.
         """
         try:
             async with asyncio.timeout(seconds):

@@ -9,29 +9,24 @@ from typing import Any
 
 from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Deleted, Say
-from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
+from resile.client.cluster.jobs import current, job_itself, pods_of
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
-from resile.kube.informer import Watched
 from resile.kube.kinds import Object
 
 DELETE_SECONDS = 60.0
-"""For a deleted job and its pods to be gone, beyond the pods' own grace."""
+"""How long to wait until a deleted job and its pods are gone, beyond the grace period of the pods."""
 USUAL_GRACE = 30.0
 
 
 async def delete(
     cluster: Cluster, jobs: Sequence[Object], say: Say, *, now: bool, wait: bool
 ) -> AsyncGenerator[Deleted, None]:
-    """Delete jobs, with everything that belongs to them; with `wait`, each one is gone when it is told.
-
-    Raises:
-        CommandError: the cluster refuses, or a job is not gone in time.
-    """
+    """Delete jobs with everything that belongs to them; with `wait`, yield a job only after it is gone."""
     for job in jobs:
         name = job["metadata"]["name"]
-        pods = await cluster.all(Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(job)))
+        pods = await cluster.all(pods_of(job))
         await cluster.delete(kube.of(job_kind_of(job)), name)
         if now:
             await asyncio.gather(*(cluster.delete(kube.PODS, pod["metadata"]["name"], grace=0) for pod in pods))
@@ -46,18 +41,14 @@ def _grace(pod: Object) -> float:
 
 
 async def _gone(cluster: Cluster, job: Object, grace: float, say: Say) -> None:
-    """Wait for the end of a job that was deleted and of the pods that it had."""
     name, uid = job["metadata"]["name"], job["metadata"]["uid"]
     patience = grace + DELETE_SECONDS
     until = time.monotonic() + patience
-    jobs = Watched(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name})
-    pods = Watched(kube.PODS, cluster.namespace, labels=job_view.pod_labels(job))
     told = False
-    async with cluster.watch(jobs, pods) as watching:
+    async with cluster.watch(job_itself(job), pods_of(job)) as watching:
         while True:
             left = [one["metadata"]["name"] for one in watching.all(kube.PODS) if _owned(one, uid)]
-            exists = any(one["metadata"]["uid"] == uid for one in watching.all(jobs.kind))
-            if not left and not exists:
+            if not left and current(watching, job) is None:
                 return
             seconds = until - time.monotonic()
             if seconds <= 0:

@@ -1,4 +1,4 @@
-"""Everything that a cluster tells of a job: its conditions, pods and Events, and its journal where that can be read."""
+"""Describing a job of a cluster: its conditions, pods and Events, and its journal if the user may read it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.api.timestamps import stamp
-from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
+from resile.client.base import LAST_EVENTS, LAST_LINES, Description, Failure, NodeFailure, facts_of, first_failure
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
-from resile.client.cluster.find import find
+from resile.client.cluster.jobs import find, pods_of
 from resile.client.errors import CommandError
 from resile.core.state import JobState
 from resile.kube import kinds as kube
@@ -21,22 +21,13 @@ from resile.kube.kinds import Object
 from resile.master.job_view import view as view_of_state
 from resile.master.journal.configmap import peek
 
-LAST_LINES = 10
-"""Of the log of a node that failed."""
-
 
 async def describe(cluster: Cluster, name: str) -> Description:
-    """The job of this name.
-
-    Raises:
-        CommandError: there is no such job, or the cluster refuses.
-    """
     job = await find(cluster, name)
-    space = cluster.namespace
-    pods = await cluster.all(Watched(kube.PODS, space, labels=job_view.pod_labels(job)))
+    pods = await cluster.all(pods_of(job))
     events = [
         event
-        for event in job_view.in_order(await cluster.all(Watched(kube.EVENTS, space)))
+        for event in job_view.in_order(await cluster.all(Watched(kube.EVENTS, cluster.namespace)))
         if job_view.is_story(event, job) or (event.get("type") == "Warning" and job_view.about(event, job))
     ][-LAST_EVENTS:]
     state = await journal(cluster, job)
@@ -62,11 +53,6 @@ async def describe(cluster: Cluster, name: str) -> Description:
 
 
 async def spec(cluster: Cluster, name: str) -> JobSpec:
-    """What a job asks for, as the engine reads it.
-
-    Raises:
-        CommandError: there is no such job, it cannot be read, or the cluster refuses.
-    """
     try:
         return _read(await find(cluster, name))
     except BadManifest as bad:
@@ -78,7 +64,7 @@ def _read(job: Object) -> JobSpec:
 
 
 async def journal(cluster: Cluster, job: Object) -> JobState | None:
-    """What the master's journal holds; None if it cannot be had, since everything else can be told without it."""
+    """The state in the master's journal; None if it cannot be read, since a description is possible without it."""
     try:
         metadata = job["metadata"]
         name = job_kind_of(job).master_name(metadata["name"])
@@ -91,9 +77,8 @@ async def journal(cluster: Cluster, job: Object) -> JobState | None:
 
 async def last_failure(cluster: Cluster, job: Object, state: JobState | None) -> Failure | None:
     """The process that the journal names, else the node that the job's status names, with the end of its log."""
-    first = state.training.failures.first if state is not None else None
-    if state is not None and first is not None:
-        return ProcessFailure(str(first[0]), first[1], state.training.failures.round)
+    if state is not None and (first := first_failure(state)):
+        return first
     failure = job_kind_of(job).report_of(job).last_failure
     if failure is None:
         return None
@@ -112,9 +97,5 @@ def _facts(cluster: Cluster, job: Object) -> dict[str, str]:
         spec = _read(job)
     except BadManifest as bad:
         return {**facts, "Error": str(bad.errors[0]), "Cluster": cluster.name}
-    facts |= {
-        "Strategy": spec.strategy.value,
-        "Replicas": ", ".join(f"{role}={declared.replicas}" for role, declared in spec.roles.items()),
-        "Recovery budget": f"{spec.timeouts.recovery_budget:g} s",
-    }
+    facts |= facts_of(spec, {role: declared.replicas for role, declared in spec.roles.items()})
     return {**facts, "Cluster": f"{cluster.name} ({cluster.server})"}

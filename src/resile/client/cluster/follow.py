@@ -1,4 +1,4 @@
-"""Following a job of a cluster to its end, by what the cluster tells of it."""
+"""Following a job of a cluster to its end, by its object, its pods and its Events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Self
 import msgspec
 
 from resile.api.job_event import JobEvent
-from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Failure, Moment
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import INSTALL, Cluster, Watch
 from resile.client.cluster.describe import journal
+from resile.client.cluster.jobs import current, job_itself, pods_of
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
 from resile.kube.informer import Watched
@@ -21,15 +21,15 @@ from resile.kube.kinds import Object
 from resile.master.job_view import view as view_of_state
 
 TAKE_UP_SECONDS = 10.0
-"""For the operator to take a job up; after that it probably does not run."""
+"""A job without a status for this long probably has no operator."""
 REST_SECONDS = 1.0
-"""After which a job is shown again although nothing changed."""
+"""A job is shown again after this long even if nothing changed."""
 LAST_WORDS_SECONDS = 5.0
-"""For the last Events of a job that is over."""
+"""How long to wait for the last Events of a job that is over."""
 
 
 class ClusterFollowing:
-    """A followed job. It outlives the command that follows it: Ctrl-C ends the command alone."""
+    """Implements `resile.client.base.Following`. Ctrl-C ends the command alone; the job goes on."""
 
     interrupt_ends_job = False
 
@@ -52,22 +52,16 @@ class ClusterFollowing:
 
 
 async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
-    """The job after each change, or after `REST_SECONDS`; the last moment holds its interruptions, too.
-
-    Raises:
-        CommandError: the job was deleted, or the cluster cannot be seen any more.
-    """
-    space, name, uid = job["metadata"]["namespace"], job["metadata"]["name"], job["metadata"]["uid"]
-    wanted = (
-        Watched(kube.of(job_kind_of(job)), space, fields={"metadata.name": name}),
-        Watched(kube.PODS, space, labels=job_view.pod_labels(job)),
-        Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid}),
-    )
-    async with cluster.watch(*wanted) as watching:
+    """The job after each change, or after `REST_SECONDS`; only the last moment holds the job's interruptions."""
+    space, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+    events = Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid})
+    async with cluster.watch(job_itself(job), pods_of(job), events) as watching:
         story = _Story()
         warn_at, until = time.monotonic() + TAKE_UP_SECONDS, None
         while True:
-            now = _the_job(watching, job)
+            now = current(watching, job)
+            if now is None:
+                raise CommandError("the job was deleted")
             news = story.news(watching)
             if until is None and job_view.over(now):
                 until = time.monotonic() + LAST_WORDS_SECONDS
@@ -84,24 +78,16 @@ async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]
         yield Moment(job_view.job_view(now, watching.all(kube.PODS), time.time(), known), news, last=True)
 
 
-def _the_job(watching: Watch, job: Object) -> Object:
-    there = watching.all(kube.of(job_kind_of(job)))
-    found = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
-    if found is None:
-        raise CommandError("the job was deleted")
-    return found
-
-
 class _Story:
-    """Which Events of a job were told."""
+    """Remembers which Events of a job were returned."""
 
     def __init__(self) -> None:
         self.has_end = False
-        """Whether the job's end was among them."""
+        """True if an Event about the end of the job was among them."""
         self._told: set[str] = set()
 
     def news(self, watching: Watch) -> list[JobEvent]:
-        """Events that were not told before, oldest first."""
+        """Events that were not returned before, oldest first."""
         events = job_view.in_order(watching.all(kube.EVENTS))
         fresh = [event for event in events if event["metadata"]["uid"] not in self._told]
         before = len(self._told)

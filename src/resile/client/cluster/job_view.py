@@ -1,7 +1,7 @@
-"""A cluster's objects as the views that every listing shows: pure functions from plain data.
+"""Translating objects of a cluster into the views that listings show: pure functions of plain data.
 
-Interruptions and data sets stand in no object. They come from the master's journal where that can be read, and are
-left empty elsewhere; so are the crashes of one node's processes.
+No object of a cluster holds interruptions and data sets. They come from the master's journal, and are empty if it
+cannot be read. The crashes of a node's processes are not known at all.
 """
 
 from __future__ import annotations
@@ -24,24 +24,17 @@ from resile.platform.kubernetes.observation import observation
 
 
 def over(job: Object) -> bool:
-    """Whether a job will never run again."""
+    """True if a job has ended; it will never run again."""
     return phase(job).ended
 
 
 def phase(job: Object) -> JobPhase:
-    """A job's phase; `Created` until the operator has taken it up."""
+    """The phase of a job; `Created` until the operator has written one."""
     return job_kind_of(job).phase_of(job) or JobPhase.CREATED
 
 
 def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView | None = None) -> JobView:
-    """A job with its nodes, the master aside.
-
-    Args:
-        job: as the cluster has it.
-        pods: those that it has.
-        now: the moment.
-        journal: what its master knows, for what the cluster's objects do not tell.
-    """
+    """A job with its nodes; the master is not among them. `journal` is the view that the master's journal gives."""
     metadata, kind = job["metadata"], job_kind_of(job)
     report = kind.report_of(job)
     nodes = [node_view(kind, pod, metadata["name"]) for pod in pods]
@@ -70,7 +63,7 @@ def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView |
 
 
 def node_view(kind: JobKind, pod: Object, job: str) -> NodeView:
-    """One pod of a job as a row; the master's is one, too."""
+    """A pod of a job, be it a node's or the master's."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name, labels = metadata["name"], metadata.get("labels") or {}
     key = kind.node_of(name, job)
@@ -102,7 +95,7 @@ def node_view(kind: JobKind, pod: Object, job: str) -> NodeView:
 
 
 def pod_word(pod: Object) -> str:
-    """What kubectl shows as a pod's STATUS."""
+    """The STATUS that kubectl shows for a pod."""
     status = pod.get("status") or {}
     if pod["metadata"].get("deletionTimestamp"):
         return "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
@@ -125,7 +118,7 @@ def pod_word(pod: Object) -> str:
 
 
 def _init_word(pod: Object, status: Object) -> str:
-    """The word for a pod whose init containers are not done; empty once they are."""
+    """The STATUS of a pod whose init containers have not all succeeded; empty otherwise."""
     containers = status.get("initContainerStatuses") or []
     for at, container in enumerate(containers):
         state = container.get("state") or {}
@@ -140,19 +133,14 @@ def _init_word(pod: Object, status: Object) -> str:
     return ""
 
 
-def pod_labels(job: Object) -> dict[str, str]:
-    """The labels that select the pods of a job."""
-    return job_kind_of(job).job_selector(job["metadata"]["name"])
-
-
 def pod_over(pod: Object) -> bool:
-    """Whether a pod has ended, or is to."""
+    """True if a pod has ended or is being deleted."""
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     return ended or bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def pods_by_job(kind: JobKind, pods: Iterable[Object]) -> dict[tuple[str, str], list[Object]]:
-    """Pods of jobs of a kind, by the namespace and name of their job; other pods are left out."""
+    """The pods of all jobs of a kind, by the namespace and name of their job; leaves out other pods."""
     found: dict[tuple[str, str], list[Object]] = {}
     for pod in pods:
         job = kind.job_of(pod["metadata"].get("labels") or {})
@@ -162,18 +150,18 @@ def pods_by_job(kind: JobKind, pods: Iterable[Object]) -> dict[tuple[str, str], 
 
 
 def event_time(event: Object) -> float:
-    """When an Event was last seen."""
+    """When an Event happened last, in seconds since 1970; 0 if it does not say."""
     times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return next((at for text in times if (at := moment(text)) is not None), 0.0)
 
 
 def in_order(events: Iterable[Object]) -> list[Object]:
-    """Events, oldest first; those of one second in the order in which they were written."""
+    """Events, oldest first; Events of the same second are in the order in which they were written."""
     return sorted(events, key=lambda one: (event_time(one), _number(one["metadata"].get("resourceVersion"))))
 
 
 def about(event: Object, job: Object) -> bool:
-    """Whether an Event is about a job or one of its pods."""
+    """True if an Event is about a job or one of its pods."""
     name, kind = event["involvedObject"].get("name", ""), event["involvedObject"].get("kind")
     if event["metadata"]["namespace"] != job["metadata"]["namespace"]:
         return False
@@ -183,26 +171,25 @@ def about(event: Object, job: Object) -> bool:
 
 
 def is_story(event: Object, job: Object) -> bool:
-    """Whether an Event is about the job itself; one of an earlier job of its name is not."""
+    """True if an Event is about the job itself, and not about an earlier job of the same name."""
     involved = event["involvedObject"]
     same = involved.get("uid") == job["metadata"]["uid"]
     return bool(involved.get("kind") == job["kind"] and same)
 
 
 def last_word(event: Object) -> bool:
-    """Whether an Event tells that its job is over."""
+    """True if an Event says that its job has ended."""
     return event.get("reason") in (JobPhase.SUCCEEDED.reason, JobPhase.FAILED.reason)
 
 
 def event_view(event: Object, job: str) -> EventView:
-    """An Event as a line of a listing."""
     involved = event["involvedObject"]
     about = f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
     return EventView(**msgspec.structs.asdict(story([event])[0]), object=about, job=job)
 
 
 def story(events: Sequence[Object]) -> list[JobEvent]:
-    """Events as lines of a job's story."""
+    """Events of Kubernetes as job events, numbered from 1."""
     return [
         JobEvent(
             number=number,

@@ -1,4 +1,4 @@
-"""Listing jobs of a cluster with their nodes, Events and plans: one look, then what a watch tells."""
+"""Listing the jobs of a cluster, their nodes, Events or plans: once, then again after every change."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from resile.api.timestamps import moment
 from resile.client.base import EVENT, POD, Found, Item, Listable, PlanView, Query
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster, Watch
-from resile.client.cluster.find import find
+from resile.client.cluster.jobs import find, installed
 from resile.kube import kinds as kube
 from resile.kube.informer import Watched
 from resile.kube.kinds import ALL_NAMESPACES, Object
 
 REST_SECONDS = 30.0
-"""After which a watch looks again although nothing changed."""
+"""How long to wait for a change at a time."""
 LAST_SECONDS = 10.0
-"""For the last words about jobs that are over, and the ends of their pods."""
+"""How long to wait, after all jobs are over, for their last Events and the ends of their pods."""
 
 
 async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
-    """What there is now, and after every change, until the jobs are over and nothing more is to come of them."""
+    """The listing as it is now, and after every change, until all jobs are over and their pods have ended."""
     if query.job:
         await find(cluster, query.job)
     space = ALL_NAMESPACES if query.everywhere else cluster.namespace
     only = {"metadata.name": query.job} if query.job else None
-    wanted = [Watched(kube.of(kind), space, fields=only) for kind in registry.job_kinds()]
-    wanted += {
-        Listable.JOBS: [Watched(kube.PODS, space)] if query.with_nodes else [],
-        Listable.NODES: [Watched(kube.PODS, space)],
-        Listable.EVENTS: [Watched(kube.EVENTS, space)],
-        Listable.PLANS: [Watched(kube.of(kind), space) for kind in registry.plan_kinds()],
-    }[query.what]
+    wanted = [Watched(kind, space, fields=only) for kind in await installed(cluster, registry.job_kinds())]
+    match query.what:
+        case Listable.EVENTS:
+            wanted.append(Watched(kube.EVENTS, space))
+        case Listable.PLANS:
+            wanted += [Watched(kind, space) for kind in await installed(cluster, registry.plan_kinds())]
+        case Listable.NODES | Listable.JOBS if query.with_nodes or query.what is Listable.NODES:
+            wanted.append(Watched(kube.PODS, space))
     async with cluster.watch(*wanted) as watching:
         found = _found(query, watching)
         yield found
@@ -51,7 +52,7 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
 
 
 def _has_told_all(kind: Listable, watching: Watch) -> bool:
-    """Whether nothing more is to come of jobs that are over."""
+    """True if all pods have ended, or every job has its last Event: nothing more will come of jobs that are over."""
     if kind is Listable.NODES:
         return all(map(job_view.pod_over, watching.all(kube.PODS)))
     if kind is Listable.EVENTS:
@@ -76,11 +77,12 @@ def _found(query: Query, watching: Watch) -> Found:
 
 
 def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
-    return [item for kind in kinds for item in watching.all(kube.of(kind))]
+    """The watched objects of all these kinds; a kind that is not installed is not watched."""
+    return [item for kind in map(kube.of, kinds) if watching.has(kind) for item in watching.all(kind)]
 
 
 def _pods(pods: list[Object]) -> dict[str, dict[tuple[str, str], list[Object]]]:
-    """Pods by the kind, namespace and name of their job."""
+    """Pods by the kind, then by the namespace and name of their job."""
     return {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
 
 
@@ -114,7 +116,7 @@ def _events(jobs: list[Object], events: list[Object]) -> list[Item]:
 
 
 def _plans(plans: list[Object], only: str) -> list[Item]:
-    """All plans, those for jobs that do not exist included, or those of one job."""
+    """All plans, also for jobs that do not exist; or only the plans of the job `only`."""
     items = []
     for plan in plans:
         kind = registry.kind_of(plan)

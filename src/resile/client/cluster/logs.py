@@ -11,37 +11,31 @@ from resile.api.manifests.pod_template import MAIN
 from resile.client.base import LogLine
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import PATIENCE, Cluster, Watch
+from resile.client.cluster.jobs import current, job_itself, pods_of
 from resile.client.cluster.streams import take
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
-from resile.kube.informer import Watched
 from resile.kube.kinds import Object
 from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 
 REST_SECONDS = 5.0
-"""After which it is checked that every log is still read, although nothing changed."""
+"""How often to check, without any change, that every log is still being read."""
 LAST_SECONDS = 60.0
-"""For the last lines of pods that are ending."""
+"""How long to wait for the last lines of pods that are ending."""
 MARGIN_SECONDS = 5
-"""By which the clocks of the machines may differ where a log is read on."""
+"""How far the clocks of machines may differ: after a broken connection, reading begins this much earlier."""
 AGAIN_SECONDS = 0.5
 AT_ONCE = 20
-"""Pods whose logs are asked for at the same time."""
+"""How many pods' logs are requested at the same time."""
 WAITING_LINES = 1000
-"""Lines that wait for the caller while pods write faster; then the pods' logs are read more slowly."""
-
+"""How many lines may wait for the caller; reading pauses while there are more."""
 
 Lines = asyncio.Queue[LogLine]
-"""Where the readers of several pods put what they read."""
 
 
 async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """What a pod, or every node of a job if `pod` is empty, has written so far.
-
-    Raises:
-        CommandError: the pod is gone, or the cluster refuses.
-    """
-    pods = _chosen(job, await cluster.all(Watched(kube.PODS, cluster.namespace, labels=_labels(job))), pod)
+    """The lines that a pod has written so far, or all nodes of the job if `pod` is empty."""
+    pods = _chosen(job, await cluster.all(pods_of(job)), pod)
     if pod and not pods:
         raise _gone(job, pod)
 
@@ -58,11 +52,7 @@ async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> Asy
 
 
 async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """What a pod, or every node of a job, writes until it has ended; pods that come later are read from their start.
-
-    Raises:
-        CommandError: the pod is gone, or a log could not be read for too long.
-    """
+    """As `read`, and all lines that follow until the pod or the job has ended, of later pods from their start."""
     lines = Lines(WAITING_LINES)
     reading = asyncio.create_task(_follow(cluster, job, pod, tail, lines))
     try:
@@ -76,10 +66,10 @@ async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> A
 async def follow_pod(
     cluster: Cluster, pod: Object, watching: Watch, tail: int | None, show: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Show what a pod writes until it ends. Where the connection breaks, go on behind the last line that was shown.
+    """Show the lines of a pod until it ends. After a broken connection, go on behind the last line that was shown.
 
     Raises:
-        CommandError: the log of a pod that still runs could not be read for `PATIENCE`.
+        CommandError: the log of a running pod could not be read for `PATIENCE`.
     """
     name = pod["metadata"]["name"]
     read, heard = Bookmark(), time.monotonic()
@@ -110,10 +100,10 @@ async def follow_pod(
 
 
 class Bookmark:
-    """How far a log with time stamps was read, so that reading on from a little before it repeats nothing.
+    """Remembers the last line that was read of a log with time stamps, so that no line is shown twice after `reopen`.
 
-    Stamps alone do not say it: a container's stdout and stderr are stamped independently of each other, so that equal
-    and slightly older stamps come later. They only count after `reopen`.
+    Stamps alone are not enough: a container's stdout and stderr are stamped independently of each other, so a later
+    line may have an equal or slightly older stamp. Stamps are compared only after `reopen`.
     """
 
     def __init__(self) -> None:
@@ -122,12 +112,12 @@ class Bookmark:
         self._repeating = False
 
     def reopen(self) -> bool:
-        """The log is read again from somewhere before the mark, which is the answer: whether there is one."""
+        """Begin to read the log again, from somewhere before the last line. Returns False if no line was read yet."""
         self._repeating = bool(self._last)
         return self._repeating
 
     def passes(self, line: str) -> bool:
-        """Whether a line lies behind the mark; it is the mark from then on."""
+        """True if a line was not read before; it is the last line from then on."""
         stamp = sortable(line.partition(" ")[0])
         if self._repeating and stamp <= self._latest:
             self._repeating = line != self._last
@@ -138,11 +128,6 @@ class Bookmark:
 
 
 async def _follow(cluster: Cluster, job: Object, only: str, tail: int | None, lines: Lines) -> None:
-    name = job["metadata"]["name"]
-    wanted = (
-        Watched(kube.of(job_kind_of(job)), cluster.namespace, fields={"metadata.name": name}),
-        Watched(kube.PODS, cluster.namespace, labels=_labels(job)),
-    )
     reading: dict[str, asyncio.Task[None]] = {}
     alone = True
 
@@ -152,7 +137,7 @@ async def _follow(cluster: Cluster, job: Object, only: str, tail: int | None, li
 
         return asyncio.create_task(follow_pod(cluster, pod, watching, tail, show))
 
-    async with cluster.watch(*wanted) as watching:
+    async with cluster.watch(job_itself(job), pods_of(job)) as watching:
         is_first = True
         try:
             while True:
@@ -187,40 +172,38 @@ def _gone(job: Object, pod: str) -> CommandError:
 
 
 def _all_over(watching: Watch, job: Object, pods: list[Object]) -> bool:
-    there = watching.all(kube.of(job_kind_of(job)))
-    now = next((one for one in there if one["metadata"]["uid"] == job["metadata"]["uid"]), None)
+    now = current(watching, job)
     return now is None or (job_view.over(now) and all(map(job_view.pod_over, pods)))
 
 
-def _labels(job: Object) -> dict[str, str]:
-    return job_view.pod_labels(job)
-
-
 def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
-    """The pod that is asked for, or the nodes of the job, oldest first; the master's log must be asked for."""
-    master = job_kind_of(job).master_name(job["metadata"]["name"])
-    chosen = [pod for pod in pods if (pod["metadata"]["name"] == only if only else pod["metadata"]["name"] != master)]
-    nodes = {
-        pod["metadata"]["name"]: job_view.node_view(job_kind_of(job), pod, job["metadata"]["name"]) for pod in chosen
-    }
-    return sorted(chosen, key=lambda pod: (nodes[pod["metadata"]["name"]].role, nodes[pod["metadata"]["name"]].id))
+    """The pod named `only`, else all pods of the job except its master's, by role and id."""
+    kind, name = job_kind_of(job), job["metadata"]["name"]
+
+    def order(pod: Object) -> tuple[str, int]:
+        node = job_view.node_view(kind, pod, name)
+        return node.role, node.id
+
+    if only:
+        return [pod for pod in pods if pod["metadata"]["name"] == only]
+    return sorted((pod for pod in pods if pod["metadata"]["name"] != kind.master_name(name)), key=order)
 
 
 def main_container(pod: Object) -> str:
-    """The container that trains (or is the master); the only one where no name says which."""
+    """The name of the container that trains or is the master: the annotated one, else `main`, else the first."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     named = (pod["metadata"].get("annotations") or {}).get(MAIN_ANNOTATION, MAIN)
     return str(named if named in names else names[0])
 
 
 def sortable(stamp: str) -> str:
-    """A log's time stamp such that later ones are greater: nanoseconds come without their last zeros."""
+    """A time stamp of a log as text that sorts by time: Kubernetes leaves out the last zeros of nanoseconds."""
     seconds, _, fraction = stamp.removesuffix("Z").partition(".")
     return f"{seconds}.{fraction:0<9}"
 
 
 def _begun(pod: Object) -> bool:
-    """Whether the container that trains has been started once."""
+    """True if the main container has been started."""
     state = _state(pod)
     return "running" in state or "terminated" in state
 
@@ -230,6 +213,6 @@ def _runs(pod: Object) -> bool:
 
 
 def _state(pod: Object) -> Object:
-    """Of the container that trains."""
+    """The state of the main container."""
     states = (pod.get("status") or {}).get("containerStatuses") or []
     return next((one.get("state") or {} for one in states if one.get("name") == main_container(pod)), {})

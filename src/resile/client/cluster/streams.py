@@ -1,4 +1,4 @@
-"""Handing on what tasks produce, without losing what they produced last."""
+"""Taking items from a task that puts them into a queue, without losing its last ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 async def take(queue: asyncio.Queue[T], producer: asyncio.Task[Any]) -> list[T]:
-    """Everything in the queue, after a wait for the first item; nothing once the producer has ended.
+    """All items in the queue, after waiting for the first; an empty list once the producer has ended.
 
     Raises:
-        Exception: the producer's own, after its last item was taken.
+        Exception: that of the producer, after its last item was taken.
     """
     if queue.empty() and not producer.done():
         getting = asyncio.create_task(queue.get())
         await asyncio.wait({getting, producer}, return_when=asyncio.FIRST_COMPLETED)
         if getting.done():
             return [getting.result(), *_rest(queue)]
-        getting.cancel()  # before it runs again: what was put last stays in the queue
+        getting.cancel()  # before it runs again: an item that was put last stays in the queue
     items = _rest(queue)
     if not items:
         producer.result()

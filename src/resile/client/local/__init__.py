@@ -1,1 +1,1 @@
-"""Jobs of this machine: their directories, their masters and their supervisors."""
+"""Jobs of this machine: their directories, masters and supervisors."""

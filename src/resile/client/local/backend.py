@@ -1,6 +1,6 @@
-"""The jobs of this machine: what a master knows is asked of it, and read from its journal while it is away.
+"""The jobs of this machine: their masters are asked, or their journals read while a master is down.
 
-What one method alone needs is imported by that method: a command runs one of them, and its start-up is waited for.
+A command calls one method only, and its user waits for its start-up. So each method imports the modules that it needs.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class LocalJobs:
     def __init__(self, namespace: str | None, say: Say) -> None:
         self.namespace = namespace or DEFAULT_NAMESPACE
         self._named = namespace
-        """The namespace if the user named one; a job is found in any otherwise."""
+        """The namespace that the user named; if None, jobs are found in every namespace."""
         self._say = say
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is kept open between two calls."""
+        """No connection is open between two calls."""
 
     def watch(self, query: Query) -> Iterator[Found]:
         if query.what is Listable.PLANS:
@@ -110,8 +110,8 @@ class LocalJobs:
         return before != Phase.SUSPENDED
 
     def resume(self, job: str) -> bool:
-        """A job that lost its master for good, as by a restart of the machine, gets one again."""
-        from resile.client.local.supervision import restart_master, served
+        """As in the protocol; a job whose master is gone, as after a restart of the machine, gets a new master."""
+        from resile.client.local.master_process import restart_master, served
 
         found = self._find(job)
         is_interrupted = not served(found.directory) and self._phase(found) not in (Phase.SUCCEEDED, Phase.FAILED)
@@ -141,12 +141,8 @@ class LocalJobs:
             return reader.status().phase
 
     def _ask(self, job: LocalJob, change: Scale | Suspend) -> None:
-        """Ask the master for a change, also one that is just being started again.
-
-        Raises:
-            CommandError: the master says no, or there is none.
-        """
-        from resile.client.local.supervision import served
+        """Ask the master for a change; if it is just being restarted, wait for it."""
+        from resile.client.local.master_process import served
 
         with MasterClient(job.directory) as client:
             try:

@@ -1,4 +1,4 @@
-"""Injecting faults into jobs of this machine, and seeing the job recover from them."""
+"""Injecting faults into jobs of this machine, and waiting for the signs of recovery."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from resile.chaos import local
 from resile.chaos.faults import Fault, Injected, KillMaster, NothingToInjectError
 from resile.client.base import Sign
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import JobReader
-from resile.client.local.job_view import MASTER_CAME_BACK
+from resile.client.local.job_reader import MASTER_CAME_BACK, JobReader
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import wait_until
 
 POLL_SECONDS = 0.1
 BEYOND_BUDGET = 20.0
-"""Seconds beyond the recovery budget for a program to start again; then other commands tell how it goes on."""
+"""Seconds to wait for recovery beyond the recovery budget, while programs start again."""
 CLOCK_DRIFT = 0.5
-"""Seconds by which the wall clock may have been corrected since the master started, whose own clock never jumps."""
+"""Seconds by which the wall clock may have been corrected since the start of the master, whose clock never jumps."""
 
 
 def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-    """Inject a fault; what was done, and the signs of recovery: none for a job that had not begun to train.
-
-    Raises:
-        CommandError: the fault has no target.
-    """
+    """Inject a fault. Returns what was done, and the signs of recovery: none if the job had not taken a step yet."""
     with JobReader(job) as reader:
         before = reader.status()
     try:
@@ -40,9 +35,10 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
 
 
 def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
-    """One line as soon as training goes on again; how to watch if that takes long.
+    """Wait for the next step after the fault; tell how to go on watching if none comes in time.
 
-    Outages that were over before the fault are told from its own by `over`, and not by the clock, which may drift.
+    `over` has the times of the outages that had ended before the fault. They identify the fault's own outage better
+    than the clock would, which may drift.
     """
     with JobReader(job) as reader:
         patience = reader.directory.spec().timeouts.recovery_budget + BEYOND_BUDGET

@@ -1,4 +1,4 @@
-"""Ending and removing jobs of this machine: by their master's word where there is a master, else by their records."""
+"""Ending and removing jobs of this machine: their masters are asked, or their processes killed by their records."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from resile.client.errors import CommandError
 from resile.client.local.follow import FAREWELL_SECONDS
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
-from resile.client.local.supervision import end_by_force, served
+from resile.client.local.master_process import end_by_force, served
 from resile.platform.local import files
 from resile.protocol.job_changes import Stop
 from resile.wire.job_directory import DirectoryError
 
 DEFAULT_GRACE = Seconds(30.0)
-"""For nodes of a job whose own settings cannot be read any more."""
+"""The grace period of nodes if the settings of their job cannot be read."""
 
 
 def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
-    """End a job and remove its directory, or all of it but the logs. Nothing of the job runs when this returns.
-
-    Raises:
-        CommandError: files cannot be removed.
-    """
+    """End a job, then remove its directory, or all of it but the logs. No process of the job runs afterwards."""
     directory = job.directory
     kind = job.kind
     noun = kind.noun if kind is not None else "job"
@@ -46,7 +42,7 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
 
 
 def _stop(job: LocalJob) -> bool:
-    """Ask the master to stop the job; False if there is no master to ask."""
+    """Ask the master to stop the job; False if there is no master."""
     if not served(job.directory):
         return False
     with MasterClient(job.directory) as client:

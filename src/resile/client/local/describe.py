@@ -1,29 +1,20 @@
-"""Everything that is known of a job of this machine: from its master or journal, and from the logs of its nodes."""
+"""Describing a job of this machine, from its master or journal and from the logs of its nodes."""
 
 from __future__ import annotations
 
 from resile.api.job_view import JobView
-from resile.client.base import LAST_EVENTS, Description, Failure, NodeFailure, ProcessFailure
-from resile.client.local.job_reader import JobReader
-from resile.client.local.job_view import event_view, master_node, restarts_of_master
+from resile.client.base import LAST_EVENTS, LAST_LINES, Description, Failure, NodeFailure, facts_of, first_failure
+from resile.client.local.job_reader import JobReader, event_view, restarts_of_master
 from resile.client.local.logs import Log
-from resile.core.state import JobState
 
-LAST_LINES = 10
-"""Of the log of a node that failed."""
 ROUND_REASONS = ("RoundFormed", "RoundOver")
 
 
 def describe(reader: JobReader) -> Description:
-    """The job of a reader, with its whole story behind it.
-
-    Raises:
-        CommandError: the job cannot be read.
-    """
     view, story = reader.status(), reader.events()
     state = reader.state()
     spec = state.spec
-    master = master_node(spec, view, reader.master_lives, restarts_of_master(story))
+    master = reader.master_node(view, restarts_of_master(story))
     first = first_failure(state)
     failure: Failure | None = first
     if first is None and view.phase == "Failed":
@@ -32,28 +23,12 @@ def describe(reader: JobReader) -> Description:
         job=view,
         master=master,
         nodes=[master, *view.nodes],
-        facts={
-            "Strategy": spec.strategy.value,
-            "Replicas": ", ".join(f"{role}={number}" for role, number in state.targets.items()) or "<none>",
-            "Recovery budget": f"{spec.timeouts.recovery_budget:g} s",
-            "Directory": str(reader.directory.path),
-        },
+        facts={**facts_of(spec, state.targets), "Directory": str(reader.directory.path)},
         failure=failure,
         events=[event_view(event, spec) for event in story[-LAST_EVENTS:]],
         rounds=[event for event in story if event.reason in ROUND_REASONS],
         data={"targets": state.targets, "first_failure": first},
     )
-
-
-def last_failure(reader: JobReader, job: JobView) -> Failure | None:
-    """The process that failed first in the newest broken round, else the node that failed last, else None."""
-    return first_failure(reader.state()) or last_failed_node(reader, job)
-
-
-def first_failure(state: JobState) -> ProcessFailure | None:
-    """The process that failed first in the newest broken round."""
-    first = state.training.failures.first
-    return ProcessFailure(str(first[0]), first[1], state.training.failures.round) if first is not None else None
 
 
 def last_failed_node(reader: JobReader, job: JobView) -> NodeFailure | None:

@@ -1,18 +1,23 @@
-"""Reading a job of this machine, whether its master lives or not: the master is asked, else its journal is read.
+"""Reading a job of this machine: its master is asked, and if no master answers, its journal is read.
 
-Both give the same view, so a master that is killed in the middle of a question costs a moment, not an error. The
-journal lacks the newest second of step reports.
+Master and journal give the same view, so a master that is killed while it is asked costs a moment and causes no error.
+The journal lacks the newest second of step reports.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
+import msgspec
+
+from resile.api.job import JobSpec
 from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView
+from resile.api.job_view import MASTER, JobView, NodeView
+from resile.api.kinds import registry
+from resile.client.base import EventView
 from resile.client.errors import CommandError
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import MasterClient, MasterUnreachable
@@ -26,33 +31,28 @@ from resile.wire.job_directory import DirectoryError
 
 JOURNAL_TRIES = 5
 JOURNAL_RETRY_SECONDS = 0.1
-"""A journal that is being made, or compacted, can be read a moment later."""
+"""A journal that is being created or compacted can be read a moment later."""
+MASTER_CAME_BACK = "MasterReturned"
 
 
 class JobReader:
-    """One job. Keeps its connection to the master between two questions."""
+    """Reads one job. The connection to its master stays open until the context ends."""
 
     def __init__(self, job: LocalJob) -> None:
         self.job = job
         self.directory = job.directory
         self.client = MasterClient(self.directory)
         self.answered = False
-        """Whether the newest answer was the master's own and not the journal's."""
+        """True if the newest answer came from the master, False if it came from the journal."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
 
     def status(self) -> JobView:
-        """The job as it is now.
-
-        Raises:
-            CommandError: the token is wrong, or the job cannot be read; one sentence.
-        """
+        """The job as it is now."""
         try:
             job = self.client.ask(Status()).job
         except MasterUnreachable:
@@ -62,11 +62,7 @@ class JobReader:
         return job
 
     def events(self, after: int = 0) -> list[JobEvent]:
-        """The job's story from the line behind `after` on, all of it.
-
-        Raises:
-            CommandError: as for `status`.
-        """
+        """All job events whose number is greater than `after`."""
         story: list[JobEvent] = []
         while page := self._page(story[-1].number if story else after):
             story.extend(page)
@@ -75,65 +71,83 @@ class JobReader:
         return story
 
     def state(self) -> JobState:
-        """What the journal knows, read without its master.
-
-        Raises:
-            CommandError: the job cannot be read.
-        """
+        """The state of the core as the journal has it; the initial state if there is no journal yet."""
         try:
             spec = self.directory.spec()
         except DirectoryError as error:
             raise CommandError(str(error)) from error
-        if not self.directory.journal.exists():
-            return new_state(spec, (self.directory.path / "job.json").stat().st_mtime)
-        with _Reader(self.directory.journal) as journal:
-            try:
-                history = journal.load()
-            except JournalError as error:
-                raise CommandError(str(error)) from error
+        with self._journal() as journal:
+            history = journal.load() if journal is not None else None
         if history is None:
             return new_state(spec, (self.directory.path / "job.json").stat().st_mtime)
         return Engine.replay(history.state, history.events).state
 
     @property
     def master_lives(self) -> bool:
-        """Whether a master serves the job: it answered just now, or holds the lock."""
+        """True if a master serves the job: it answered just now, or holds the lock of the directory."""
         return self.answered or self.directory.master_lives()
+
+    def master_node(self, job: JobView, restarts: int) -> NodeView:
+        """The master as one of the nodes of its job, for listings; `restarts` says how often it was restarted."""
+        is_alive = self.master_lives
+        return NodeView(
+            name=registry.kind_of_job(self.directory.spec()).master_name(job.name),
+            role=MASTER,
+            id=0,
+            rank=0,
+            status="Running" if is_alive else "Completed" if job.phase == "Succeeded" else "Error",
+            ready=is_alive,
+            restarts=restarts,
+            crashes=0,
+            relaunch_count=0,
+            launched_at=job.created_at,
+            ended_at=None if is_alive else job.ended_at,
+            host="",
+            address="",
+            message="",
+            ready_containers=int(is_alive),
+        )
 
     def _page(self, after: int) -> list[JobEvent]:
         try:
             return self.client.ask(Events(after=after, limit=PAGE)).events
         except MasterUnreachable:
             pass
-        if not self.directory.journal.exists():
-            return []
-        with _Reader(self.directory.journal) as journal:
-            try:
-                return journal.story(after, PAGE)
-            except JournalError as error:
-                raise CommandError(str(error)) from error
+        with self._journal() as journal:
+            return journal.story(after, PAGE) if journal is not None else []
+
+    @contextmanager
+    def _journal(self) -> Iterator[SQLiteJournal | None]:
+        """The journal, open for reading; None if there is none. Tries again while a master is creating the file."""
+        path = self.directory.journal
+        journal: SQLiteJournal | None = None
+        try:
+            for left in reversed(range(JOURNAL_TRIES if path.exists() else 0)):
+                try:
+                    journal = SQLiteJournal(path, read_only=True)
+                    break
+                except (JournalError, TypeError) as error:
+                    if not left:
+                        raise CommandError(str(error)) from error
+                    time.sleep(JOURNAL_RETRY_SECONDS)
+            yield journal
+        except JournalError as error:
+            raise CommandError(str(error)) from error
+        finally:
+            if journal is not None:
+                journal.close()
 
 
-class _Reader:
-    """The journal, open for reading; tried a few times, because a master may be making it just now."""
+def restarts_of_master(events: Sequence[JobEvent]) -> int:
+    """How often the master was restarted, according to the job events."""
+    return sum(event.reason == MASTER_CAME_BACK for event in events)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._journal: SQLiteJournal | None = None
 
-    def __enter__(self) -> SQLiteJournal:
-        for left in reversed(range(JOURNAL_TRIES)):
-            try:
-                self._journal = SQLiteJournal(self._path, read_only=True)
-                return self._journal
-            except (JournalError, TypeError) as error:
-                if not left:
-                    raise CommandError(str(error)) from error
-                time.sleep(JOURNAL_RETRY_SECONDS)
-        raise AssertionError("unreachable")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._journal is not None:
-            self._journal.close()
+def event_view(event: JobEvent, spec: JobSpec) -> EventView:
+    """A job event with the pod that it is about, or else the job."""
+    if event.node:
+        role, _, number = event.node.rpartition("-")
+        about = f"pod/{registry.node_name(spec, role, int(number))}"
+    else:
+        about = f"{registry.kind_of_job(spec).noun}/{spec.name}"
+    return EventView(**msgspec.structs.asdict(event), object=about, job=spec.name)

@@ -1,9 +1,9 @@
-"""Jobs on this machine: where they are kept, and how one is found by its name.
+"""Jobs of this machine by their names, and the directories in which they are kept.
 
 The state root is `$RESILE_STATE_DIR`, else `$XDG_STATE_HOME/resile`, else `~/.local/state/resile`. Below it:
 
     jobs/<namespace>/<name>/       the job's directory (see `resile.wire.job_directory`)
-    previous/<namespace>/<name>/   the directory of the job of that name that ran before
+    previous/<namespace>/<name>/   the directory of an earlier job of the same name
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resile.client.errors import CommandError
-from resile.client.pod_names import did_you_mean, is_pod_of, pod_name
+from resile.client.pod_names import did_you_mean, is_pod_of, pod_owner
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 def state_root() -> Path:
-    """Everything that outlives a command is below this directory."""
+    """The directory below which everything is stored that outlives a command."""
     own = os.environ.get("RESILE_STATE_DIR")
     if own:
         return Path(own).absolute()
@@ -35,19 +35,19 @@ def state_root() -> Path:
 
 
 class LocalJob(msgspec.Struct, frozen=True):
-    """A job of this machine by its name, whether it exists or not."""
+    """The name of a job of this machine, which need not exist."""
 
     namespace: str
     name: str
 
     @property
     def directory(self) -> JobDirectory:
-        """The job's directory, which need not exist."""
+        """The job directory, which need not exist."""
         return JobDirectory(state_root() / "jobs" / self.namespace / self.name)
 
     @property
     def previous(self) -> Path:
-        """Where the directory goes when another job of this name takes its place."""
+        """The path to which the job directory is moved when a new job of the same name is submitted."""
         return state_root() / "previous" / self.namespace / self.name
 
     @property
@@ -61,7 +61,7 @@ class LocalJob(msgspec.Struct, frozen=True):
             return None
 
     def has_pod(self, name: str) -> bool:
-        """Whether the job's master or one of its nodes may have this name."""
+        """True if this is a name of the job's master or of one of its nodes, which need not exist."""
         kind = self.kind
         return kind is not None and is_pod_of(kind, name, self.name)
 
@@ -70,7 +70,7 @@ class LocalJob(msgspec.Struct, frozen=True):
 
 
 def all_jobs(namespace: str | None = None) -> list[LocalJob]:
-    """Every job of a namespace, or of all of them, by namespace and name."""
+    """Every job of one namespace, or of all, sorted by namespace and name."""
     root = state_root() / "jobs"
     namespaces = [namespace] if namespace is not None else _names(root)
     jobs = [LocalJob(space, name) for space in namespaces for name in _names(root / space)]
@@ -78,10 +78,10 @@ def all_jobs(namespace: str | None = None) -> list[LocalJob]:
 
 
 def find(name: str, namespace: str | None) -> LocalJob:
-    """The job of this name: in the namespace if one is given, else in `default`, else in the only one that has it.
+    """The job of this name: in the given namespace, else in `default`, else in the only namespace that has one.
 
     Raises:
-        CommandError: there is none, or there are several; the sentence names what was probably meant.
+        CommandError: there is no such job, or there are several; the sentence suggests a name.
     """
     jobs = all_jobs(namespace)
     same = [job for job in jobs if job.name == name]
@@ -94,21 +94,14 @@ def find(name: str, namespace: str | None) -> LocalJob:
 
 
 def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
-    """The job that a pod's name belongs to, and the pod; the pod is empty when `name` is a job's own.
-
-    Raises:
-        CommandError: no job has such a name or such a pod.
-    """
+    """The job that has a pod of this name, and the pod's name; the latter is empty if `name` is a job's own."""
     jobs = all_jobs(namespace)
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""
-    for job in jobs:
-        if job.has_pod(name):
-            return job, name
-    pods = [pod for job in jobs if (kind := job.kind) and (pod := pod_name(kind, job.name, name))]
-    if pods:
-        raise CommandError(f"{name} is a node of a job; its log is that of a pod: `resile logs {pods[0]}`")
-    raise _unknown(name, namespace, jobs)
+    owner = pod_owner(name, [(job, kind, job.name) for job in jobs if (kind := job.kind) is not None])
+    if owner is None:
+        raise _unknown(name, namespace, jobs)
+    return owner, name
 
 
 def _unknown(name: str, namespace: str | None, jobs: list[LocalJob]) -> CommandError:

@@ -1,4 +1,4 @@
-"""Listing jobs of this machine with their nodes and events, again and again."""
+"""Listing the jobs of this machine, their nodes or events: once, then again every `WATCH_SECONDS`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from contextlib import ExitStack
 from resile.api.kinds import registry
 from resile.client.base import EVENT, POD, Found, Item, Listable, Query
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import JobReader
-from resile.client.local.job_view import event_view, master_node, restarts_of_master
+from resile.client.local.job_reader import JobReader, event_view, restarts_of_master
 from resile.client.local.jobs import LocalJob, all_jobs
 
 WATCH_SECONDS = 0.25
-"""Between two looks."""
 DELETED = "Deleted"
 
 
 def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
-    """What there is of these jobs now, and every `WATCH_SECONDS`, until all of them are over."""
+    """The listing of these jobs as it is now, and every `WATCH_SECONDS`, until all of them are over."""
     if not jobs:
         others = [] if query.everywhere else sorted({job.namespace for job in all_jobs()})
         yield Found([], nothing=True, hint=f"There are jobs in {', '.join(others)}: use -n or -A." if others else "")
@@ -27,14 +25,14 @@ def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
     with ExitStack() as stack:
         lister = _Lister([stack.enter_context(JobReader(job)) for job in jobs], query)
         while True:
-            yield lister.look()
+            yield lister.listing()
             if lister.is_over:
                 return
             time.sleep(WATCH_SECONDS)
 
 
 class _Lister:
-    """Looks at some jobs, and remembers which of their events it has given."""
+    """Lists some jobs, and remembers which of their events were listed."""
 
     def __init__(self, readers: Sequence[JobReader], query: Query) -> None:
         self._readers = readers
@@ -45,11 +43,11 @@ class _Lister:
 
     @property
     def is_over(self) -> bool:
-        """Whether every job was over at the newest look."""
+        """True if every job was over in the newest listing."""
         return all(self._over.get(reader.job, False) for reader in self._readers)
 
-    def look(self) -> Found:
-        """Everything there is now; of events only new ones. One unreadable job among several costs a sentence."""
+    def listing(self) -> Found:
+        """A new listing, with new events only. If one of several jobs cannot be read, a sentence says so."""
         found = Found([])
         for reader in self._readers:
             try:
@@ -62,7 +60,7 @@ class _Lister:
 
     def _items(self, reader: JobReader) -> list[Item]:
         job, space = reader.job, reader.job.namespace
-        view = reader.status()  # before the events, so that the last one of a job that is over is not missed
+        view = reader.status()  # before the events: after the end of a job there are no new events
         self._over[job] = view.ended_at is not None
         spec = reader.directory.spec()
         if self._query.what is Listable.JOBS:
@@ -73,6 +71,6 @@ class _Lister:
         if self._query.what is Listable.EVENTS:
             return [Item(space, f"{job.name}.{event.number}", event_view(event, spec), EVENT) for event in news]
         self._master_restarts[job] = self._master_restarts.get(job, 0) + restarts_of_master(news)
-        master = master_node(spec, view, reader.master_lives, self._master_restarts[job])
+        master = reader.master_node(view, self._master_restarts[job])
         nodes = [node for node in view.nodes if self._query.deleted or node.status != DELETED]
         return [Item(space, node.name, node, POD) for node in sorted([master, *nodes], key=lambda node: node.name)]

@@ -1,10 +1,10 @@
-"""Reading the logs of jobs of this machine: whole lines, as they are written, and never a whole file in memory."""
+"""Reading the logs of jobs of this machine, line by line while they grow. No file is loaded into memory as a whole."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -16,31 +16,26 @@ from resile.platform.local import files
 
 POLL_SECONDS = 0.15
 STATUS_SECONDS = 0.5
-"""Between two questions whether the job is over."""
+"""How often to check if the job is over."""
 CHUNK = 1 << 20
 BATCH = 1000
-"""Lines that are handed on at once."""
+"""How many lines are yielded at once."""
 
 
 def read(job: LocalJob, pod: str, tail: int | None, *, master: bool, follow: bool) -> Iterator[list[LogLine]]:
-    """The lines of a pod, of the master, or of all nodes if `pod` is empty; with `follow`, until that has ended.
-
-    Raises:
-        CommandError: the pod has no log.
-    """
+    """The lines of a pod, the master, or all nodes if `pod` is empty; with `follow`, until the pod or job ends."""
     logs = _Logs(job, pod, tail, master=master)
     if pod and not master and not logs.paths():
         raise CommandError(f"there is no log of {pod}; `resile get nodes {job.name} --deleted` lists the pods")
     yield from logs.batches()
     if follow:
         with JobReader(job) as reader:
-            is_over = _pod_over(job, pod) if pod and not master else _job_over(reader)
             asked = 0.0
             while True:
                 now = time.monotonic()
                 if now - asked >= STATUS_SECONDS:
                     asked = now
-                    if is_over():
+                    if _is_over(reader, "" if master else pod):
                         break
                 yield from logs.batches()
                 time.sleep(POLL_SECONDS)
@@ -54,12 +49,12 @@ class Log:
         self._path = path
         self._at = 0
         self._part: list[bytes] = []
-        """The pieces of a last line that has no end yet."""
+        """The pieces of the last line, whose line end was not written yet."""
         if tail is not None:
             self._at = _tail_offset(path, tail)
 
     def lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
-        """The lines that are new, read as they are asked for; with `to_the_end` also a last one that has no end yet."""
+        """The lines that were written since the last call; with `to_the_end`, also a last line without line end."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._at)
@@ -80,7 +75,7 @@ class Log:
 
 
 class _Logs:
-    """The logs of a job's nodes, of one pod, or of the master; pods that appear later are read from their start."""
+    """The logs of all nodes of a job, of one pod, or of the master; logs of later pods are read from their start."""
 
     def __init__(self, job: LocalJob, pod: str, tail: int | None, *, master: bool) -> None:
         self._job = job
@@ -91,7 +86,7 @@ class _Logs:
         self._alone = True
 
     def paths(self) -> list[Path]:
-        """The files there are now, oldest pod first."""
+        """The log files that exist now, the oldest pod's first."""
         directory = self._job.directory
         if self._master:
             return [directory.log]
@@ -99,7 +94,7 @@ class _Logs:
         return [path for path in found if path.exists() and (not self._pod or path.stem == self._pod)]
 
     def batches(self, *, to_the_end: bool = False) -> Iterator[list[LogLine]]:
-        """What is new."""
+        """The lines that were written since the last call."""
         paths = self.paths()
         self._alone = self._alone and len(paths) <= 1
         for path in paths:
@@ -112,30 +107,21 @@ class _Logs:
                 yield batch
 
 
-def _job_over(reader: JobReader) -> Callable[[], bool]:
-    def is_over() -> bool:
-        if reader.status().ended_at is None:
-            return False
-        return all(record.status.ended for record in files.read_nodes(reader.directory.path))
-
-    return is_over
-
-
-def _pod_over(job: LocalJob, pod: str) -> Callable[[], bool]:
-    def is_over() -> bool:
-        return all(record.status.ended for record in files.read_nodes(job.directory.path) if record.name == pod)
-
-    return is_over
+def _is_over(reader: JobReader, pod: str) -> bool:
+    """True if the pod has ended; without a pod, if the job is over and all its nodes have ended."""
+    if not pod and reader.status().ended_at is None:
+        return False
+    return all(record.status.ended for record in files.read_nodes(reader.directory.path) if pod in ("", record.name))
 
 
 def _tail_offset(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin; reads from its end, as much as it needs, and keeps none of it."""
+    """The offset at which the last lines of a file begin. Reads the file backwards, no further than needed."""
     try:
         with open(path, "rb") as file:
             end = at = file.seek(0, os.SEEK_END)
             if lines == 0:
                 return end
-            before = end - 1  # the last line's own end is not the end of the one before
+            before = end - 1  # skips the line end of the last line
             while at > 0:
                 start = max(0, at - CHUNK)
                 file.seek(start)

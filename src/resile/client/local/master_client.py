@@ -1,41 +1,30 @@
-"""Asking a job's master: one connection, one question at a time, each with a deadline, from ordinary blocking code."""
+"""Sending commands to a job's master from blocking code: one connection, one command at a time, with deadlines."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, overload
 
 from resile.client.errors import CommandError
-from resile.protocol.commands import (
-    Answer,
-    Ask,
-    Command,
-    Events,
-    Failed,
-    JobEvents,
-    JobStatus,
-    Result,
-    Status,
-)
+from resile.protocol.commands import Answer, Ask, Command, Events, Failed, JobEvents, JobStatus, Result, Status
 from resile.wire.connection import BadFrame, CannotConnect, Connection, HandshakeRefused, connect
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 ANSWER_SECONDS = 2.0
-"""For one question to a master that is there; a healthy one takes a millisecond."""
+"""How long to wait for the answer to one command; a healthy master takes a millisecond."""
 RESTART_SECONDS = 10.0
-"""For a change that must reach the master, which may be starting again just now."""
+"""How long to repeat a command that must reach the master, which may be restarting."""
 RETRY_SECONDS = 0.1
 
 
 class MasterUnreachable(Exception):
-    """No master answered in time; the text is one sentence. Asking again may help."""
+    """No master answered in time; the text is one sentence. Another try may succeed."""
 
 
 class MasterClient:
-    """A way to one job's master. Connects when first asked, and again after the master came back."""
+    """Connects to one job's master at the first command, and again after a restart of the master."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
@@ -47,13 +36,10 @@ class MasterClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
         if self._connection is not None:
             self._runner.run(self._hang_up(self._connection))
         self._runner.close()
@@ -66,11 +52,11 @@ class MasterClient:
     def ask(self, command: Command, seconds: float = ...) -> Result: ...
 
     def ask(self, command: Command, seconds: float = ANSWER_SECONDS) -> Result:
-        """Ask once.
+        """Send a command once.
 
         Raises:
             MasterUnreachable: no master answered within `seconds`.
-            CommandError: the master does not take our token, or refuses with a sentence.
+            CommandError: the master refuses the token or the command.
         """
         return self._runner.run(self._ask(command, seconds))
 
@@ -82,11 +68,9 @@ class MasterClient:
     def insist(self, command: Command, seconds: float = ...) -> Result: ...
 
     def insist(self, command: Command, seconds: float = RESTART_SECONDS) -> Result:
-        """Ask until a master answers: one that was killed comes back within a second. The command may arrive twice.
+        """Send a command until a master answers; raises as `ask`. The command may arrive twice.
 
-        Raises:
-            MasterUnreachable: no master answered within `seconds`.
-            CommandError: as for `ask`.
+        A master that was killed comes back within a second.
         """
         until = time.monotonic() + seconds
         while True:
@@ -128,7 +112,7 @@ class MasterClient:
                 address.port,
                 token=self._directory.token(),
                 decode=Answer,
-                on_message=self._hear,
+                on_message=self._received,
                 on_close=self._closed,
                 timeout=seconds,
             )
@@ -140,7 +124,7 @@ class MasterClient:
             raise CommandError(f"the job's token cannot be used: {error}") from error
         return self._connection
 
-    def _hear(self, _: Connection, message: Any) -> None:
+    def _received(self, _: Connection, message: Any) -> None:
         waiting = self._answer
         if isinstance(message, Answer) and message.request == self._asked and waiting and not waiting.done():
             waiting.set_result(message)
@@ -162,7 +146,7 @@ class MasterClient:
 
 
 def wait_until(done: Callable[[], bool], seconds: float, every: float = RETRY_SECONDS) -> bool:
-    """Look until something is so; False if it is not after `seconds`."""
+    """Call `done` repeatedly until it returns True; False if it does not within `seconds`."""
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Starting jobs on this machine, and carrying out scale plans on running jobs."""
+"""Starting jobs on this machine, and sending plans to their masters."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from resile.client.errors import CommandError, NotUsableError
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, find
 from resile.client.local.master_client import MasterClient, MasterUnreachable, wait_until
-from resile.client.local.supervision import end_by_force, end_nodes, served, start_master
+from resile.client.local.master_process import end_by_force, end_nodes, served, start_master
 from resile.wire.job_directory import DirectoryError
 
 ENDING_SECONDS = 10.0
-"""For a job that is over to be gone, when another of its name is to take its place."""
+"""How long to wait for the processes of a job that is over, before a new job gets its name."""
 
 
 def submit(
     documents: Sequence[Document], options: SubmitOptions, namespace: str | None, say: Say
 ) -> Iterator[Submitted]:
-    """Start jobs and carry out plans, one document after the other; `namespace` is the one that the user named."""
+    """Start jobs and execute plans, one document after the other; `namespace` is None if the user named none."""
     words = ["--enforce-memory"] if options.enforce_memory else []
     words += ["--metrics-port", str(options.metrics_port)] if options.metrics_port else []
     for document in documents:
@@ -48,11 +48,7 @@ def _submitted(kind: JobKind, job: LocalJob, how: str, directory: str = "") -> S
 
 
 def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
-    """Put a job into its directory and start its master; a job of that name that is over makes room.
-
-    Raises:
-        CommandError: a job of that name runs, or the master does not come up.
-    """
+    """Create a job directory and start a master in it. The directory of an ended job of the same name is moved away."""
     for role, declared in spec.roles.items():
         if declared.replicas and not declared.command:
             raise NotUsableError(f"role {role} has no command: a node on this machine needs one in its template")
@@ -74,7 +70,7 @@ def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
         raise CommandError(str(error)) from error
     try:
         start_master(directory, Path.cwd(), master_options)
-    except (CommandError, KeyboardInterrupt):  # nothing ran, so nothing is to be kept
+    except (CommandError, KeyboardInterrupt):  # no node has run, so the directory holds nothing of value
         end_by_force(directory, Seconds(0.0))
         shutil.rmtree(directory.path, ignore_errors=True)
         raise
@@ -82,11 +78,7 @@ def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
 
 
 def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
-    """The job in the namespace that the user named.
-
-    Raises:
-        NotUsableError: its manifest names another one.
-    """
+    """The job in the namespace that the user named; raises `NotUsableError` if its manifest names another one."""
     if namespace is None or spec.namespace == namespace:
         return spec
     if spec.namespace != DEFAULT_NAMESPACE:
@@ -95,17 +87,13 @@ def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
 
 
 def apply_plan(kind: PlanKind, document: Document, namespace: str | None) -> tuple[LocalJob, str]:
-    """Have a running job carry out a plan; that job, and what it changes. The job's events tell how it ends.
-
-    Raises:
-        CommandError: there is no such job, or it refuses.
-    """
+    """Send a plan to its job's master. Returns the job and a summary of the plan; job events report its end."""
     metadata = document.resource.metadata
     name, home = metadata.name, metadata.namespace
     later = kind.not_supported(document.resource)
     if later:
         raise CommandError(f"scale plan {name}: {later}")
-    plan = kind.to_plan(document.resource, uid=str(uuid.uuid4()))  # submitted again, it is another plan
+    plan = kind.to_plan(document.resource, uid=str(uuid.uuid4()))  # a plan that is submitted twice is executed twice
     job = find(kind.job_of(document.written), namespace or (home if home != DEFAULT_NAMESPACE else None))
     with MasterClient(job.directory) as client:
         try:

@@ -1,7 +1,7 @@
-"""The processes above a local job: starting its supervisor, knowing whether it lives, ending what is left.
+"""Starting the supervised master of a job of this machine, checking if it runs, and killing a job's processes.
 
-`supervisor.json` in the job's directory names the supervisor by pid, start time and boot, so that another process
-is never taken for it. A job that is ended by force loses its supervisor first: it would bring the master back.
+`supervisor.json` in the job directory identifies the supervisor by pid, start time and boot, so that another process is
+never mistaken for it. A job is killed supervisor first, because the supervisor would start the master again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from resile.platform.local.shim import start_time
 from resile.wire.job_directory import JobDirectory
 
 START_SECONDS = 30.0
-"""For a master to listen; it takes a third of a second on an idle machine."""
+"""How long a master may take to listen; it takes a third of a second on an idle machine."""
 MASTER_SAYS = "resile master: "
-"""How the sentence of a master begins that cannot serve."""
+"""The beginning of the sentence with which a master explains why it cannot serve."""
 BEYOND_GRACE = 5.0
 """Seconds that a node may outlive its grace before its shim is killed, and the node with it."""
 
@@ -45,21 +45,17 @@ class SupervisorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_master(directory: JobDirectory, workdir: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a supervised master in a session of its own and wait until it listens, or until the job is over already.
+    """Start a supervised master in its own session; wait until it listens, or has ended because the job is over.
 
     Raises:
-        CommandError: it did not come up; the sentence has its last words.
+        CommandError: the master does not listen in time; the sentence quotes its log.
     """
     command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(directory.path)]
     return _start(directory, [*command, "--platform", "local", "--workdir", str(workdir), *options])
 
 
 def restart_master(directory: JobDirectory) -> None:
-    """Give a job that has lost supervisor and master both of them again, with the words they were started with.
-
-    Raises:
-        CommandError: it is not known how, or the master did not come up.
-    """
+    """Start supervisor and master again with the command line of their first start."""
     record = _record(directory)
     if record is None or not record.command:
         raise CommandError(f"it is not known how the master in {directory.path} was started")
@@ -78,7 +74,7 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
         record = SupervisorFile(pid=process.pid, start=started, boot=boot, command=command)
         write_atomically(directory.path / "supervisor.json", msgspec.json.encode(record))
     except OSError as error:
-        if process is not None:  # no command could find it again
+        if process is not None:  # without a record, no command could find the process again
             process.terminate()
             process.wait()
         raise CommandError(f"cannot start a master in {directory.path}: {os.strerror(error.errno or 0)}") from error
@@ -90,24 +86,24 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
 
 
 def supervisor_lives(directory: JobDirectory) -> bool:
-    """Whether the master will be started anew when it dies."""
+    """True if the supervisor runs, which restarts the master when it dies."""
     record = _record(directory)
     return record is not None and processes.is_alive(record.pid, record.start, record.boot)
 
 
 def served(directory: JobDirectory) -> bool:
-    """Whether the job has a master, or will have one again at once."""
+    """True if the job has a master, or a supervisor that will start one at once."""
     return supervisor_lives(directory) or directory.master_lives()
 
 
 def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
-    """End supervisor, master and every node by their records; returns how many nodes there were to end.
+    """Kill supervisor and master, end every node, and wait until all are gone. Returns how many nodes were running.
 
-    Nodes get SIGTERM, and SIGKILL after `grace`; what has lost its shim is killed at once. Returns when all are gone.
+    Nodes get SIGTERM, and SIGKILL after `grace` seconds. Processes that have lost their shim are killed at once.
     """
     record = _record(directory)
-    if record is not None:
-        _kill(record.pid, record.start, record.boot)
+    if record is not None and record.boot == processes.boot_id():
+        _signal(record.pid, record.start, signal.SIGKILL)
     with contextlib.suppress(NothingToInjectError):
         kill_master(directory)
     wait_until(lambda: not served(directory), BEYOND_GRACE, every=0.02)
@@ -115,8 +111,8 @@ def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
 
 
 def end_nodes(directory: Path, grace: Seconds) -> int:
-    """End every node of a job directory whose master is gone; returns how many still lived."""
-    alive = [record for record in files.read_nodes(directory) if not record.status.ended]
+    """End every node of a job directory whose master has ended. Returns how many nodes were running."""
+    alive = _living(directory)
     for record in alive:
         at = files.node_directory(directory, record.node)
         with contextlib.suppress(OSError):
@@ -137,9 +133,13 @@ def _living(directory: Path) -> list[files.NodeRecord]:
 
 def _signal_shim(at: Path, number: signal.Signals) -> None:
     node = files.read(at / "node.json", files.NodeFile)
-    if node is None:
-        return
-    pidfd = processes.open_pidfd(node.shim_pid, node.shim_start)
+    if node is not None:
+        _signal(node.shim_pid, node.shim_start, number)
+
+
+def _signal(pid: int, start: int, number: signal.Signals) -> None:
+    """Send a signal to the process that has this pid and start time, if it still runs."""
+    pidfd = processes.open_pidfd(pid, start)
     if pidfd is not None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, number)
@@ -151,14 +151,6 @@ def _record(directory: JobDirectory) -> SupervisorFile | None:
         return msgspec.json.decode((directory.path / "supervisor.json").read_bytes(), type=SupervisorFile)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _kill(pid: int, start: int, boot: str) -> None:
-    pidfd = processes.open_pidfd(pid, start) if boot == processes.boot_id() else None
-    if pidfd is not None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.close(pidfd)
 
 
 def _last_words(directory: JobDirectory) -> str:

@@ -1,23 +1,26 @@
-"""Applying manifests to a cluster."""
+"""Writing jobs to a cluster: applying manifests, scaling, suspending. The operator and the job's master act on it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from resile.api.kinds import registry
 from resile.api.kinds.base import JobKind
+from resile.api.kinds.registry import job_kind_of
 from resile.client.base import Document
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
+from resile.client.cluster.jobs import find
 from resile.client.errors import CommandError, NotUsableError
 from resile.kube import kinds as kube
 from resile.kube.kinds import Object
 
 
 async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Object, str]:
-    """Apply one document; the object, and whether it was `created`, `configured` or `unchanged`.
+    """Apply one document. Returns the object, and `created`, `configured` or `unchanged`.
 
     Raises:
-        NotUsableError: the manifest names another namespace than the user.
-        CommandError: the cluster refuses, or a job of the name is over.
+        NotUsableError: the manifest names another namespace than the user, who named `namespace`.
     """
     registered = registry.kind_of_resource(document.resource)
     kind = kube.of(registered)
@@ -34,6 +37,39 @@ async def apply(cluster: Cluster, document: Document, namespace: str | None) -> 
         return applied, "created"
     same = before["metadata"].get("generation") == applied["metadata"].get("generation")
     return applied, "unchanged" if same else "configured"
+
+
+async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> None:
+    job = await _unfinished(cluster, name)
+    kind = job_kind_of(job)
+    known = kind.declared_roles(job)
+    unknown = [role for role in replicas if role not in known]
+    if unknown:
+        said = ", ".join(known)
+        raise CommandError(f"job {name} has no role {unknown[0]!r}; known are {said}; nothing was changed")
+    others = dict(replicas)
+    if kind.definition.scale is not None and kind.scaled_role in others:  # a user may have the right to nothing else
+        number = others.pop(kind.scaled_role)
+        await cluster.patch(kube.of(kind), name, {"spec": {"replicas": number}}, "scale")
+    if others:
+        await cluster.patch(kube.of(kind), name, kind.scale_patch(others))
+
+
+async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
+    """Suspend or resume a job; False if nothing had to be changed."""
+    job = await _unfinished(cluster, name)
+    kind = job_kind_of(job)
+    if kind.is_suspended(job) == suspended:
+        return False
+    await cluster.patch(kube.of(kind), name, kind.suspend_patch(suspended))
+    return True
+
+
+async def _unfinished(cluster: Cluster, name: str) -> Object:
+    job = await find(cluster, name)
+    if job_view.over(job):
+        raise CommandError(f"job {name} is over ({job_view.phase(job)}); nothing was changed")
+    return job
 
 
 def _in_namespace(document: Object, namespace: str | None, cluster: Cluster) -> Object:

@@ -9,7 +9,7 @@ import pytest
 
 from resile.api.job import JobSpec
 from resile.client.errors import CommandError
-from resile.client.local.supervision import start_master
+from resile.client.local.master_process import start_master
 from resile.wire.job_directory import JobDirectory
 
 
