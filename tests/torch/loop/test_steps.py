@@ -258,6 +258,28 @@ def test_a_step_in_which_a_peer_is_lost_is_named_by_the_number_that_it_would_hav
     assert "step 2 is broken off: Read error" in caplog.messages
 
 
+class _Reset:
+    """A collective whose peer has reset the connection."""
+
+    def wait(self) -> None:
+        raise RuntimeError("[/__w/pytorch/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3443: Connection reset")
+
+
+def test_a_step_that_is_broken_off_is_logged_without_the_location_in_gloos_source(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    model, _, elastic = simplest()
+    caplog.set_level("INFO")
+    elastic.meet()
+    monkeypatch.setattr(elastic._rendezvous, "world", 2)
+    monkeypatch.setattr(elastic._rendezvous, "is_loss", lambda error: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: _Reset())
+    with elastic.step():
+        model(torch.ones(1, 1)).sum().backward()
+    words = "gradients were not averaged: Read error [127.0.0.1]:3443: Connection reset"
+    assert f"step 1 is broken off: {words}" in caplog.messages
+
+
 def test_a_scaler_before_the_step_leaves_out_what_is_not_finite_and_moves_its_scale():
     model, optimizer, _ = simplest()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -71,6 +71,8 @@ def test_the_loss_of_a_peer_is_told_without_gloos_source_and_advice(capsys: pyte
     assert not error_file.is_peer_loss(RuntimeError("a shape that does not fit"))
     assert error_file.in_brief(error) == "Connection closed by peer [127.0.0.1]:8858"
     assert error_file.in_brief(RuntimeError("one\ntwo")) == "one"
+    wrapped = error_file.in_brief(RuntimeError(f"gradients were not averaged: {GLOO}"))
+    assert wrapped == "gradients were not averaged: Connection closed by peer [127.0.0.1]:8858"
     error_file.print_briefly(error)
     sys.excepthook(RuntimeError, error, None)
     assert capsys.readouterr().err.endswith("\nRuntimeError: Connection closed by peer [127.0.0.1]:8858\n")

@@ -38,7 +38,7 @@ from resile.torch._checkpoint.restore_plan import (
 )
 from resile.torch._checkpoint.verify import Verification
 from resile.torch._loop.collectives import Collectives
-from resile.torch._support.error_file import recorded_in_error_file
+from resile.torch._support.error_file import in_brief, recorded_in_error_file
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Restore:
             verdict, why = MISFIT, str(misfit)
         except Exception as unforeseen:  # the other ranks wait for this verdict in any case
             verdict, error = BROKEN, unforeseen
-            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = f"{type(error).__name__}: {in_brief(error)}"
         self._verdict = verdict
         verdicts = [row[0] for row in self._collectives.gather([verdict])]
         worst = max(verdicts)

@@ -26,6 +26,7 @@ from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 
 from resile.torch._loop.group import Group, GroupLost, wait
+from resile.torch._support.error_file import in_brief
 
 BUCKET = 25 * 1024 * 1024
 """Bytes. DDP's default: large enough for the network, small enough that the first bucket is sent early."""
@@ -282,7 +283,7 @@ class Averager:
             for work in self._works:
                 wait(work, self._group)
         except RuntimeError as error:
-            raise GroupLost(f"gradients were not averaged: {error}") from error
+            raise GroupLost(f"gradients were not averaged: {in_brief(error)}") from error
         self._works.clear()
         for bucket in self._buckets:
             bucket.publish()
@@ -295,7 +296,7 @@ class Averager:
                 self._works.append(self._buckets[self._sent].send())
                 self._sent += 1
         except RuntimeError as error:
-            raise GroupLost(f"gradients were not averaged: {error}") from error
+            raise GroupLost(f"gradients were not averaged: {in_brief(error)}") from error
 
 
 def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from resile.torch._loop.group import Group, GroupLost, wait
+from resile.torch._support.error_file import in_brief
 
 Place = tuple[int, str]
 """The index of a module, and the name of a buffer in it."""
@@ -55,7 +56,7 @@ class ModelBuffers:
                 self._flats.append((flat, places))
                 self._works.append(dist.broadcast(flat, 0, async_op=True))
         except RuntimeError as error:
-            raise GroupLost(f"buffers were not shared: {error}") from error
+            raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def wait(self, group: Group | None = None) -> None:
         """Wait for rank 0's buffers, which `keep` will set in the model.
@@ -70,7 +71,7 @@ class ModelBuffers:
             for work in self._works:
                 wait(work, group)
         except RuntimeError as error:
-            raise GroupLost(f"buffers were not shared: {error}") from error
+            raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def keep(self) -> None:
         """Keep the buffers after a step was taken or the model was given another state."""

@@ -126,7 +126,7 @@ class Rendezvous:
                 in_vain += 1
                 if in_vain == MOST_MEETINGS:
                     raise RuntimeError(
-                        f"{MOST_MEETINGS} rounds in a row did not come together; the last: {error}"
+                        f"{MOST_MEETINGS} rounds in a row did not come together; the last: {in_brief(error)}"
                     ) from error
                 continue
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -20,6 +21,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _RESILE, _STDLIB = str(Path(__file__).parents[2]), os.path.dirname(os.__file__)
 _LOSSES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 """Gloo's messages when a rank is gone."""
+_SOURCE = re.compile(r"\[/\S+:\d+\] ")
+"""The file and line of gloo's C++ source, with which its messages begin."""
 
 
 @contextlib.contextmanager
@@ -62,10 +65,8 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def in_brief(error: BaseException) -> str:
-    """The first sentence of an error, without gloo's source location."""
-    line = str(error).strip().partition("\n")[0]
-    if line.startswith("[/"):
-        line = line.partition("] ")[2]
+    """The first sentence of an error for a log line, without the location in gloo's source, wherever it stands."""
+    line = _SOURCE.sub("", str(error).strip().partition("\n")[0])
     return line.partition(". This is typically")[0] or type(error).__name__
 
 
