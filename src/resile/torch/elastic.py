@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,19 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 1800.0
 """Seconds that a collective may take; torch's default."""
+
+
+class _Stage(enum.Enum):
+    """How far this process is between meeting its peers and the end of a loop."""
+
+    APART = enum.auto()
+    """The process has not met its peers yet."""
+    MET = enum.auto()
+    """The process is in a round, and a step was begun for every batch that the loop gave."""
+    GIVEN = enum.auto()
+    """The process is in a round. The loop gave a batch, and its `with elastic.step()` has not begun."""
+    DONE = enum.auto()
+    """The loop is over on all members, and this process has left the round. Another loop meets the peers again."""
 
 
 class Elastic:
@@ -128,10 +142,7 @@ class Elastic:
             completed=completed,
         )
         self._rendezvous = Rendezvous(self._state, backend or default_backend(), timeout)
-        self._met = False
-        self._asked = False
-        self._done = False
-        """True if the last loop is over and no peer waits for this process."""
+        self._stage = _Stage.APART
         self._samples = 0
         self._passes = 1
         self._total = 0
@@ -191,7 +202,7 @@ class Elastic:
                 for samples, batch in dealt(sampler, loader):
                     if self.lost:
                         break
-                    self._asked, self._samples = False, samples
+                    self._stage, self._samples = _Stage.GIVEN, samples
                     self._passes = len(batch) if isinstance(batch, Step) else 1
                     given = True
                     yield batch
@@ -215,7 +226,7 @@ class Elastic:
         while True:
             while self.completed < total:
                 if not self.lost:
-                    self._asked, given = False, True
+                    self._stage, given = _Stage.GIVEN, True
                     yield self.completed
                     if self._taken():
                         continue
@@ -241,7 +252,7 @@ class Elastic:
         self.meet()
         training = self._state.training
         training.begin(self.world, self._passes if backwards is None else backwards, self._rendezvous.group)
-        self._asked, self.stepped = True, False
+        self._stage, self.stepped = _Stage.MET, False
         try:
             yield
             training.share()
@@ -282,18 +293,17 @@ class Elastic:
 
     def meet(self) -> None:
         """Form the group and agree on the state, if that has not been done. The loop calls it itself."""
-        if self._met:
+        if self._stage in (_Stage.MET, _Stage.GIVEN):
             return
-        self._met = True
-        if self._done:  # another loop begins
-            self._done = False
+        if self._stage is _Stage.DONE:  # another loop begins
             self._rendezvous.call_again()
+        self._stage = _Stage.MET
         self._regroup()
 
     def close(self) -> None:
         """Leave the group. Called at exit; idempotent."""
         atexit.unregister(self.close)
-        self._rendezvous.close(in_peace=self._done)
+        self._rendezvous.close(in_peace=self._stage is _Stage.DONE)
 
     def _regroup(self) -> None:
         self.stepped = False
@@ -320,7 +330,7 @@ class Elastic:
 
     def _taken(self) -> bool:
         """True if the loop's last step is in the model; it is then reported."""
-        if not self._asked:
+        if self._stage is _Stage.GIVEN:
             raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
         if self.stepped:
             report_step(self.completed, self._total)
@@ -349,13 +359,13 @@ class Elastic:
                 raise
             self._regroup()
             return False
-        self._done = True
+        self._stage = _Stage.DONE
         rendezvous.loops += 1
         rendezvous.complete()  # from now on losses and newcomers do not matter, although storage may take its time
         if checkpoints is not None:
             checkpoints.wait_stored()
-        if rendezvous.hang_up():
-            self._met = False  # another loop meets again
+        if not rendezvous.hang_up():
+            self._stage = _Stage.MET  # without an agent all loops have the same group
         return True
 
     def _break_off(self, lost: bool) -> None:
