@@ -262,7 +262,7 @@ class _Reset:
     """A collective whose peer has reset the connection."""
 
     def wait(self) -> None:
-        raise RuntimeError("[/__w/pytorch/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3443: Connection reset")
+        raise RuntimeError("[/__w/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3443: Connection reset")
 
 
 def test_a_step_that_is_broken_off_is_logged_without_the_location_in_gloos_source(

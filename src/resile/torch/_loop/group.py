@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from resile.api.ids import Round
+from resile.common.backoff import Backoff
 from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._loop import sockets, waits
 from resile.torch._loop.waits import GroupLost as GroupLost
@@ -36,11 +37,10 @@ from resile.torch._support.error_file import in_brief
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-FIRST_CONNECT, LONGEST_CONNECT = 2.0, 30.0
+CONNECT = Backoff(2.0, limit=30.0)
 """Seconds for the members to connect to each other once all have come, which normally takes milliseconds. The time
-doubles after each failed try."""
-PROBE = 0.002
-LONGEST_PROBE = 0.05
+doubles after each failed meeting."""
+PROBES = Backoff(0.002, limit=0.05, factor=1.5)
 """Seconds between two tries to reach the round's store. Torch's own client would wait a whole second."""
 BREAK_AGAIN = 0.005
 """Seconds between two searches for new connections of a group that is aborted while it is being made."""
@@ -50,7 +50,7 @@ class Group:
     """The process group of one round: torch's default group between `form` and `destroy`."""
 
     def __init__(
-        self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = LONGEST_CONNECT
+        self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
         """Nothing happens before `form`.
 
@@ -226,7 +226,7 @@ class Group:
             dist.distributed_c10d._new_process_group_helper = make
 
     def _break_until_made(self) -> None:
-        deadline = time.monotonic() + LONGEST_CONNECT
+        deadline = time.monotonic() + CONNECT.limit
         while self._break() and time.monotonic() < deadline:
             time.sleep(BREAK_AGAIN)
 
@@ -251,7 +251,7 @@ class Group:
                 assignment.master_port,
                 is_master=assignment.rank == 0,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=min(self._timeout, LONGEST_CONNECT)),
+                timeout=timedelta(seconds=min(self._timeout, CONNECT.limit)),
             ),
             lambda: self._over_since,
         )
@@ -261,8 +261,8 @@ class Group:
         return store
 
     def _await_store(self) -> None:
-        deadline, pause = time.monotonic() + self._timeout, PROBE
-        while True:
+        deadline = time.monotonic() + self._timeout
+        for pause in PROBES.pauses():
             if self.over:
                 raise GroupLost(f"round {self.round} is over")
             try:
@@ -272,7 +272,6 @@ class Group:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PROBE)
 
 
 def wait(work: Any, group: Group | None) -> None:
@@ -283,11 +282,6 @@ def wait(work: Any, group: Group | None) -> None:
         RuntimeError: the collective failed.
     """
     work.wait() if group is None else group.wait(work)
-
-
-def time_to_connect(failures: int) -> float:
-    """Seconds for the members to connect to each other, after this many failed tries."""
-    return min(LONGEST_CONNECT, FIRST_CONNECT * 2.0 ** min(failures, 10))
 
 
 def default_backend() -> str:

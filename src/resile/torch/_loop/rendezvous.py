@@ -22,7 +22,7 @@ from resile.api.ids import NO_ROUND, Round
 from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._loop import state_sync
 from resile.torch._loop.collectives import Collectives
-from resile.torch._loop.group import Group, GroupLost, time_to_connect
+from resile.torch._loop.group import CONNECT, Group, GroupLost
 from resile.torch._loop.train_state import TrainState
 from resile.torch._support.error_file import in_brief
 from resile.torch.progress import enter_round
@@ -103,12 +103,12 @@ class Rendezvous:
             return
         self._state.undo()
         in_vain = 0
-        for tried in itertools.count():
+        for meeting in itertools.count(1):
             if self.group is not None:
                 self.group.destroy()
                 self.group = None
             assignment = client.ready(self._state.completed, agreed=self._agreed_in)
-            group = Group(assignment, self._backend, self._timeout, time_to_connect(tried))
+            group = Group(assignment, self._backend, self._timeout, CONNECT.after(meeting))
             self.group = group
             self._ranks.use(group)
             try:
