@@ -23,34 +23,33 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from torch.distributed.tensor import DTensor
 
-from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record, places
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, places
 from resile.checkpoint.errors import StorageError, not_stored
 from resile.checkpoint.layout import Layout
 from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
 from resile.checkpoint.storage import open_storage
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
-from resile.torch._checkpoint.buffer_choice import BufferChoice
-from resile.torch._checkpoint.direct_storage import check_writable, store_directly
+from resile.torch._checkpoint.buffer_writer import BufferWriter
 from resile.torch._checkpoint.flatten import Leaf, State, flatten
-from resile.torch._checkpoint.packing import PackedState, SlotTooSmall
-from resile.torch._checkpoint.parallel_copy import POPULATE_WRITE, copying_threads, populate
+from resile.torch._checkpoint.memory_parts import Memory, Verification
+from resile.torch._checkpoint.packing import SlotTooSmall
 from resile.torch._checkpoint.rank_layout import Saver, estimate_growth, lay_out, still_fits
-from resile.torch._checkpoint.restore import Memory, Restore
-from resile.torch._checkpoint.save_group import LeftOut, SaveGroup
-from resile.torch._checkpoint.store_queue import StoreQueue
-from resile.torch._checkpoint.verify import Verification, begin
+from resile.torch._checkpoint.restore import Restore
+from resile.torch._checkpoint.save_group import BufferChoice, LeftOut, SaveGroup
+from resile.torch._checkpoint.storing import check_writable, store_directly
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.arguments import check_directory, check_state, state_dicts_in, whole
 from resile.torch._support.log_setup import show_info_logs
 from resile.wire.env import AGENT_SOCKET, WORKER
+
+__all__ = ["Checkpointer"]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,6 @@ STORE_PATIENCE = 600.0
 COPY_PATIENCE = 30.0
 """Seconds that a save due for storage waits for the copies of the previous one."""
 BEHIND = "storage is two saves behind: saves are left out until it has caught up"
-BUSY = "storage still writes an earlier step: steps that are due meanwhile may stay in memory alone"
 
 
 class Checkpointer:
@@ -93,30 +91,24 @@ class Checkpointer:
         """Processes of this node when none is lost."""
         self.collectives = Collectives()
         """The ranks that save and restore together."""
-        self._memory: MemoryClient | ProcessBuffers | None = None
-        self._leader: MemoryClient | None = None
-        self._open()
+        self._memory, self._leader = self._open()
+        self._closed = False
         self._log_once = LogOnce(log)
         self._save_group = SaveGroup(self.collectives, self._memory, self._log_once)
+        self._writer = BufferWriter(self._memory, self._log_once)
         self._layout: tuple[Layout, bytes] | None = None
-        self._packed: dict[int, tuple[bytes, int, PackedState]] = {}
-        """By buffer: the layout and size that it is prepared for."""
-        self._copier = ThreadPoolExecutor(1, "resile-copy")
-        self._sealer = ThreadPoolExecutor(1, "resile-seal")
-        self._store_queue = StoreQueue(self._memory, self._log_once, self._sealer.submit)
-        self._copying: Future[None] | None = None
-        self._sealing: dict[int, Future[None]] = {}
-        self._populating: list[Future[None]] = []
         self._verifying: dict[Buffer, Verification] = {}
         """Checkpoints of an earlier process that are being compared with their checksums."""
         self.behind = False
         """True if the last save was skipped because storing or copying an earlier one is not done."""
-        self._verify_ahead()
+        for client in (self._memory, self._leader):  # while the script builds its model
+            if isinstance(client, MemoryClient) and (begun := self._writer.verify_ahead(client.buffers)) is not None:
+                self._verifying[begun.buffer] = begun
 
     @property
     def in_memory(self) -> bool:
         """True if saves survive the end of this process without storage."""
-        return isinstance(self._memory, MemoryClient)
+        return isinstance(self._memory, MemoryClient) and not self._closed
 
     # saving ----------------------------------------------------------------------------------------------------------
 
@@ -176,9 +168,7 @@ class Checkpointer:
 
     def before_update(self) -> None:
         """Wait until an overlapped save has copied everything. Call it before the optimizer steps."""
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            copying.result()
+        self._writer.before_update()
 
     def guard(self, optimizer: Any) -> None:
         """Make every step of this optimizer call `before_update()` first."""
@@ -191,23 +181,18 @@ class Checkpointer:
             TimeoutError: it is not written yet.
             OSError: it could not be written; the text says why. A second call raises it again.
         """
-        self.before_update()
-        for working in [*self._populating, *self._sealing.values()]:
-            working.result(timeout)
-        self._store_queue.wait(timeout)
+        self._writer.wait(timeout)
 
     def close(self) -> None:
         """Finish pending work. The agent keeps its checkpoints. Idempotent."""
-        self.before_update()
-        self._copier.shutdown()
-        self._sealer.shutdown()
-        self._packed.clear()
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.close()
         for memory in (self._memory, self._leader):
             if memory is not None:
                 memory.close()
-        self._memory = self._leader = None
-        self._save_group.close()
-        self._store_queue.close()
+                memory.buffers = []  # what is in storage can still be restored
 
     # restoring -------------------------------------------------------------------------------------------------------
 
@@ -234,14 +219,15 @@ class Checkpointer:
         """
         self._check(state)
         self.before_update()
-        for sealing in list(self._sealing.values()):
-            sealing.result()
+        self._writer.wait_sealed()
         self._leave_group()
         self._save_group.meet()
-        own = self._memory.buffers if isinstance(self._memory, MemoryClient) else []
+        own, replicas = (
+            (self._memory.buffers, self._memory.copies()) if isinstance(self._memory, MemoryClient) else ([], [])
+        )
         with contextlib.ExitStack() as stack:
             others = [buffer for client in self._siblings(stack) for buffer in client.buffers]
-            others += [stack.enter_context(contextlib.closing(copy)) for copy in self._copies()]
+            others += [stack.enter_context(contextlib.closing(copy)) for copy in replicas]
             memory = Memory(own, self._leader.buffers if self._leader else own, others, self._verifying)
             restoring = Restore(self.collectives, memory, self.storage)
             step = restoring.run(state)
@@ -266,7 +252,7 @@ class Checkpointer:
     def _leave_group(self) -> None:
         self._save_group.leave()
         self._layout = None
-        self._store_queue.drop_deferred()
+        self._writer.store_queue.drop_deferred()
 
     def reserve(self, state: State) -> None:
         """Allocate the memory for saves of this state in the background, so that the first is no slower.
@@ -280,22 +266,24 @@ class Checkpointer:
         layout, text = self._laid_out(leaves)
         size = places(text, layout.length)[2] + estimate_growth(state, leads=self._local_rank == 0)
         if self._room(size):
-            assert self._memory is not None
-            self._populating = [self._sealer.submit(populate, each, POPULATE_WRITE) for each in self._memory.buffers]
+            self._writer.populate()
 
     # inside ----------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        if not self._agent_socket or not self._worker:
-            self._memory = ProcessBuffers() if self.storage is not None else None
-            return
-        try:
-            self._memory = MemoryClient(self._agent_socket, self._worker, self._local_rank)
-            if self._local_rank:
-                self._leader = MemoryClient(self._agent_socket, self._worker, 0, reads=True)
-        except NoCheckpointServer as error:
-            log.warning("checkpoints are kept in storage alone: %s", error)
-            self._memory = ProcessBuffers() if self.storage is not None else None
+    def _open(self) -> tuple[MemoryClient | ProcessBuffers, MemoryClient | None]:
+        """The buffers of this rank, and those of its node's leader unless this rank is the leader.
+
+        Without an agent, buffers of this process feed storage, and nothing more.
+        """
+        if self._agent_socket and self._worker:
+            try:
+                own = MemoryClient(self._agent_socket, self._worker, self._local_rank)
+                if not self._local_rank:
+                    return own, None
+                return own, MemoryClient(self._agent_socket, self._worker, 0, reads=True)
+            except NoCheckpointServer as error:
+                log.warning("checkpoints are kept in storage alone: %s", error)
+        return ProcessBuffers(), None
 
     def _check(self, state: State) -> None:
         check_state(state)
@@ -305,12 +293,6 @@ class Checkpointer:
                 "save() and restore() the object itself, or load it from there yourself"
             )
 
-    def _verify_ahead(self) -> None:
-        """Map and check what an earlier process has left, while the script builds its model."""
-        for client in (self._memory, self._leader):
-            if isinstance(client, MemoryClient) and (verifying := begin(client.buffers, self._sealer)) is not None:
-                self._verifying[verifying.buffer] = verifying
-
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
         """Connections to the buffers of this node's other ranks, because a lost process cannot offer its own."""
         for local_rank in range(self._local_world if self.in_memory else 0):
@@ -319,10 +301,6 @@ class Checkpointer:
                     client = MemoryClient(self._agent_socket, self._worker, local_rank, reads=True)
                     stack.callback(client.close)
                     yield client
-
-    def _copies(self) -> list[Buffer]:
-        """The replicas that this node keeps for another."""
-        return self._memory.copies() if isinstance(self._memory, MemoryClient) else []
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
         """The buffer that this rank overwrites, so that all keep the same steps; None if all skip this one.
@@ -353,77 +331,33 @@ class Checkpointer:
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout
 
-    def _save(self, step: int, leaves: list[Leaf], slot: BufferChoice | None, due: bool, overlap: bool) -> bool:
+    def _save(self, step: int, leaves: list[Leaf], choice: BufferChoice | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
-        copied = self._save_group.partnered and not layout.replicated
         if not self._room(places(text, layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
-        assert self._memory is not None
-        slot = slot or self._save_group.free()
-        if slot is None:
+        choice = choice or self._save_group.free()
+        if choice is None:
             self.behind = True
             self._log_once.say(BEHIND)
             return False
-        number, stores = slot.number, due and not slot.busy
-        if due:
-            self._store_queue.drop_deferred()
-        elif not slot.busy:
-            self._store_queue.follow_up(number)
-        buffer = self._memory.buffers[number]
-        packed = self._begin(number, layout, text)
-        sequence = self._save_group.sequence
-        if due and slot.busy:
-            self._log_once.say(BUSY)
-
-        def commit() -> None:
-            record = buffer.commit(sequence, step, text, layout.length)
-            if stores:
-                self._store_queue.reserve(number, sequence)
-            elif due:
-                self._store_queue.defer(number, sequence)
-            if copied:
-                self._save_group.sent(sequence, layout.length, self._local_world)
-            self._sealing[number] = self._sealer.submit(self._seal, number, packed, record, stores, copied)
-
-        if overlap:
-            packed.fill(leaf for leaf in leaves if not leaf.late)
-            late = [leaf for leaf in leaves if leaf.late]
-
-            def rest() -> None:
-                packed.fill(late)
-                commit()
-
-            self._copying = self._copier.submit(rest)
-        else:
-            packed.fill(leaves, copying_threads(layout.length))
-            commit()
+        sequence, replicated = self._save_group.sequence, self._save_group.partnered and not layout.replicated
+        self._writer.write(
+            choice,
+            leaves,
+            layout,
+            text,
+            sequence=sequence,
+            step=step,
+            due=due,
+            replicated=replicated,
+            overlap=overlap,
+        )
+        if replicated:
+            self._save_group.sent(sequence, layout.length, self._local_world)
         return True
 
-    def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
-        assert self._memory is not None
-        buffer = self._memory.buffers[number]
-        if (sealing := self._sealing.pop(number, None)) is not None:
-            sealing.result()
-        buffer.release()
-        _, data_at = buffer.begin(text, layout.length)
-        known = self._packed.get(number)
-        if known is not None and known[0] is text and known[1] == buffer.size:
-            return known[2]
-        packed = PackedState(buffer.map(), data_at, layout)
-        packed.write_frames()
-        self._packed[number] = (text, buffer.size, packed)
-        return packed
-
-    def _seal(self, number: int, packed: PackedState, record: Record, stores: bool, copied: bool) -> None:
-        assert self._memory is not None
-        self._memory.buffers[number].seal(record, packed.sums())
-        if copied and isinstance(self._memory, MemoryClient):
-            self._memory.copy_out(number, record.sequence)
-        if stores:
-            self._store_queue.send(number, record.sequence)
-
     def _room(self, size: int) -> bool:
-        if self._memory is None:
+        if self._closed:
             return False
         why = self._memory.make_room(size)
         if why:

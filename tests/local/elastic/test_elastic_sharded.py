@@ -181,7 +181,7 @@ def test_a_second_world_of_the_same_size_with_other_ranks_saves_its_own_shards(r
 
 DIES = """
 from resile.torch._loop.collectives import Collectives
-from resile.torch._checkpoint.buffer_choice import SaveStatus
+from resile.torch._checkpoint.save_group import SaveStatus
 gather = Collectives.gather
 
 

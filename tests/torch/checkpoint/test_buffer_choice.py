@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.torch._checkpoint.buffer_choice import SaveStatus, to_keep
+from resile.torch._checkpoint.save_group import SaveStatus, to_keep
 
 
 def holds(first: int, second: int, *, wanted: tuple[int, ...] = (), older_wanted: bool = False) -> SaveStatus:

@@ -157,11 +157,11 @@ def restored(world: int, directory: str | None = None, *, picky: bool = False, m
 def met_errors(rank: int) -> list[Any]:
     """Rank 1 meets all kinds of errors, one after the other: the group stays in step."""
     said = [saved(rank), restored(2, picky=rank == 1), restored(2, misshaped=rank == 1)]
-    offers = restore.Restore._offers
+    offers = restore.Memory.offers
     if rank == 1:
-        restore.Restore._offers = lambda self: 1 // 0  # type: ignore[assignment,method-assign,return-value]
+        restore.Memory.offers = lambda self: 1 // 0  # type: ignore[assignment,method-assign,return-value]
     said.append(restored(2))
-    restore.Restore._offers = offers  # type: ignore[method-assign]
+    restore.Memory.offers = offers  # type: ignore[method-assign]
     return [*said, restored(2)]
 
 

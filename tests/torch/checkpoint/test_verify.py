@@ -15,11 +15,11 @@ from resile.checkpoint.buffer import Buffer, places
 from resile.checkpoint.errors import NotReadable
 from resile.torch._checkpoint import parallel_copy
 from resile.torch._checkpoint.flatten import flatten
+from resile.torch._checkpoint.memory_parts import Verification
 from resile.torch._checkpoint.packing import Damaged, PackedState
 from resile.torch._checkpoint.parallel_copy import copying_threads
 from resile.torch._checkpoint.rank_layout import Saver, lay_out
 from resile.torch._checkpoint.restore import Memory, Restore
-from resile.torch._checkpoint.verify import Verification
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.numpy_values import sums_of_rows
 

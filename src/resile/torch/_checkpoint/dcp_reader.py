@@ -65,12 +65,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(storage: AnyStorage, step: int) -> Any:
-    """DCP's metadata of a step.
-
-    Raises:
-        Damaged: it does not exist, or is something else.
-        NotReadable: storage does not return it.
-    """
+    """DCP's metadata of a step. Raises Damaged if it is missing or malformed, NotReadable if storage is silent."""
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
     except NotReadable:
@@ -82,7 +77,7 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
 
 
 def _reader(storage: AnyStorage, step: int, contents: Any) -> Any:
-    """DCP's reader, with metadata that `read_metadata` has read."""
+    """A reader of DCP for one step, which uses the metadata `contents` that `read_metadata` returned."""
     if isinstance(storage, Storage):
         reader = dcp.FileSystemReader(storage.path(step))
     else:
@@ -105,11 +100,10 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
 
 
 def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
-    """Compare every byte of a step with its checksums. Of several ranks each checks its share of the files.
+    """Compare a step with its checksums: of its files, number `share` and then every `shares`-th.
 
-    Raises:
-        Damaged: something is missing, too short, or altered.
-        NotReadable: storage does not return it.
+    So several ranks check one step together. Raises Damaged if a part is missing, too short or altered, and NotReadable
+    if storage does not return it.
     """
     try:
         parts = storage.parts(step)
@@ -151,12 +145,10 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 
 
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
-    """Read a step into a state, whatever the numbers of ranks that wrote it and that read it. Needs no other rank.
+    """Read a step into a state, whatever the numbers of ranks that wrote it and that read it. No collective.
 
-    Raises:
-        Damaged: the step was altered.
-        NotReadable: storage does not return it.
-        StateMismatch: the step does not fit the state.
+    Raises Damaged if the step was altered, NotReadable if storage does not return it, and StateMismatch if the step
+    does not fit the state.
     """
     contents = read_metadata(storage, step)
     try:
@@ -194,7 +186,7 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
-    """The path of every key: from our own parts or, in a checkpoint that plain DCP wrote, from its planner's data."""
+    """The path of every key, from resile's own parts or, if plain DCP wrote the checkpoint, from its planner's data."""
     by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}

@@ -41,21 +41,19 @@ class Leaf(NamedTuple):
 
 
 class Name(NamedTuple):
-    """The names of a parameter."""
+    """The name of a parameter within its module, and within the whole state."""
 
     short: str
-    """Within its module."""
     full: str
-    """Within the state."""
 
 
 def key_of(path: Path) -> str:
-    """The dotted name of a leaf."""
+    """The dotted name of a leaf, such as `model.0.weight`."""
     return ".".join(str(key) for _, key in path)
 
 
 def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The values of a state, descending into dictionaries that hold modules or other stateful objects."""
+    """The values of a state with their paths. Dictionaries that hold modules or other stateful objects are opened."""
     for key, value in state.items():
         path: Path = (*above, ("d", _sound_key(above, key)))
         if not _is_stateful(value) and isinstance(value, MutableMapping) and _holds_stateful(value):
@@ -65,11 +63,7 @@ def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
 
 
 def refuse_duplicates(leaves: Iterable[Leaf]) -> None:
-    """Check that the names of all leaves differ.
-
-    Raises:
-        ValueError: two leaves share a name, and a checkpoint could hold only one of them.
-    """
+    """Raise ValueError if two leaves share a name, because a checkpoint could hold only one of them."""
     known: dict[str, Path] = {}
     for leaf in leaves:
         key = leaf.key
@@ -130,7 +124,7 @@ def _optimizer_leaves(root: Path, optimizer: Any, names: Mapping[int, Name]) -> 
 
 
 def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
-    """The names of an optimizer's parameters, by group. A name that occurs in two modules includes the module's."""
+    """The names of an optimizer's parameters, by group. A name that two modules have is given in full."""
     groups = [
         [names.get(id(p)) or Name(*[f"param_{number}_{place}"] * 2) for place, p in enumerate(group["params"])]
         for number, group in enumerate(optimizer.param_groups)
@@ -186,7 +180,7 @@ def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, Name]:
 
 
 def unwrap(module: Any) -> Any:
-    """The module inside a DistributedDataParallel wrapper, which gives the parameters their names."""
+    """The module inside a DistributedDataParallel wrapper, or the module itself if it is not wrapped."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
@@ -200,7 +194,11 @@ def local(tensor: Any) -> Any:
 
 
 class LoadTarget:
-    """Receives the values of a checkpoint: in existing tensors, in new ones, and at the end in objects."""
+    """The state that receives the values of a checkpoint.
+
+    Tensors of the state are filled in place. New tensors and other values are collected, and `finish` hands them to the
+    objects of the state.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -224,12 +222,15 @@ class LoadTarget:
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
-        """The tensor to fill with the checkpoint's values for this path. `shape` is that of the whole tensor.
+        """The tensor to fill with the checkpoint's values for this path.
 
-        With `array`, objects receive it as a numpy array.
+        Raises StateMismatch if the state's own tensor has another shape.
 
-        Raises:
-            StateMismatch: the state's own tensor has another shape.
+        Args:
+            path: of the leaf.
+            dtype: in the checkpoint.
+            shape: of the whole tensor, over all ranks.
+            array: True if objects receive it as a numpy array.
         """
         key = key_of(path)
         target = self._loaded.get(path, self._live.get(key))
@@ -243,7 +244,7 @@ class LoadTarget:
         return target
 
     def cover(self, path: Path, origin: tuple[int, ...], count: int) -> None:
-        """Note that `count` elements of a tensor are filled, from `origin` on."""
+        """Note that a block of a tensor is filled: `count` elements, the first at `origin`."""
         self._covered.setdefault(path, {})[origin] = count
 
     def missing(self) -> str:
@@ -259,11 +260,7 @@ class LoadTarget:
         self._loaded[path] = value
 
     def check(self, paths: Iterable[Path]) -> None:
-        """Check that a checkpoint with these leaves has a value for every part of the state.
-
-        Raises:
-            StateMismatch: it does not.
-        """
+        """Raise StateMismatch if a checkpoint with these leaves lacks a value for some part of the state."""
         found = list(paths)
         keys = {key_of(path) for path in found}
         known = {_steps(path[:length]) for path in found for length in range(1, len(path) + 1)}
@@ -276,7 +273,7 @@ class LoadTarget:
                 raise StateMismatch(f"the checkpoint has no {key_of(path)!r}")
 
     def finish(self) -> None:
-        """Hand the values to the objects, once everything is filled."""
+        """Hand the collected values to the objects of the state, once all tensors are filled."""
         for root, part in self._parts:
             leaves = {
                 path[len(root) :]: value.cpu().numpy() if path in self._arrays else value
@@ -337,7 +334,7 @@ def _steps(path: Path) -> tuple[str | int, ...]:
 
 
 def nest(leaves: Mapping[Path, Any]) -> Any:
-    """The nested value with these leaves."""
+    """The nested dictionaries, lists and tuples that have these leaves."""
     if () in leaves:
         return leaves[()]
     heads: dict[tuple[str, str | int], dict[Path, Any]] = {}

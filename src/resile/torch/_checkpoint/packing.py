@@ -1,6 +1,6 @@
-"""The bytes of one rank's checkpoint. A save fills them with one copy, and a restore reads them with one.
+"""The bytes of one rank's checkpoint. A save copies the state once into them, and a restore copies once from them.
 
-Every tensor stands in the data as `torch.save` writes it, so storage gets the bytes unchanged.
+Every tensor is in these bytes as `torch.save` writes it, so they go to storage unchanged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from resile.checkpoint.layout import CHUNK, Layout, ObjectItem, TensorItem, chun
 from resile.torch._checkpoint.flatten import Leaf, LoadTarget, local
 from resile.torch._checkpoint.parallel_copy import memcpies, memcpy, run_jobs
 from resile.torch._checkpoint.pickling import pickled, unpickled
-from resile.torch._checkpoint.rank_layout import Extent, extent_of
-from resile.torch._checkpoint.tensor_frame import frame
+from resile.torch._checkpoint.rank_layout import Extent, extent_of, frame
 from resile.torch._support.numpy_values import sums_of_rows
 
 CHECKED = 64 * CHUNK
@@ -30,7 +29,7 @@ SHOWN = 3
 
 
 class SlotTooSmall(Exception):
-    """A value has outgrown its slot, so the checkpoint needs a new layout."""
+    """A value needs more bytes than its slot in the layout has, so the checkpoint needs a new layout."""
 
 
 class Damaged(Exception):
@@ -38,10 +37,9 @@ class Damaged(Exception):
 
 
 class PackedState:
-    """The data of one buffer as torch sees it."""
+    """The bytes of a checkpoint, at an offset in some memory, with the layout that says which leaf is where."""
 
     def __init__(self, memory: Any, offset: int, layout: Layout) -> None:
-        """Use the data at `offset` of the memory."""
         self.layout = layout
         if layout.length:
             self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=layout.length)
@@ -50,7 +48,7 @@ class PackedState:
         self._address = self.bytes.data_ptr()
 
     def write_frames(self) -> None:
-        """Write what stays the same from save to save."""
+        """Write the bytes around each tensor, which stay the same from save to save."""
         for item in self.layout.items:
             if isinstance(item, TensorItem):
                 around = frame(getattr(torch, item.dtype), item.shape)
@@ -58,11 +56,9 @@ class PackedState:
                 self._put(item.data + item.nbytes, around.after)
 
     def fill(self, leaves: Iterable[Leaf], threads: int = 1) -> None:
-        """Copy the values in. The previous contents are lost even if this raises.
+        """Copy the values of the leaves into the bytes. The previous contents are lost even if this raises.
 
-        Raises:
-            SlotTooSmall: a value needs more space.
-            CannotRestore: a value has become one that no restore could read.
+        Raises SlotTooSmall, or CannotRestore if no restore could read a value.
         """
         by_key = {item.key: item for item in self.layout.items}
         copies: list[Callable[[], None]] = []
@@ -82,20 +78,16 @@ class PackedState:
         run_jobs(threads, copies)
 
     def sums(self) -> list[int]:
-        """The checksums of every chunk that goes to storage, then of the rest."""
+        """The checksum of each chunk: first of the chunks that go to storage, then of the others."""
         stored = self.layout.stored
         return [*self._sums(0, stored), *self._sums(stored, self.layout.length)]
 
     def check(self, sums: Sequence[int], threads: int = 1, *, base: int = 0) -> None:
-        """Compare every byte with the checksums. `base` is added to the offsets in the message.
-
-        Raises:
-            Damaged: a checksum differs.
-        """
+        """Raise Damaged if a checksum differs. The error's text has the offsets of the bytes, plus `base`."""
         run_jobs(threads, self.checks(sums, base=base))
 
     def checks(self, sums: Sequence[int], *, base: int = 0) -> list[Callable[[], None]]:
-        """The work of `check` as jobs that threads can share; each may raise Damaged."""
+        """The work of `check` as functions that threads can share. Each of them may raise Damaged."""
         stored, first = self.layout.stored, chunks(self.layout.stored)
         spans = ((0, stored, sums[:first]), (stored, self.layout.length, sums[first:]))
         return [
@@ -109,8 +101,8 @@ class PackedState:
     def read(self, load_target: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
         """Copy to the state what this rank needs: of a sharded tensor, the overlap with this rank's part.
 
-        Raises:
-            StateMismatch: a tensor has another shape in the state; nothing was copied.
+        Without `values`, only tensors are copied. Raises StateMismatch, before anything is copied, if a tensor has
+        another shape in the state.
         """
         run_jobs(threads, self._copies(load_target))
         for item in self.layout.items if values else ():
@@ -149,7 +141,7 @@ class PackedState:
         raise Damaged(f"the checksum of {where} is wrong, in {names}{more}")
 
     def _sums(self, start: int, end: int) -> list[int]:
-        """The checksums of the chunks between two offsets, many at once and on this thread only."""
+        """The checksums of the chunks between two offsets, computed on this thread only."""
         found: list[int] = []
         for at in range(start, end, COMPARED):
             stop = min(at + COMPARED, end)

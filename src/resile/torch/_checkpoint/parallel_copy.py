@@ -1,7 +1,7 @@
 """Makes copies between a state and its buffers fast, because training stands still meanwhile.
 
-Several threads copy, since one is slower than memory. Pages are mapped beforehand, since the first access to each would
-cost a page fault.
+Several threads copy, since one thread is slower than memory. Pages are mapped beforehand, since the first access to
+each page would cost a page fault.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ memcpy.restype = None
 
 
 def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
-    """One copy as jobs that several threads can share."""
+    """The copy of `nbytes` bytes as functions that several threads can share."""
     return [
         functools.partial(memcpy, target + at, source + at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)
     ]
 
 
 def copying_threads(nbytes: int) -> int:
-    """How many threads to copy with. Memory is faster than one thread, but only idle cores help.
+    """How many threads should copy this many bytes: one for each idle core, at most `THREADS`.
 
-    Idle means at this moment: the load average of the last minute would count this process's own past work. Threads of
-    this process do not count, because training waits for the copy, and torch's threads spin for a while after work.
+    A core counts as idle at this moment; the load average of the last minute would count this process's own past work.
+    Threads of this process do not count, because training waits for the copy, and torch's threads spin for a while
+    after work.
     """
     if nbytes <= PIECE:
         return 1
@@ -54,13 +55,13 @@ def copying_threads(nbytes: int) -> int:
 
 
 def _running() -> int:
-    """Threads of this machine that run or are ready to."""
+    """The number of threads of this machine that run or are ready to."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[0])
 
 
 def _running_here() -> int:
-    """Threads of this process that run, including this one."""
+    """The number of threads of this process that run, including this one."""
     running = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{thread}/stat") as file:
@@ -69,11 +70,9 @@ def _running_here() -> int:
 
 
 def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
-    """Run all jobs on a few threads. Raises what a job raises.
+    """Run all jobs on `threads` threads, including this one, and raise the error of a job that failed.
 
-    Args:
-        threads: how many, including this one.
-        jobs: each free thread takes the next one. Several calls may share one iterator of a list.
+    Each free thread takes the next job. Several calls may share one iterator of a list.
     """
     rest = iter(jobs)
 
@@ -92,7 +91,7 @@ def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
 
 
 def populate(buffer: Buffer, how: int) -> None:
-    """Map a whole buffer now, allocating missing pages. Other threads run meanwhile."""
+    """Map a whole buffer and allocate its missing pages. `how` is POPULATE_READ or POPULATE_WRITE."""
     size = buffer.size
     if not size:
         return

@@ -1,8 +1,8 @@
 """Turns values that are no tensors into bytes and back. A value that could not be read again is refused when saving.
 
 Reading constructs plain values and tensors only (`weights_only=True`), so that a checkpoint runs no code. Pickle,
-however, writes nearly anything. So a pickle that names other classes is read back once before it counts as saved. These
-classes are trusted from then on, and values made of them cost nothing more.
+however, writes nearly anything. So a pickle that names other classes is read back once before it is saved. If that
+succeeds, these classes are trusted from then on, and later values made of them are not read back.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from resile.torch._support.numpy_values import is_number
 
 _READABLE: set[Any] = set()
-"""Classes and functions named by pickles that could be read."""
+"""Classes and functions that were named by pickles that could be read back."""
 
 
 class CannotRestore(TypeError):
-    """No restore could read a value that was to be saved; the text is one sentence that names it."""
+    """No restore could read a value that was to be saved; the text is one sentence that names the value."""
 
 
 class _Unknown(Exception):
@@ -30,7 +30,7 @@ class _Unknown(Exception):
 
 
 class _Known(pickle.Pickler):
-    """Refuses classes that were not tried. Plain values do not reach `reducer_override`."""
+    """Raises `_Unknown` for a class that was not tried yet. Plain values do not reach `reducer_override`."""
 
     def reducer_override(self, thing: Any) -> Any:
         if _named(thing) not in _READABLE:
@@ -39,10 +39,9 @@ class _Known(pickle.Pickler):
 
 
 def pickled(value: Any, key: str = "the value") -> bytes:
-    """Pickle a value that is no tensor. `torch.load` ignores bytes that follow it. Numpy scalars become Python numbers.
+    """Pickle a value that is no tensor. Numpy scalars become Python numbers. `unpickled` ignores bytes that follow.
 
-    Raises:
-        CannotRestore: `unpickled` could not read it; the text names the key.
+    Raises CannotRestore, with the key in its text, if `unpickled` could not read the value.
     """
     try:
         return _dumped(value, _Known)

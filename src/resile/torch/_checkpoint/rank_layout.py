@@ -1,12 +1,13 @@
-"""Decides which leaves of a state one rank keeps, and at which byte of its buffer each lies.
+"""Decides which leaves of a state one rank keeps, and at which byte of its buffer each leaf begins.
 
-A rank keeps its part of every sharded tensor. One rank of each node keeps what all ranks have alike, and rank 0 stores
-it. The layout is made once and stays valid while names, shapes and types do, so that a save is one copy.
+A rank keeps its part of every sharded tensor. One rank of each node, its leader, keeps what all ranks have alike, and
+rank 0 stores that. A layout stays valid as long as names, shapes and types stay the same, so that a save is one copy.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from resile.checkpoint.buffer import PAGE
 from resile.checkpoint.layout import Item, Layout, ObjectItem, TensorItem
 from resile.torch._checkpoint.flatten import Leaf, local, parts, refuse_duplicates
 from resile.torch._checkpoint.pickling import pickled
-from resile.torch._checkpoint.tensor_frame import frame
 
 ALIGN = 64
 SMALLEST_SLOT = 512
@@ -28,14 +28,70 @@ _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
 """Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
 
 
+class Frame(NamedTuple):
+    """The bytes that `torch.save` writes around the values of a tensor. They depend on its type and shape alone.
+
+    The checksums of the zip format are left out, and torch does not check them. So a save copies raw values between
+    two known pieces of bytes, and DCP can read the result.
+    """
+
+    before: bytes
+    after: bytes
+
+
+class _Sink(io.RawIOBase):
+    """A file that keeps the bytes that `torch.save` writes, except the tensor's values."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+        self._until_values: int | None = None
+        """Writes left before the values, once the name of their record was seen."""
+        self.before = bytearray()
+        self.after = bytearray()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        self._size += size
+        if self._until_values == 0 and self._left:
+            self._left -= size
+            return size
+        piece = bytes(data)
+        (self.after if self._until_values == 0 else self.before).extend(piece)
+        if self._until_values:
+            self._until_values -= 1
+        elif self._until_values is None and piece.endswith(b"/data/0"):
+            self._until_values = 1  # padding that aligns the values
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    def writable(self) -> bool:
+        return True
+
+
+@functools.cache
+def frame(dtype: Any, shape: tuple[int, ...]) -> Frame:
+    tensor = torch.empty(shape, dtype=dtype)
+    sink = _Sink(tensor.nbytes)
+    crc = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(tensor, sink)
+    finally:
+        torch.serialization.set_crc32_options(crc)
+    return Frame(bytes(sink.before), bytes(sink.after))
+
+
 class Piece(NamedTuple):
-    """The position of this rank's part within the whole tensor."""
+    """The part of a sharded tensor that this rank holds: its shape, the whole tensor's shape, and where it begins."""
 
     shape: tuple[int, ...]
     full: tuple[int, ...]
     origin: tuple[int, ...]
     first: bool
-    """True if this rank stores the part: no other rank has it, or this is the first that does."""
+    """True if this rank stores the part, because no rank before it has the same part."""
 
 
 def piece_of(tensor: Any) -> Piece:
@@ -51,7 +107,7 @@ def piece_of(tensor: Any) -> Piece:
 
 
 class Extent(NamedTuple):
-    """A block of a tensor."""
+    """A block of a tensor: the index of its first element, and its shape."""
 
     origin: tuple[int, ...]
     shape: tuple[int, ...]
@@ -84,16 +140,15 @@ class Saver(NamedTuple):
     rank: int
     world: int
     leads: bool
-    """True if it keeps what all ranks of its node have alike."""
+    """True if the rank keeps what all ranks of its node have alike."""
     attempt: str
 
 
 def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
-    """Place every leaf that this rank keeps. Leaves that it writes to storage come first.
+    """The layout of every leaf that this rank keeps. Leaves that the rank writes to storage come first.
 
-    Raises:
-        CannotRestore: a value could be written, but not read again.
-        ValueError: two leaves have one name.
+    `settings` are further fields of the layout. Raises CannotRestore if a value could be written, but not read again,
+    and ValueError if two leaves have one name.
     """
     leaves = list(leaves)
     refuse_duplicates(leaves)
@@ -164,13 +219,13 @@ def _align(offset: int) -> int:
 
 
 def _keeps(saver: Saver, leaf: Leaf) -> bool:
-    """True if the rank has this leaf in its checkpoint. What all ranks have alike is kept once per node."""
+    """True if the rank keeps this leaf. Plain tensors, which all ranks have alike, are kept by leaders and rank 0."""
     plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
     return not plain or saver.leads or saver.rank == 0
 
 
 def still_fits(layout: Layout, leaves: Iterable[Leaf], saver: Saver) -> bool:
-    """True if the layout is still valid for these leaves. A value may nevertheless have outgrown its slot."""
+    """True if the layout is valid for these leaves. A value may nevertheless need more bytes than its slot has."""
     if (layout.rank, layout.world, layout.attempt) != (saver.rank, saver.world, saver.attempt):
         return False
     by_key = {item.key: item for item in layout.items}
@@ -187,13 +242,9 @@ def _is_of(item: Item | None, leaf: Leaf) -> bool:
 
 
 def estimate_growth(state: Mapping[str, Any], *, leads: bool) -> int:
-    """Estimated bytes that optimizers will add to this rank's part at their first step.
+    """Estimate the bytes that optimizers will add to this rank's part at their first step.
 
-    Memory for them is reserved before the first save.
-
-    Args:
-        state: the state to be saved.
-        leads: True if this rank keeps what all ranks of the node have alike.
+    Memory for these bytes is reserved before the first save. `leads` is as in `Saver`.
     """
     total = 0
     for _, part in parts(state):

@@ -1,42 +1,24 @@
-"""Finds the newest step that every rank can have and loads it. All ranks reach the same answer.
+"""Finds the newest step that every rank can have and loads it. All ranks load the same step.
 
 Damage is found before the state is changed, and the ranks then agree on the next best step. The exception is data that
 a rank receives from another over the process group: it is checked again on arrival, when the state may have changed
-already. If that check fails, the next best step is loaded over it. If there is none, `restore` raises an error instead
-of reporting that there was nothing to restore.
+already. If that check fails, the next best step is loaded over the state. If there is none, `restore` raises an error
+instead of reporting that there was nothing to restore.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import msgspec
-import torch
-
-from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
 from resile.checkpoint.errors import NeverReadable, NotReadable
-from resile.checkpoint.layout import Layout, is_first, made_at
 from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
 from resile.torch._checkpoint.flatten import LoadTarget, State, StateMismatch
-from resile.torch._checkpoint.packing import Damaged, PackedState
+from resile.torch._checkpoint.memory_parts import Memory, MemoryPart, hand_over
+from resile.torch._checkpoint.packing import Damaged
 from resile.torch._checkpoint.parallel_copy import copying_threads
-from resile.torch._checkpoint.restore_plan import (
-    Gap,
-    Kind,
-    Offer,
-    RestorePlan,
-    Source,
-    Transfer,
-    best_plan,
-    gaps,
-    needed,
-)
-from resile.torch._checkpoint.verify import Verification
+from resile.torch._checkpoint.restore_plan import Gap, Offer, RestorePlan, Source, best_plan, gaps
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.error_file import in_brief, recorded_in_error_file
 
@@ -45,7 +27,7 @@ log = logging.getLogger(__name__)
 STORED_STEPS = 8
 """How many of the newest steps in storage are considered."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds between tries to read a storage that does not answer. Counting tries keeps all ranks in step."""
+"""Seconds between tries to read a storage that does not answer. All ranks count tries, so that they stop together."""
 SHOWN = 8
 """How many ranks a message about missing parts names."""
 OK, DAMAGED, UNREADABLE, NEVER, MISFIT, BROKEN = range(6)
@@ -56,25 +38,6 @@ class PartsMissing(NotReadable):
     """Memory has only some parts of a step, and no step is complete; the text is one sentence."""
 
 
-class Memory(NamedTuple):
-    """The buffers that a rank can read."""
-
-    own: Sequence[Buffer]
-    leaders: Sequence[Buffer]
-    """Buffers of the rank that keeps what all ranks of the node have alike. It may be this rank."""
-    copies: Sequence[Buffer] = ()
-    """Replicas of another node's parts."""
-    verifying: Mapping[Buffer, Verification] = MappingProxyType({})
-    """Comparisons with checksums that are already under way."""
-
-
-class _Held(NamedTuple):
-    """A part in memory, with its checksums if there are any."""
-
-    packed: PackedState
-    sums: tuple[int, ...] | None
-
-
 class Restore:
     def __init__(self, collectives: Collectives, memory: Memory, storage: AnyStorage | None) -> None:
         self._collectives = collectives
@@ -82,13 +45,13 @@ class Restore:
         self._storage = storage
         self._rank, self._ranks = collectives.rank, collectives.world
         self._why = ""
-        """The last problem, in the words of the rank that met it."""
+        """The last problem, as the rank that met it described it."""
         self._verdict = OK
-        """The last finding of this rank itself."""
+        """The last verdict of this rank itself."""
         self._hopeless = False
-        """True if some rank cannot read storage and waiting does not cure that."""
+        """True if some rank cannot read storage and never will."""
         self._suspect: int | None = None
-        """On rank 0: the newest stored step that it kept although another rank found it damaged."""
+        """On rank 0: the newest stored step that another rank found damaged and rank 0 found sound."""
         self.from_storage = False
         """True if the loaded step came from storage."""
 
@@ -96,13 +59,11 @@ class Restore:
     def run(self, state: State) -> int | None:
         """Load a step and return it; None if there is none, and then nothing was changed.
 
-        Raises:
-            StateMismatch: the checkpoint is sound, but of another model or another state.
-            NotReadable: memory has no step, and storage, which may have one, did not answer for a while.
-            NeverReadable: the same, and waiting is useless.
-            PartsMissing: memory has only some parts of a step, and there is no other step.
-            RuntimeError: a step was loaded in part and none could be loaded completely, or some rank met an unexpected
-                error.
+        All ranks raise the same error: StateMismatch if the checkpoint is of another model or another state;
+        NotReadable if memory has no step and storage, which may have one, does not answer for a while; NeverReadable if
+        waiting for storage is useless; PartsMissing if memory has only some parts of a step and there is no other step;
+        RuntimeError if a step was loaded in part and none could be loaded completely, or some rank met an unexpected
+        error.
         """
         for seconds in PAUSES:
             try:
@@ -123,7 +84,7 @@ class Restore:
         lacking = gaps(offers)
         while (plan := best_plan(offers, stored or [], refused)) is not None:
             load_target = LoadTarget(state)
-            held: dict[int, _Held] = {}
+            held: dict[int, MemoryPart] = {}
             what = f"step {plan.step} in {self._directory if plan.source is Source.STORAGE else _place(plan)}"
             verdict = self._agree(what, lambda: self._prepare(plan, offers, load_target, held))  # noqa: B023
             if verdict == OK:
@@ -131,7 +92,7 @@ class Restore:
                 verdict = self._agree(what, lambda: self._load(plan, offers, load_target, held))  # noqa: B023
             if verdict == OK:
                 self._agree(what, load_target.finish)
-                self._drop_newer(plan.step)
+                self._memory.drop_newer(plan.step)
                 self._warn_of_gaps([gap for gap in lacking if gap.step > plan.step])
                 if self._rank == 0:
                     log.info("restored step %d from %s", plan.step, self._where(plan))
@@ -161,7 +122,6 @@ class Restore:
 
     @property
     def _directory(self) -> str:
-        """Of storage; empty without it."""
         return str(self._storage.directory) if self._storage is not None else ""
 
     def _where(self, plan: RestorePlan) -> str:
@@ -169,11 +129,7 @@ class Restore:
         return f"storage: {where}" if where else _place(plan)
 
     def _refuse_below_suspects(self) -> None:
-        """Refuse to begin below steps that rank 0 kept, as they may be sound. A collective.
-
-        Raises:
-            NotReadable: there are such steps; raised on all ranks.
-        """
+        """Raise NotReadable on all ranks if rank 0 left a suspect step in storage, as it may be sound. A collective."""
         step = self._collectives.gather([-1 if self._suspect is None else self._suspect])[0][0]
         if step >= 0:
             raise NotReadable(
@@ -182,7 +138,7 @@ class Restore:
             )
 
     def _set_aside(self, step: int) -> None:
-        """Rename a damaged step unless this rank finds it sound, because another rank may read a stale copy."""
+        """Rename a damaged step in storage, unless rank 0 finds it sound: another rank may have read a stale copy."""
         assert self._storage is not None
         try:
             if self._verdict == OK:
@@ -203,7 +159,10 @@ class Restore:
             log.warning("%s: it is not gone on from", _words(lacking[0]))
 
     def _agree(self, what: str, work: Callable[[], None]) -> int:
-        """Run `work` on every rank and return the worst verdict. Lasting problems are raised on all ranks."""
+        """Run `work` on every rank and return the worst verdict of all ranks. `what` names the step for the log.
+
+        All ranks raise an error if the state does not fit the checkpoint, or if `work` raises an unexpected error.
+        """
         verdict, why, error = OK, "", None
         try:
             work()
@@ -231,15 +190,13 @@ class Restore:
                 raise StateMismatch(self._why)
         return worst
 
-    # what there is ---------------------------------------------------------------------------------------------------
-
     def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
-        """What every rank offers, and the steps in storage; None for storage that cannot be read."""
+        """The offers of every rank, and the steps in storage; None if storage cannot be read."""
         offers: list[Offer] = []
         stored: list[int] = []
 
         def look() -> None:
-            offers.extend(self._offers())
+            offers.extend(self._memory.offers())
             if self._storage is not None and self._rank == 0:
                 stored.extend(self._storage.steps()[-STORED_STEPS:])
 
@@ -253,110 +210,47 @@ class Restore:
             found.append([Offer(*numbers[at : at + width]) for at in range(0, len(numbers), width)])
         return found, None if unread else rows[0][1 : 1 + rows[0][0]]
 
-    def _offers(self) -> Iterator[Offer]:
-        memory = self._memory
-        for kind, buffers in ((Kind.OWN, memory.own), (Kind.LEADER, memory.leaders), (Kind.COPY, memory.copies)):
-            for _, record, layout in _whole(buffers):
-                if not _is_complete(layout, leads=kind is Kind.LEADER):
-                    continue
-                yield Offer(
-                    record.step,
-                    made_at(layout.attempt),
-                    layout.world,
-                    layout.rank,
-                    int(layout.replicated),
-                    int(kind),
-                    int(is_first(layout.attempt, record.sequence)),
-                )
-
-    def _find(self, plan: RestorePlan, part: int, *, copy: bool) -> tuple[Buffer, Record]:
-        memory = self._memory
-        kinds = [memory.copies, memory.own, memory.leaders] if copy else [memory.own, memory.leaders, memory.copies]
-        wanted = (plan.step, plan.attempt, plan.world, part, plan.shared)
-        for buffers in kinds:
-            for buffer, record, layout in _whole(buffers):
-                if not _is_complete(layout, leads=buffers is memory.leaders):
-                    continue
-                if (record.step, made_at(layout.attempt), layout.world, layout.rank, layout.replicated) == wanted:
-                    return buffer, record
-        raise Damaged("it is not in memory any more")
-
-    # memory ----------------------------------------------------------------------------------------------------------
-
     def _prepare(
-        self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, _Held]
+        self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, MemoryPart]
     ) -> None:
-        """Check that the parts on this rank are sound, before the state is changed."""
+        """Verify the parts that this rank reads or sends, before any rank changes its state. Fills `held`."""
         if plan.source is Source.STORAGE:
             assert self._storage is not None
             check(self._storage, plan.step, self._rank, self._ranks)
             return
         taken = {transfer.part for transfer in plan.transfers if self._rank in transfer.takers}
         given = {transfer.part for transfer in plan.transfers if self._rank == transfer.source}
-        for part in (self._needs(plan, offers) - taken) | given:
-            held[part] = self._sound(plan, part, copy=plan.source is Source.COPIES and part in given)
+        for part in (plan.parts_for(self._rank, offers) - taken) | given:
+            held[part] = self._memory.verified(plan, part, prefer_copies=plan.source is Source.COPIES and part in given)
         if not taken:
             load_target.check(item.path for each in held.values() for item in each.packed.layout.items)
 
-    def _needs(self, plan: RestorePlan, offers: Sequence[Sequence[Offer]]) -> set[int]:
-        mine = [
-            offer
-            for offer in offers[self._rank]
-            if offer[:3] == (plan.step, plan.attempt, plan.world) and offer.shared == plan.shared
-        ]
-        if plan.shared:
-            transfer = next(
-                (transfer.part for transfer in plan.transfers if self._rank in (transfer.source, *transfer.takers)),
-                None,
-            )
-            return {mine[0].part if transfer is None else transfer}
-        if plan.source is Source.COPIES and self._ranks == plan.world:
-            return {self._rank, 0}
-        return needed(self._rank, self._ranks, mine, plan.world)
-
-    def _sound(self, plan: RestorePlan, part: int, *, copy: bool) -> _Held:
-        buffer, record = self._find(plan, part, copy=copy)
-        verification = self._memory.verifying.get(buffer)
-        try:
-            if verification is None or verification.used or verification.record != record:
-                verification = Verification(buffer, record)
-        except IncompleteBuffer as error:
-            raise Damaged(str(error)) from None
-        if verification.sums is None:
-            log.info("step %d in memory has no checksums: its process ended while they were made", plan.step)
-        verification.finish(copying_threads(record.length))
-        return _Held(verification.packed, verification.sums)
-
     def _load(
-        self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, _Held]
+        self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, MemoryPart]
     ) -> None:
         if plan.source is Source.STORAGE:
             assert self._storage is not None
             load(self._storage, plan.step, load_target)
             return
         transfers = {transfer.part: transfer for transfer in plan.transfers}
-        needs = self._needs(plan, offers)
+        needs = plan.parts_for(self._rank, offers)
         values_of = self._rank if self._ranks == plan.world else 0
         paths: list[Any] = []
         wrong: Exception | None = None
         for part in sorted({*transfers, *needs}):  # the same order on all ranks
-            mine: _Held | None = held.get(part)
+            mine: MemoryPart | None = held.get(part)
             if part in transfers:
                 try:
-                    mine = self._hand_over(transfers[part], mine)
-                except (
-                    Damaged,
-                    MemoryError,
-                    ValueError,
-                ) as error:  # the other ranks go on with the next part, and so must this one
-                    wrong = wrong or error
+                    mine = hand_over(self._collectives, transfers[part], mine)
+                except (Damaged, MemoryError, ValueError) as error:
+                    wrong = wrong or error  # the other ranks go on with the next part, and so must this one
             if part in needs and mine is not None and wrong is None:
                 layout = mine.packed.layout
                 paths += [item.path for item in layout.items]
                 values = plan.shared or part == values_of
                 try:
                     mine.packed.read(load_target, copying_threads(layout.length), values=values)
-                except Exception as error:  # likewise; reported to all ranks after the last part
+                except Exception as error:  # raised after the last part
                     wrong = error
         if wrong is not None:
             raise wrong
@@ -364,74 +258,10 @@ class Restore:
         if missing := load_target.missing():
             raise Damaged(f"it does not hold all of {missing}")
 
-    def _hand_over(self, transfer: Transfer, mine: _Held | None) -> _Held | None:
-        """Take part in the transfer of one part. Returns this rank's copy of it, if it has one.
-
-        Raises:
-            Damaged: the part changed on the way.
-        """
-        text = table = b""
-        length = 0
-        if self._rank == transfer.source:
-            assert mine is not None
-            text, table = msgspec.json.encode(mine.packed.layout), array("q", mine.sums or ()).tobytes()
-            length = mine.packed.layout.length
-        texts, tables, length = self._collectives.gather([len(text), len(table), length])[transfer.source]
-        if self._rank == transfer.source:
-            assert mine is not None
-            self._collectives.hand_over(_tensor(text + table), texts + tables, *transfer[1:])
-            self._collectives.hand_over(mine.packed.bytes, length, *transfer[1:])
-            return mine
-        if self._rank not in transfer.takers:
-            self._collectives.hand_over(None, texts + tables, *transfer[1:])
-            self._collectives.hand_over(None, length, *transfer[1:])
-            return mine
-        try:
-            head, data = torch.empty(texts + tables, dtype=torch.uint8), bytearray(max(length, 1))
-        except MemoryError:
-            self._collectives.hand_over(None, texts + tables, *transfer[1:])
-            self._collectives.hand_over(None, length, *transfer[1:])
-            raise
-        self._collectives.hand_over(head, texts + tables, *transfer[1:])
-        self._collectives.hand_over(torch.frombuffer(data, dtype=torch.uint8)[:length], length, *transfer[1:])
-        words = ctypes.string_at(head.data_ptr(), texts + tables)
-        packed = PackedState(data, 0, msgspec.json.decode(words[:texts], type=Layout))
-        sums = tuple(array("q", words[texts:]))
-        if sums:
-            packed.check(sums, copying_threads(length))
-        return _Held(packed, sums or None)
-
-    def _drop_newer(self, step: int) -> None:
-        """Erase this rank's saves after the restored step, which training has abandoned."""
-        for buffer in self._memory.own:
-            record = buffer.record()
-            if record is not None and record.step > step:
-                buffer.void()
-
-
-def _is_complete(layout: Layout, *, leads: bool) -> bool:
-    """True if the part has everything it stands for. A node's leader and rank 0 keep what all ranks have alike."""
-    return not layout.replicated or leads or layout.rank == 0
-
-
-def _whole(buffers: Iterable[Buffer]) -> Iterator[tuple[Buffer, Record, Layout]]:
-    """The buffers that hold a checkpoint, with its record and layout."""
-    for buffer in buffers:
-        record = buffer.record()
-        if record is not None:
-            try:
-                yield buffer, record, buffer.layout(record)
-            except IncompleteBuffer as error:
-                log.warning("step %d in memory is not used: %s", record.step, error)
-
 
 def _words(gap: Gap) -> str:
     ranks = ", ".join(map(str, gap.missing[:SHOWN])) + (" and more" if len(gap.missing) > SHOWN else "")
     return f"step {gap.step} in memory lacks what rank{'s' if len(gap.missing) > 1 else ''} {ranks} of {gap.world} had"
-
-
-def _tensor(data: bytes) -> Any:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _place(plan: RestorePlan) -> str:

@@ -1,8 +1,8 @@
-"""Decides which step to restore and which rank sends which part to which, from what every rank has. No I/O.
+"""Decides which step to restore and which rank sends which part to which rank, from the offers of all ranks. No I/O.
 
-A rank offers the parts in its node's memory: its own, those of the rank that keeps what all ranks of the node have
-alike, and replicas of another node's parts. A step can be restored from memory if all ranks together have all its
-parts. Parts belong together only if one attempt made them. All ranks compute the same plan.
+A rank offers the parts in its node's memory: its own, those of the node's leader (the rank that keeps what all ranks of
+the node have alike), and replicas of another node's parts. A step can be restored from memory if all ranks together
+have all its parts. Parts belong together only if they are of one attempt. All ranks compute the same plan.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 
 class Kind(enum.IntEnum):
-    """The owner of the buffer with an offered part."""
+    """Which buffer an offered part is in."""
 
     OWN = 0
     LEADER = 1
-    """The node's rank that keeps what all its ranks have alike."""
+    """The buffer of the node's leader."""
     COPY = 2
-    """A rank of another node; its part is kept here in case that node is lost."""
+    """A replica of another node's part."""
 
 
 class Offer(NamedTuple):
@@ -32,20 +32,20 @@ class Offer(NamedTuple):
     part: int
     """The rank that made this part."""
     shared: int
-    """1 if nothing in it belongs to one rank alone, so that it is the whole step."""
+    """1 if the state is not sharded, so that this part is the whole step."""
     kind: int
     first: int = 0
-    """1 for the first save of its attempt, which other ranks may never have reached."""
+    """1 for the first save of its attempt; other ranks may have ended before they made their part."""
 
 
 class Source(enum.IntEnum):
-    """Where a step is taken from. Of equally new steps the one with the higher value wins."""
+    """Where a step is restored from. Of equally new steps the one with the higher value is restored."""
 
     STORAGE = 1
     COPIES = 2
-    """Memory, preferring replicas to a rank's own parts: the last resort before storage."""
+    """Memory, with replicas preferred to own parts: the last resort before storage."""
     PEERS = 3
-    """Memory; ranks that lack a part receive it from others."""
+    """Memory. Ranks that lack a part receive it from others."""
     MEMORY = 4
     """Every rank has what it needs in its own node's memory."""
 
@@ -58,7 +58,7 @@ class Gap(NamedTuple):
     missing: tuple[int, ...]
     """The ranks whose parts are missing."""
     first: bool
-    """True if the step may never have been complete, with no step before it."""
+    """True for the first save of an attempt: the step may never have been complete, and no step came before it."""
 
 
 class Transfer(NamedTuple):
@@ -79,14 +79,24 @@ class RestorePlan(NamedTuple):
     shared: bool = False
     transfers: tuple[Transfer, ...] = ()
 
+    def parts_for(self, rank: int, rows: Sequence[Sequence[Offer]]) -> set[int]:
+        """The parts that this rank reads, in its node's memory or after a transfer. `rows`: the offers of each rank."""
+        mine = [o for o in rows[rank] if o[:3] == (self.step, self.attempt, self.world) and o.shared == self.shared]
+        if self.shared:
+            sent = [each.part for each in self.transfers if rank in (each.source, *each.takers)]
+            return {sent[0] if sent else mine[0].part}
+        if self.source is Source.COPIES and len(rows) == self.world:
+            return {rank, 0}
+        return needed(rank, len(rows), mine, self.world)
+
 
 def best_plan(
     rows: Sequence[Sequence[Offer]], stored: Iterable[int], refused: Iterable[RestorePlan]
 ) -> RestorePlan | None:
-    """The newest step that all ranks can have, from the best source; None if there is none.
+    """The plan for the newest step that all ranks can have, from the best source; None if there is no step.
 
     Args:
-        rows: what each rank offers.
+        rows: the offers of each rank.
         stored: the steps in storage.
         refused: plans that have failed.
     """
@@ -116,7 +126,10 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
 
 
 def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
-    """Ways to restore a step of one part. The first holder sends it to ranks that lack it, or the last one to all."""
+    """The transfers, by source, that restore a step that is not sharded.
+
+    The first rank that has the step sends it to the ranks that lack it, or the last such rank sends it to all.
+    """
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
     first, last = holders[0], holders[-1]
@@ -130,7 +143,7 @@ def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[T
 
 
 def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, list[Transfer]]:
-    """Ways to restore a step that needs every rank's part; none unless all parts are there."""
+    """The transfers, by source, that restore a step of which every rank made a part; empty if a part is missing."""
     holders: dict[int, list[int]] = {}
     copies: dict[int, list[int]] = {}
     for rank, row in enumerate(rows):
@@ -150,7 +163,7 @@ def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[S
 
 
 def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
-    """The parts that a rank reads: its own and its leader's in a world of the same size, otherwise all."""
+    """The parts that a rank reads: its own and its leader's if the world has the same size, otherwise all."""
     if ranks != world:
         return set(range(world))
     leader = next((offer.part for offer in row if offer.kind == Kind.LEADER), 0)
@@ -160,7 +173,13 @@ def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
 def _transfers(
     needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]
 ) -> list[Transfer]:
-    """Transfers that meet all needs. A part in `rather` is sent from there to every other rank that needs it."""
+    """The transfers after which each rank has the parts that it needs.
+
+    Args:
+        needs: the parts that each rank reads.
+        holders: the ranks that have each part.
+        rather: replicas of some parts. Such a part is sent from there to every other rank that needs it.
+    """
     transfers = []
     for part in sorted(holders):
         source = rather.get(part, holders[part])[0]

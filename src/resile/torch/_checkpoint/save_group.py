@@ -1,4 +1,9 @@
-"""The ranks that save together: how they number their saves, and which buffer each overwrites next."""
+"""The ranks that save together: how they number their saves, and which buffer each overwrites next.
+
+A sharded step is usable only if every rank has its part. Before each save the ranks exchange which saves they have and
+which they may overwrite. All keep the newest save that all have and overwrite the other buffer, or all skip the step.
+If any rank is killed during the save, the kept step is complete.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,14 @@ import contextlib
 import enum
 import os
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.layout import attempt_name, made_at
 from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient, copied_within
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
-from resile.torch._checkpoint.buffer_choice import BufferChoice, Copied, SaverHello, SaveStatus, to_keep
 from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.waits import LOOK
 from resile.wire.env import ROUND
@@ -21,27 +27,88 @@ HOLD = 600.0
 """Seconds for which saves of a sharded state are skipped while storage has not taken an earlier one."""
 
 
+class Copied(enum.IntEnum):
+    """State of the replica of a rank's last save on another node."""
+
+    READY = 0
+    """The replica exists, or none is to be made."""
+    BUSY = 1
+    FAILED = 2
+
+
+class SaverHello(NamedTuple):
+    """What a rank tells the other ranks of a new group."""
+
+    made: int
+    """A number greater than that of every earlier group that this rank knows of."""
+    in_memory: int
+    """1 if the rank's saves survive its process."""
+    partnered: int
+    """1 if another node keeps replicas for the rank's node."""
+    highest: int
+    """The highest sequence that the rank knows of."""
+
+
+class SaveStatus(NamedTuple):
+    """What a rank tells the others before a save of a sharded state."""
+
+    highest: int
+    """The highest sequence that the rank has used."""
+    copied: int
+    has_room: int
+    first: int
+    """The sequence in the rank's first buffer, if this group saved it; otherwise 0."""
+    first_wanted: int
+    """1 if the first buffer is on its way to storage."""
+    second: int
+    second_wanted: int
+    older_wanted: int
+    """1 if the buffer with the lower sequence is on its way to storage."""
+
+
+class BufferChoice(NamedTuple):
+    """The buffer for a save."""
+
+    number: int
+    """Index of the buffer to overwrite."""
+    busy: bool
+    """True if some rank is still storing its other buffer, so that this save cannot go to storage now."""
+
+
+def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
+    """The sequence of the save that all ranks keep; 0 if each keeps its last save; None if all skip the step. Pure.
+
+    Args:
+        statuses: of all ranks.
+        partnered: True if other nodes keep replicas of the last two saves, so that only the older one is overwritten.
+    """
+    common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
+    if not common:  # this group has saved nothing yet
+        return None if any(each.older_wanted for each in statuses) else 0
+    for sequence in sorted(common, reverse=True)[: 1 if partnered else 2]:
+        if not any(_is_wanted_beside(each, sequence) for each in statuses):
+            return sequence
+    return None
+
+
+def _is_wanted_beside(status: SaveStatus, kept: int) -> bool:
+    return bool(status.second_wanted if status.first == kept else status.first_wanted)
+
+
 class LeftOut(enum.Enum):
     """Why all ranks skip a step."""
 
     NO_ROOM = enum.auto()
     COPYING = enum.auto()
-    """Some node has not finished copying the previous save."""
+    """Some node has not finished the replica of the previous save."""
     STORING = enum.auto()
     """Storage has not taken a save that must not be overwritten."""
 
 
 class SaveGroup:
-    """What this rank knows of the ranks that it saves with, group after group."""
+    """The ranks with which this rank saves, one process group after another."""
 
-    def __init__(self, collectives: Collectives, memory: MemoryClient | ProcessBuffers | None, once: LogOnce) -> None:
-        """Communication begins with `meet`.
-
-        Args:
-            collectives: to the other ranks.
-            memory: the buffers of this rank, if it has any.
-            once: logs what a user should know.
-        """
+    def __init__(self, collectives: Collectives, memory: MemoryClient | ProcessBuffers, once: LogOnce) -> None:
         self.collectives = collectives
         self._memory = memory
         self._log_once = once
@@ -50,14 +117,15 @@ class SaveGroup:
         self.everywhere = False
         """True if every rank's saves survive its process."""
         self.partnered = False
-        """True if every rank's node has another one that keeps replicas."""
+        """True if another node keeps replicas for every rank's node."""
         self._nonce: int | None = None
-        """Tells the drafts of this run in storage from those of an earlier one; None before `meet`."""
+        """A number that identifies this group's drafts in storage; None before `meet`."""
         self._floor = 0
         """The highest sequence that was saved before this group."""
         self._sent = 0
-        """The last sequence that was to be copied to the other node; 0 if none was in this group."""
+        """The last sequence of this group that is to be copied to another node; 0 if there is none."""
         self._answer_by = 0.0
+        """When the agent should have said whether that copy succeeded, by the monotonic clock."""
         self._waiting: dict[int, tuple[int, float]] = {}
         """By buffer: the sequence that waits for storage, and since when."""
 
@@ -68,18 +136,14 @@ class SaveGroup:
         return attempt_name(self._nonce or 0, times, self.collectives.world, self._floor)
 
     def leave(self) -> None:
-        """Forget the group before another one is met."""
+        """Forget the group, so that `meet` meets another one."""
         self._nonce = None
 
-    def close(self) -> None:
-        """Stop using this rank's buffers."""
-        self._memory = None
-
     def meet(self) -> None:
-        """Exchange sequences with the ranks of a new group, so that saves can be told apart. A collective."""
+        """Agree with the ranks of a new group on the number of its first save. A collective; does nothing if met."""
         if self._nonce is not None:
             return
-        client = self._memory if isinstance(self._memory, MemoryClient) else None
+        client = self._memory if isinstance(self._memory, MemoryClient) and self._memory.buffers else None
         highest, made = self._known()
         self.sequence = max(self.sequence, highest)
         mine = SaverHello(
@@ -102,7 +166,7 @@ class SaveGroup:
     def _known(self) -> tuple[int, int]:
         """The highest sequence and the newest attempt in this rank's memory."""
         highest = made = 0
-        for buffer in self._memory.buffers if self._memory is not None else ():
+        for buffer in self._memory.buffers:
             record = buffer.record()
             highest = max(highest, buffer.stored, record.sequence if record is not None else 0)
             if record is not None:
@@ -111,11 +175,10 @@ class SaveGroup:
         return highest, made
 
     def free(self) -> BufferChoice | None:
-        """The buffer to overwrite with a replicated step: the older one that does not wait for storage.
+        """The buffer to overwrite with a step that is not sharded; None if both wait for storage.
 
-        None if both do.
+        It is the older buffer among those that do not wait for storage.
         """
-        assert self._memory is not None
         ages = []
         for number, buffer in enumerate(self._memory.buffers):
             record = buffer.record()
@@ -127,15 +190,14 @@ class SaveGroup:
         return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
-        """Note that a save of `length` bytes is to be copied, for each of `local_world` processes."""
+        """Note that the agent copies a save of `length` bytes to another node, as for `local_world` processes."""
         self._sent = sequence
         self._answer_by = time.monotonic() + copied_within(length, local_world)
 
     def copied(self, patience: float) -> tuple[Copied, str]:
-        """Whether the copy of this rank's last save is done, so that the save before it may be overwritten.
+        """The state of the replica of this rank's last save, and why it failed. Waits at most `patience` seconds.
 
-        Raises:
-            GroupLost: the round is over.
+        Raises GroupLost as soon as the round is over.
         """
         if not self.partnered or not self._sent or not isinstance(self._memory, MemoryClient):
             return Copied.READY, ""
@@ -151,13 +213,9 @@ class SaveGroup:
 
         Args:
             copied: the result of `copied`.
-            has_room: this rank has memory for the step.
-            due: the step goes to storage, which works without memory.
-
-        Raises:
-            RuntimeError: the group broke.
+            has_room: True if this rank has memory for the step.
+            due: True if the step goes to storage, which works without memory.
         """
-        assert self._memory is not None
         saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
         wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
@@ -182,8 +240,7 @@ class SaveGroup:
         return BufferChoice(older if not kept else int(first == kept), busy)
 
     def _waits_for_storage(self, number: int, sequence: int) -> bool:
-        """True if a buffer must not be overwritten because storage is to get it. After `HOLD` seconds it may be."""
-        assert self._memory is not None
+        """True if a buffer must not be overwritten because it waits for storage, for less than `HOLD` seconds."""
         if not sequence or not self._memory.buffers[number].wanted:
             self._waiting.pop(number, None)
             return False

@@ -1,0 +1,156 @@
+"""Writes the saves of one rank into its two buffers.
+
+A save copies the state once, while training stands still or (overlapped) during the next forward and backward pass.
+Everything after the copy runs on a thread of its own: computing checksums, asking for a replica on another node, and
+asking for storage. The price is that the next save into the same buffer waits for that thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from resile.checkpoint.buffer import Buffer, Record
+from resile.checkpoint.layout import Layout
+from resile.checkpoint.log_once import LogOnce
+from resile.checkpoint.memory_client import MemoryClient
+from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.torch._checkpoint.flatten import Leaf
+from resile.torch._checkpoint.memory_parts import Verification, verify_ahead
+from resile.torch._checkpoint.packing import PackedState
+from resile.torch._checkpoint.parallel_copy import POPULATE_WRITE, copying_threads, populate
+from resile.torch._checkpoint.save_group import BufferChoice
+from resile.torch._checkpoint.storing import StoreQueue
+
+BUSY = "storage still writes an earlier step: steps that are due meanwhile may stay in memory alone"
+
+
+class BufferWriter:
+    """The buffers of one rank while the training thread and two background threads write to them."""
+
+    def __init__(self, memory: MemoryClient | ProcessBuffers, once: LogOnce) -> None:
+        self._memory = memory
+        self._log_once = once
+        self._packed: dict[int, tuple[bytes, int, PackedState]] = {}
+        """By buffer: the layout and size that the buffer is prepared for."""
+        self._copier = ThreadPoolExecutor(1, "resile-copy")
+        self._sealer = ThreadPoolExecutor(1, "resile-seal")
+        self.store_queue = StoreQueue(memory, once, self._sealer.submit)
+        self._copying: Future[None] | None = None
+        self._sealing: dict[int, Future[None]] = {}
+        self._populating: list[Future[None]] = []
+
+    def verify_ahead(self, buffers: Sequence[Buffer]) -> Verification | None:
+        """Begin to verify the newest step that an earlier process left in these buffers; None if there is none."""
+        return verify_ahead(buffers, self._sealer)
+
+    def populate(self) -> None:
+        """Allocate the pages of both buffers in the background, so that the first save is no slower."""
+        self._populating = [self._sealer.submit(populate, each, POPULATE_WRITE) for each in self._memory.buffers]
+
+    def write(
+        self,
+        choice: BufferChoice,
+        leaves: Sequence[Leaf],
+        layout: Layout,
+        text: bytes,
+        *,
+        sequence: int,
+        step: int,
+        due: bool,
+        replicated: bool,
+        overlap: bool,
+    ) -> None:
+        """Copy a state into a buffer, commit it, and have it sealed, replicated and stored in the background.
+
+        Raises SlotTooSmall if a value has outgrown its slot in the layout.
+
+        Args:
+            choice: the buffer to overwrite.
+            leaves: the state.
+            layout: where in the buffer each leaf goes.
+            text: the encoded layout.
+            sequence: the number of this save.
+            step: steps completed.
+            due: True if the step goes to storage.
+            replicated: True if another node gets a copy.
+            overlap: copy what only the optimizer changes in the background, until `before_update`.
+        """
+        number, stores = choice.number, due and not choice.busy
+        if due:
+            self.store_queue.drop_deferred()
+        elif not choice.busy:
+            self.store_queue.follow_up(number)
+        if due and choice.busy:
+            self._log_once.say(BUSY)
+        packed = self._begin(number, layout, text)
+
+        def commit() -> None:
+            record = self._memory.buffers[number].commit(sequence, step, text, layout.length)
+            if stores:
+                self.store_queue.reserve(number, sequence)
+            elif due:
+                self.store_queue.defer(number, sequence)
+            self._sealing[number] = self._sealer.submit(self._seal, number, packed, record, stores, replicated)
+
+        if not overlap:
+            packed.fill(leaves, copying_threads(layout.length))
+            commit()
+            return
+        packed.fill(leaf for leaf in leaves if not leaf.late)
+        late = [leaf for leaf in leaves if leaf.late]
+
+        def copy_rest() -> None:
+            packed.fill(late)
+            commit()
+
+        self._copying = self._copier.submit(copy_rest)
+
+    def before_update(self) -> None:
+        """Wait until an overlapped save has copied everything. Raises the error that the copy met."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.result()
+
+    def wait_sealed(self) -> None:
+        """Wait until the saves have their checksums."""
+        for sealing in list(self._sealing.values()):
+            sealing.result()
+
+    def wait(self, timeout: float) -> None:
+        """Wait for all background work and for storage.
+
+        Raises TimeoutError or OSError if the last step due for storage is not there.
+        """
+        self.before_update()
+        for working in [*self._populating, *self._sealing.values()]:
+            working.result(timeout)
+        self.store_queue.wait(timeout)
+
+    def close(self) -> None:
+        self.before_update()
+        self._copier.shutdown()
+        self._sealer.shutdown()
+        self._packed.clear()
+
+    def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
+        """Prepare a buffer for this layout. The step that it held is lost."""
+        buffer = self._memory.buffers[number]
+        if (sealing := self._sealing.pop(number, None)) is not None:
+            sealing.result()
+        buffer.release()
+        _, data_at = buffer.begin(text, layout.length)
+        known = self._packed.get(number)
+        if known is not None and known[0] is text and known[1] == buffer.size:
+            return known[2]
+        packed = PackedState(buffer.map(), data_at, layout)
+        packed.write_frames()
+        self._packed[number] = (text, buffer.size, packed)
+        return packed
+
+    def _seal(self, number: int, packed: PackedState, record: Record, stores: bool, replicated: bool) -> None:
+        self._memory.buffers[number].seal(record, packed.sums())
+        if replicated and isinstance(self._memory, MemoryClient):
+            self._memory.copy_out(number, record.sequence)
+        if stores:
+            self.store_queue.send(number, record.sequence)

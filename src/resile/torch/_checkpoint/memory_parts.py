@@ -1,0 +1,195 @@
+"""The parts of checkpoints that a rank finds in memory: which there are, whether they are sound, and sending them.
+
+Verifying every byte takes time. It can begin while a restarted script still builds its model: `verify_ahead` starts it
+on another thread, and `restore` does what is left of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import operator
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from resile.checkpoint.buffer import Buffer, IncompleteBuffer, Record
+from resile.checkpoint.layout import Layout, is_first, made_at
+from resile.torch._checkpoint.packing import Damaged, PackedState
+from resile.torch._checkpoint.parallel_copy import POPULATE_READ, copying_threads, populate, run_jobs
+from resile.torch._checkpoint.restore_plan import Kind, Offer, RestorePlan, Transfer
+from resile.torch._loop.collectives import Collectives
+
+log = logging.getLogger(__name__)
+
+
+class MemoryPart(NamedTuple):
+    """A part in memory, with its checksums if there are any."""
+
+    packed: PackedState
+    sums: tuple[int, ...] | None
+
+
+class Verification:
+    """The comparison of one committed buffer with its checksums, as work that several threads may share."""
+
+    def __init__(self, buffer: Buffer, record: Record) -> None:
+        """Compare nothing yet. Raises IncompleteBuffer if the layout or the checksums are damaged."""
+        self.buffer = buffer
+        self.record = record
+        self.packed = PackedState(buffer.map(), record.data_at, buffer.layout(record))
+        self.sums = buffer.sums(record)
+        """None if the process ended before it had computed them."""
+        self._left = iter(self.packed.checks(self.sums or ()) if self.sums is not None else ())
+        self._begun: Future[None] | None = None
+        self.used = False
+        """True once `finish` was called. The result cannot be used again."""
+
+    def begin(self, background: Executor) -> None:
+        """Have another thread begin with the comparison."""
+        self._begun = background.submit(run_jobs, 1, self._left)
+
+    def finish(self, threads: int) -> None:
+        """Compare what is left, so that every byte has been compared. Call it once. Raises Damaged at a difference."""
+        self.used = True
+        run_jobs(threads, self._left)
+        if self._begun is not None and not self._begun.cancel():
+            self._begun.result()
+
+
+def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
+    """Map the newest step of some buffers and begin to verify it on another thread; None if there is none.
+
+    Only the newest, because nearly all restores use it. Other steps are verified when `restore` needs them.
+    """
+    committed = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
+    if not committed:
+        return None
+    _, buffer, record = max(committed, key=operator.itemgetter(0))
+    try:
+        verification = Verification(buffer, record)
+    except IncompleteBuffer:  # `restore` reports it, if it needs this buffer
+        return None
+    if verification.sums is None:  # the agent may be computing them at this moment
+        return None
+    background.submit(populate, buffer, POPULATE_READ)
+    verification.begin(background)
+    return verification
+
+
+class Memory(NamedTuple):
+    """The buffers that a rank can read."""
+
+    own: Sequence[Buffer]
+    leaders: Sequence[Buffer]
+    """Buffers of the rank that keeps what all ranks of the node have alike. It may be this rank."""
+    copies: Sequence[Buffer] = ()
+    """Replicas of another node's parts."""
+    verifying: Mapping[Buffer, Verification] = MappingProxyType({})
+    """Verifications that are already under way."""
+
+    def offers(self) -> Iterator[Offer]:
+        """The parts that this rank can read, for the other ranks."""
+        for kind, buffers in ((Kind.OWN, self.own), (Kind.LEADER, self.leaders), (Kind.COPY, self.copies)):
+            for _, record, layout in _complete(buffers, leads=kind is Kind.LEADER):
+                yield Offer(
+                    record.step,
+                    made_at(layout.attempt),
+                    layout.world,
+                    layout.rank,
+                    int(layout.replicated),
+                    int(kind),
+                    int(is_first(layout.attempt, record.sequence)),
+                )
+
+    def verified(self, plan: RestorePlan, part: int, *, prefer_copies: bool) -> MemoryPart:
+        """Find a part of a plan's step and compare it with its checksums. Raises Damaged if that fails."""
+        buffer, record = self._find(plan, part, prefer_copies)
+        verification = self.verifying.get(buffer)
+        try:
+            if verification is None or verification.used or verification.record != record:
+                verification = Verification(buffer, record)
+        except IncompleteBuffer as error:
+            raise Damaged(str(error)) from None
+        if verification.sums is None:
+            log.info("step %d in memory has no checksums: its process ended while they were made", plan.step)
+        verification.finish(copying_threads(record.length))
+        return MemoryPart(verification.packed, verification.sums)
+
+    def drop_newer(self, step: int) -> None:
+        """Erase this rank's saves after the restored step, which training has abandoned."""
+        for buffer in self.own:
+            record = buffer.record()
+            if record is not None and record.step > step:
+                buffer.void()
+
+    def _find(self, plan: RestorePlan, part: int, prefer_copies: bool) -> tuple[Buffer, Record]:
+        own = [self.own, self.leaders]
+        wanted = (plan.step, plan.attempt, plan.world, part, plan.shared)
+        for buffers in [self.copies, *own] if prefer_copies else [*own, self.copies]:
+            for buffer, record, layout in _complete(buffers, leads=buffers is self.leaders):
+                if (record.step, made_at(layout.attempt), layout.world, layout.rank, layout.replicated) == wanted:
+                    return buffer, record
+        raise Damaged("it is not in memory any more")
+
+
+def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffer, Record, Layout]]:
+    """The buffers that hold a complete part, with its record and layout.
+
+    Of what all ranks have alike, only rank 0 and a node's leader (`leads`) keep everything.
+    """
+    for buffer in buffers:
+        record = buffer.record()
+        if record is not None:
+            try:
+                layout = buffer.layout(record)
+            except IncompleteBuffer as error:
+                log.warning("step %d in memory is not used: %s", record.step, error)
+                continue
+            if not layout.replicated or leads or layout.rank == 0:
+                yield buffer, record, layout
+
+
+def hand_over(ranks: Collectives, transfer: Transfer, mine: MemoryPart | None) -> MemoryPart | None:
+    """Take part in the transfer of one part. Returns this rank's copy of it, if it has one. A collective.
+
+    Raises Damaged if the part changed on the way, and MemoryError if it does not fit into memory.
+    """
+    text = table = b""
+    length = 0
+    if ranks.rank == transfer.source:
+        assert mine is not None
+        text, table = msgspec.json.encode(mine.packed.layout), array("q", mine.sums or ()).tobytes()
+        length = mine.packed.layout.length
+    texts, tables, length = ranks.gather([len(text), len(table), length])[transfer.source]
+    head: torch.Tensor | None = None
+    data: torch.Tensor | None = None
+    lacks_memory: MemoryError | None = None
+    if ranks.rank == transfer.source:
+        assert mine is not None
+        head, data = torch.frombuffer(bytearray(text + table), dtype=torch.uint8), mine.packed.bytes
+    elif ranks.rank in transfer.takers:
+        try:
+            head = torch.empty(texts + tables, dtype=torch.uint8)
+            memory = bytearray(max(length, 1))
+            data = torch.frombuffer(memory, dtype=torch.uint8)[:length]
+        except MemoryError as error:
+            head, lacks_memory = None, error
+    ranks.hand_over(head, texts + tables, *transfer[1:])
+    ranks.hand_over(data, length, *transfer[1:])
+    if lacks_memory is not None:
+        raise lacks_memory
+    if ranks.rank not in transfer.takers:
+        return mine
+    assert head is not None
+    words = ctypes.string_at(head.data_ptr(), texts + tables)
+    packed = PackedState(memory, 0, msgspec.json.decode(words[:texts], type=Layout))
+    sums = tuple(array("q", words[texts:]))
+    if sums:
+        packed.check(sums, copying_threads(length))
+    return MemoryPart(packed, sums or None)

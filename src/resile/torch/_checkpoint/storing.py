@@ -1,0 +1,168 @@
+"""Brings saves to storage: from a buffer in the background, or directly when there is no memory for a buffer.
+
+From buffers, one save at a time. With both buffers on their way to storage, the next save would have no buffer to go
+to. A save that is due meanwhile is deferred, and is lost to storage if its buffer is overwritten first.
+
+This module also tests before training begins whether storage can be written, instead of failing at the first step.
+Under an agent it is the agent that writes, as the same user on the same machine, so the result holds for it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import msgspec
+
+from resile.checkpoint.buffer import Buffer
+from resile.checkpoint.dcp_metadata import data_file
+from resile.checkpoint.errors import NotWritable
+from resile.checkpoint.layout import Layout, chunks
+from resile.checkpoint.log_once import LogOnce
+from resile.checkpoint.memory_client import MemoryClient
+from resile.checkpoint.object_storage import ObjectStorage
+from resile.checkpoint.storage import Storage, new_file
+from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.torch._checkpoint.flatten import Leaf
+from resile.torch._checkpoint.packing import PackedState
+from resile.torch._support.error_file import recorded_in_error_file
+
+_BLOCK = 64 << 20
+
+
+class StoreQueue:
+    """The saves of one rank that wait for storage."""
+
+    def __init__(
+        self,
+        memory: MemoryClient | ProcessBuffers,
+        once: LogOnce,
+        submit: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """`submit` runs a function on the thread that seals buffers, after everything that was submitted before."""
+        self._memory = memory
+        self._log_once = once
+        self._submit = submit
+        self._requested = 0
+        """The last sequence that was sent to storage; 0 once it was waited for."""
+        self._error = ""
+        """Why storage refused the last checkpoint that was waited for; empty if it did not."""
+        self._deferred: tuple[int, int] | None = None
+        """Buffer and sequence of a save that was due while storage was busy with the previous one."""
+
+    def reserve(self, number: int, sequence: int) -> None:
+        """Keep a buffer from being overwritten until it is stored. `send` follows once the buffer is sealed."""
+        self._memory.buffers[number].want(sequence)
+        self._requested = sequence
+
+    def defer(self, number: int, sequence: int) -> None:
+        """Store a buffer when storage is free again, if it still holds this save."""
+        self._deferred = (number, sequence)
+
+    def drop_deferred(self) -> None:
+        """Forget the deferred save, because a newer one is due or the process group has changed."""
+        self._deferred = None
+
+    def follow_up(self, overwritten: int | None) -> None:
+        """Send the deferred save, now that storage is free, unless its buffer was overwritten or is about to be."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is None or deferred[0] == overwritten:
+            return
+        number, sequence = deferred
+        record = self._memory.buffers[number].record()
+        if record is not None and record.sequence == sequence:
+            if not any(each.wanted for each in self._memory.buffers):
+                self._memory.buffers[number].want(sequence)
+            self._requested = sequence
+            self._submit(lambda: self.send(number, sequence))
+
+    def send(self, number: int, sequence: int) -> None:
+        """Have a buffer written to storage by the agent, or without one by a thread of this process."""
+        if not self._memory.store(number, sequence):
+            self._memory.buffers[number].release()
+            self._log_once.say("storage gets no more checkpoints: the agent does not answer")
+
+    def wait(self, timeout: float) -> None:
+        """Wait until storage has the last save that it was sent, and then the deferred one.
+
+        Raises TimeoutError if storage does not have it yet. Raises OSError with the reason if storage refused it, also
+        at a second call.
+        """
+        self._await_requested(timeout)
+        self.follow_up(None)  # storage may accept this one, even if it refused the one before
+        self._await_requested(timeout)
+        if self._error:
+            raise OSError(self._error)
+
+    def _await_requested(self, timeout: float) -> None:
+        if self._requested:
+            sequence, self._requested = self._requested, 0
+            answer = self._memory.wait(sequence, timeout)
+            if answer is None:
+                self._requested = sequence
+                raise TimeoutError(f"storage did not take the checkpoint within {timeout:g} s")
+            self._error = answer
+
+
+@recorded_in_error_file(NotWritable, permanent=True)
+def check_writable(
+    storage: Storage | ObjectStorage | None, tell: Callable[[str], list[str]] = lambda words: [words]
+) -> None:
+    """Write something to storage and remove it again. Raises NotWritable if storage will never accept a step.
+
+    Args:
+        storage: None passes the test.
+        tell: exchanges messages between all ranks, so that all raise the same sentence; by default this rank is alone.
+    """
+    words = ""
+    try:
+        if storage is not None:
+            storage.check_writable()
+    except NotWritable as error:
+        words = str(error)
+    if refusal := next(filter(None, tell(words)), ""):
+        raise NotWritable(refusal)
+
+
+def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Leaf]) -> None:
+    """Write this rank's part of a step to storage, and wait for it.
+
+    Raises OSError, StorageError or IncompleteBuffer if storage refuses it.
+    """
+    if layout.is_anothers:
+        return
+    layout = layout.alone() if layout.whole else layout
+    only = msgspec.structs.replace(layout, items=layout.stored_items(), length=layout.stored)
+    sums: list[int] = []
+    if isinstance(storage, ObjectStorage):
+        with tempfile.TemporaryFile() as file:
+            sums = _fill_file(file.fileno(), only, leaves) if only.length else []
+            storage.put(step, only, _blocks(file), sums)
+        return
+    draft = storage.draft(step, layout.attempt)
+    if only.length:
+        with new_file(draft / data_file(only.rank)) as descriptor:
+            sums = _fill_file(descriptor, only, leaves)
+    assert len(sums) == chunks(only.length)
+    storage.finish(draft, step, only, sums)
+
+
+def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
+    while block := file.read(_BLOCK):
+        yield memoryview(block)
+
+
+def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
+    """Write a checkpoint through a mapping of the file, and return its checksums.
+
+    Space is allocated first, because writing to a page without disk space would kill the process.
+    """
+    os.posix_fallocate(descriptor, 0, layout.length)
+    with contextlib.closing(Buffer(os.dup(descriptor))) as file:
+        packed = PackedState(file.map(), 0, layout)
+        packed.write_frames()
+        packed.fill(leaves)
+        return packed.sums()
