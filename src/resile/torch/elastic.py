@@ -9,15 +9,15 @@
             (loss * share.weight).backward()
 
 The backward pass averages the gradients over all ranks, as with DDP. The end of `with elastic.step()` takes the
-optimizer's step and counts it. When a peer is lost, in whatever collective this process is, the step is aborted and
-nothing of it is kept. The remaining processes (and later newcomers) form a new group and take the state of the most
-advanced process, and the rest of the epoch is divided among them. The process is not restarted, no checkpoint is read,
+optimizer's step and counts it. When a peer is lost, the step is aborted in whichever collective this process waits, and
+nothing of the step is kept. The remaining processes (and later newcomers) form a new group and take the state of the
+most advanced process, and the rest of the epoch is divided among them. No process is restarted, no checkpoint is read,
 and every sample enters the model exactly once.
 
-With a `checkpointer` everything is saved in one commit. The loop goes on from the newest checkpoint when no process has
-the state any more, because all were killed at once or the whole job was started again.
+With a `checkpointer` the whole state is saved in one commit. The loop goes on from the newest checkpoint when no
+process has the state any more, because all were killed at once or the whole job was started again.
 
-A sharded model (`fully_shard`) belongs to one group, and a lost rank takes the only copy of its shard along. So every
+A sharded model (`fully_shard`) belongs to one group, and a lost rank takes the only copy of its part along. So every
 round builds the model again with a function and loads the newest complete checkpoint, divided among its ranks:
 
     def build():
@@ -31,9 +31,9 @@ round builds the model again with a function and loads the newest complete check
             loss = criterion(elastic.model(inputs), labels)  # another model after a loss
             (loss * share.weight).backward()
 
-It requires that everything that makes up the training is in `model`, `optimizer`, `sampler`, `scheduler` and `state`,
-and changes only at the end of a step (a model's buffers are put back if a step is aborted). Code after the `with` also
-runs for an aborted step: ask `elastic.stepped`. The script's own collectives between two steps belong into `with
+The whole state of the training must be in `model`, `optimizer`, `sampler`, `scheduler` and `state`, and must change
+only at the end of a step (a model's buffers are put back if a step is aborted). Code after the `with` also runs for an
+aborted step: ask `elastic.stepped`. The script's own collectives between two steps belong into `with
 elastic.together()`. The same script runs under plain torchrun or python, where a loss ends it.
 """
 
@@ -63,6 +63,8 @@ from resile.torch.sampler import ElasticBatchSampler
 
 if TYPE_CHECKING:
     from resile.torch.checkpointer import Checkpointer
+
+__all__ = ["Elastic"]
 
 log = logging.getLogger(__name__)
 
@@ -102,22 +104,22 @@ class Elastic:
         backend: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Prepare. The first of `epochs`, `steps` or `meet` meets the peers.
+        """Prepare. The first call of `epochs`, `steps`, `step` or `meet` meets the peers.
 
         Args:
             model: not wrapped in DDP, because gradients are averaged here.
             optimizer: of the model's parameters.
             build: for sharded models, instead of a model and its optimizer: a function that makes both, and optionally
                 a scheduler, in the group of each round, the same on every rank. Needs a checkpointer.
-            sampler: divides the samples, or loads them, too. Its rank and world are set here, and its position belongs
-                to the state.
+            sampler: an `ElasticBatchSampler` or `ElasticLoader`, which divides the samples. `Elastic` sets its rank and
+                world, and its position belongs to the state.
             scheduler: takes a step with every step of the optimizer.
             state: anything else that has to be the same on all ranks, by name.
-            before_step: called between averaging and the optimizer's step. This is the place to change `state`, as its
-                last action, because a loss before that aborts the step.
+            before_step: called between averaging and the optimizer's step. It may change `state`, as its last action,
+                because a loss before that aborts the step.
             checkpointer: saves all of the above, and restores it when no process has it any more.
             every: steps between two checkpoints.
-            completed: steps already taken, if the state comes from elsewhere.
+            completed: steps already taken, if the script has loaded the state itself.
             backend: as for torch's `init_process_group`; None: nccl with a GPU, otherwise gloo.
             timeout: seconds that a collective may take.
         """
@@ -132,7 +134,7 @@ class Elastic:
             raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
         show_info_logs()
         self.stepped = False
-        """True if the last `with elastic.step()` was taken. If not, a peer was lost, and the samples come again."""
+        """True if the last `with elastic.step()` was taken. False if a peer was lost: its samples then come again."""
         self._before_step = before_step
         self._state = TrainState(
             built_of(model, optimizer, scheduler) if build is None else build,
@@ -150,7 +152,7 @@ class Elastic:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model; if each round builds one, that of this round."""
+        """The model; with `build`, the model of this round."""
         return self._state.training.model
 
     @property
@@ -169,7 +171,6 @@ class Elastic:
 
     @property
     def rank(self) -> int:
-        """This process's rank in its round."""
         return self._rendezvous.rank
 
     @property
@@ -185,11 +186,11 @@ class Elastic:
     # the loop ---------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int, loader: Iterable[Any]) -> Iterator[Any]:
-        """The steps of `count` epochs, from the sampler's position.
+        """Yield the data of each step of `count` epochs, from the sampler's position on.
 
-        An `ElasticLoader` gives its own steps. Any other loader takes its batches from the sampler, and each batch
-        comes with this rank's share of the step: (share, batch). Returns when every member of the round has taken the
-        last step.
+        An `ElasticLoader` yields its own steps. Any other loader takes its batches from the sampler, and each batch
+        comes with this rank's share of the step: (share, batch). The iteration ends when every member of the round has
+        taken the last step.
         """
         count, sampler = whole("count", count), self.sampler
         if sampler is None:
@@ -218,7 +219,7 @@ class Elastic:
                 return
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps up to `total`, from where training stands, for data without a sampler."""
+        """Yield the number of each step from `completed` up to `total`, for data without a sampler."""
         total = whole("total", total)
         self.meet()
         self._total = total
@@ -238,15 +239,15 @@ class Elastic:
 
     @contextlib.contextmanager
     def step(self, backwards: int | None = None) -> Iterator[None]:
-        """One step: compute gradients inside. At the end the optimizer's step is taken.
+        """Take one step: compute gradients inside this context. Its end takes the optimizer's step.
 
-        Gradients are averaged during the last backward pass. When it returns they are the mean over all ranks, as with
-        DDP, so clip them inside, too. A step in which a peer is lost ends quietly and is not taken. Any other exception
-        is passed on. A batch that the loop gave counts with the first step that is taken after it.
+        Gradients are averaged during the last backward pass. When that pass returns they are the mean over all ranks,
+        as with DDP, so clip them inside, too. A step in which a peer is lost ends quietly and is not taken. Any other
+        exception is passed on. A batch that the loop gave counts with the first step that is taken after it.
 
         Args:
             backwards: how often `backward` is called on this rank for gradients to add up; nothing is sent before the
-                last time. Ranks may have different numbers. With 0 a rank adds nothing to the gradients of the others.
+                last call. Ranks may have different numbers. A rank with 0 adds nothing to the gradients of the others.
                 None: once for each pass of a step from an `ElasticLoader`, and once with any other data.
         """
         self.meet()
@@ -269,11 +270,11 @@ class Elastic:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Collectives of the script's own between steps, such as for validation. A loss does not end this process.
+        """Run the script's own collectives between steps, such as for validation. A loss does not end this process.
 
         A block in which a peer is lost ends quietly and is not run again. The loop forms a new round before its next
-        step. `lost` tells whether the block was completed here. Other ranks may have completed it, so its result must
-        not change the training.
+        step. `lost` is False if the block was completed on this rank. Other ranks may have completed it or not, so its
+        result must not change the training.
         """
         self.meet()
         try:
@@ -292,7 +293,7 @@ class Elastic:
     # rounds -----------------------------------------------------------------------------------------------------------
 
     def meet(self) -> None:
-        """Form the group and agree on the state, if that has not been done. The loop calls it itself."""
+        """Meet the peers: form the group and agree on the state. The loop calls this itself. Idempotent."""
         if self._stage in (_Stage.MET, _Stage.GIVEN):
             return
         if self._stage is _Stage.DONE:  # another loop begins
@@ -329,7 +330,7 @@ class Elastic:
             log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
-        """True if the loop's last step is in the model; it is then reported."""
+        """True if the last step that the loop gave was taken. If so, report it to the agent."""
         if self._stage is _Stage.GIVEN:
             raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
         if self.stepped:
@@ -337,14 +338,14 @@ class Elastic:
         return self.stepped
 
     def _steps_until(self, epochs: int) -> int:
-        """Steps at the end of `epochs` epochs in this world; 0 if unknown."""
+        """The number of steps after `epochs` epochs in a world of this size; 0 if unknown."""
         sampler = self.sampler
         if sampler is None or sampler.size is None:
             return 0
         return self.completed + len(sampler) + (epochs - sampler.epoch - 1) * sampler.steps_per_epoch
 
     def _all_done(self) -> bool:
-        """True if every member has taken the last step, so that no peer needs this process. Otherwise a new round."""
+        """Wait until every member has taken the last step, and return True. After a loss, regroup and return False."""
         rendezvous, checkpoints = self._rendezvous, self._state.checkpoints
         if rendezvous.has_peers_ahead:  # other members have finished this loop and wait in a later one
             rendezvous.loops += 1
@@ -369,7 +370,7 @@ class Elastic:
         return True
 
     def _break_off(self, lost: bool) -> None:
-        """Abort pending work of this step, and free peers that wait for the rest of it."""
+        """Abort the pending collectives of this step, so that no peer waits for this process."""
         self._state.training.leave()
         if self._rendezvous.group is not None and (lost or self._state.training.under_way):
             self._rendezvous.group.abort()

@@ -165,7 +165,7 @@ def test_peers_do_not_wait_for_a_process_whose_script_fails_between_two_rounds(
         raise ValueError("no room for the model")
 
     monkeypatch.setattr(TrainState, "resize", resize)
-    monkeypatch.setattr(rendezvous, "LAST_WORDS", 0.01)
+    monkeypatch.setattr(rendezvous, "RELEASE_AFTER", 0.01)
     one = member()
     with pytest.raises(ValueError, match="no room for the model"):
         one.form()
@@ -181,7 +181,7 @@ def test_peers_do_not_wait_for_a_process_whose_script_fails_while_a_step_is_save
         raise ValueError("two values of the state have one name")
 
     monkeypatch.setattr(LoopCheckpoints, method, fail)
-    monkeypatch.setattr(rendezvous, "LAST_WORDS", 0.01)
+    monkeypatch.setattr(rendezvous, "RELEASE_AFTER", 0.01)
     model = torch.nn.Linear(2, 1)
     checkpointer = Checkpointer(tmp_path)
     elastic = Elastic(model, torch.optim.SGD(model.parameters()), checkpointer=checkpointer)

@@ -39,11 +39,11 @@ DRAIN = 0.05
 
 
 class TooManyPasses(ValueError):
-    """A step had more backward passes than were announced."""
+    """A step had more backward passes than `begin` was given."""
 
 
 class _Bucket:
-    """Gradients that are sent over the group together."""
+    """Several gradients in one flat tensor, which the ranks sum in one collective."""
 
     def __init__(self, members: list[torch.nn.Parameter]) -> None:
         first = members[0]
@@ -52,15 +52,14 @@ class _Bucket:
         *parts, self._had = self._divided(members)
         self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
         self.divisor: torch.Tensor | int = 1
-        """A tensor where that is exact, because torch divides by it 3 us faster than by a number, per parameter."""
+        """The world size; a tensor if its type holds the number exactly, which saves 3 us for each parameter."""
         self._world = 1
         self.missing = 0
-        """Gradients that are not in the bucket yet."""
+        """Number of gradients that are not in the bucket yet."""
         self._without: list[int] = []
         """Indices of the gradients that this rank does not have."""
 
     def begin(self, world: int) -> None:
-        """Begin a step whose gradients are divided by `world`."""
         self.missing = len(self.slots)
         if world != self._world:
             self._world = world
@@ -68,7 +67,7 @@ class _Bucket:
             self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
 
     def send(self) -> Any:
-        """Start the sum over the group."""
+        """Start the sum over all ranks and return torch's handle of the collective."""
         self._had.fill_(1)
         self._without = [number for number, slot in enumerate(self.slots) if slot.without]
         for number in self._without:
@@ -76,7 +75,7 @@ class _Bucket:
         return dist.all_reduce(self.flat, async_op=True)
 
     def publish(self) -> None:
-        """Set the sums as the parameters' gradients."""
+        """Make the sums the gradients of the parameters, after the collective has ended."""
         for slot in self.slots:
             slot.parameter.grad = slot.view
         if self._without:
@@ -86,7 +85,7 @@ class _Bucket:
                     self.slots[number].parameter.grad = None
 
     def renew(self) -> None:
-        """Allocate new memory, because a collective may still write to the old."""
+        """Allocate new memory, because an abandoned collective may still write to the old memory."""
         self.flat = torch.zeros_like(self.flat)
         *parts, self._had = self._divided([slot.parameter for slot in self.slots])
         for slot, part in zip(self.slots, parts, strict=True):
@@ -104,13 +103,13 @@ class _Slot:
         self.parameter = parameter
         self.view = view
         self.passes = 0
-        """Backward passes of this step that will still contribute to it."""
+        """Backward passes of this step that will still add to the gradient."""
         self.full = False
         self.without = False
-        """True if it is filled with zeros because there was no gradient."""
+        """True if the slot is filled with zeros because the parameter had no gradient."""
 
     def fill(self) -> None:
-        """Take the gradient from the parameter; a missing one counts as 0."""
+        """Move the parameter's gradient into the bucket. A missing gradient counts as 0."""
         gradient = self.parameter.grad
         self.without = gradient is None
         if gradient is None:
@@ -123,15 +122,15 @@ class _Slot:
 
 
 class Averager:
-    """Averages the gradients of one model."""
+    """Averages the gradients of one model: `begin`, then the backward passes, then `finish`."""
 
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], bucket: int = BUCKET, first_bucket: int = FIRST_BUCKET
     ) -> None:
-        """Hook into the backward pass of these parameters, until `close`.
+        """Hook into the backward passes of these parameters, until `close`.
 
-        Frozen parameters cost nothing. A parameter that is unfrozen gets a slot at the next step and keeps it, because
-        models that train their halves in turns would otherwise rebuild the buckets all the time.
+        Frozen parameters cost nothing. A parameter that is unfrozen gets a slot at the next step and keeps the slot
+        when it is frozen again. Otherwise a model that trains its halves in turns would often rebuild the buckets.
         """
         self._parameters = list(parameters)
         self._limits = (bucket, first_bucket)
@@ -139,9 +138,9 @@ class Averager:
         self._slots: list[_Slot] = []
         self._hooks: list[Any] = []
         self._flags: list[bool] = []
-        """Which parameters required gradients at the last look."""
+        """For each parameter, True if it required a gradient when the last step began."""
         self._ever: list[bool] = [False] * len(self._parameters)
-        """Which parameters have a slot."""
+        """For each parameter, True if it has a slot."""
         self._closed = False
         self._look()
         self._open = False
@@ -157,11 +156,11 @@ class Averager:
 
     @property
     def trained(self) -> dict[str, list[bool]]:
-        """Which parameters are trained now and which ever were, in an order that is the same on all ranks."""
+        """For each parameter, whether it is trained now and whether it ever was, in the same order on all ranks."""
         return {"now": [parameter.requires_grad for parameter in self._parameters], "ever": list(self._ever)}
 
     def train(self, trained: dict[str, list[bool]]) -> None:
-        """Freeze, unfreeze and divide parameters as on another rank."""
+        """Freeze and unfreeze parameters and build the buckets as on another rank, from its `trained`."""
         for parameter, now in zip(self._parameters, trained["now"], strict=True):
             if parameter.requires_grad != now:
                 parameter.requires_grad_(now)
@@ -171,12 +170,12 @@ class Averager:
             self._divide()
 
     def begin(self, world: int, backwards: int = 1, group: Group | None = None) -> None:
-        """Begin a step without gradients and discard what an aborted step has left.
+        """Begin a step and discard all gradients, also those that an aborted step has left.
 
         Args:
             world: number of ranks.
             backwards: backward passes that add up to this rank's gradient; ranks may have different numbers.
-            group: of the round, if there are rounds. When the round is over, a long backward pass ends early.
+            group: the round's group, or None without rounds. When the round is over, a long backward pass ends early.
         """
         self._group = group
         self._look()
@@ -194,8 +193,7 @@ class Averager:
 
         A gradient that is missing here counts as 0; one that is missing on all ranks is None.
 
-        Raises:
-            GroupLost: the group broke, and the gradients are unusable.
+        Raises GroupLost if the group broke, and the gradients are unusable.
         """
         if self._open:
             self._average()
@@ -207,7 +205,7 @@ class Averager:
         return bool(self._works)
 
     def abandon(self) -> None:
-        """Abort the step after its group was aborted. Nothing writes to the buckets after this returns."""
+        """End a step whose group was aborted. Nothing writes to the buckets after this returns."""
         self._open = False
         deadline = time.monotonic() + DRAIN
         for bucket, work in zip(self._buckets, self._works, strict=False):  # the other buckets were not sent
@@ -218,13 +216,12 @@ class Averager:
         self._works.clear()
 
     def close(self) -> None:
-        """Remove the hooks."""
         self._closed = True
         for hook in self._hooks:
             hook.remove()
 
     def _look(self) -> None:
-        """Make a slot for every trained parameter."""
+        """Make a slot for every parameter that is trained for the first time."""
         flags = [parameter.requires_grad for parameter in self._parameters]
         if flags == self._flags:
             return
@@ -263,7 +260,7 @@ class Averager:
         return arrived
 
     def _pass_ended(self) -> None:
-        """Called by torch at the end of a backward pass; the last pass of a step returns with the mean.
+        """Average at the end of the step's last backward pass. Torch calls this at the end of each pass.
 
         A pass nested in another one counts only with the outer pass, unless all buckets are already sent.
         """
@@ -290,7 +287,7 @@ class Averager:
         self._averaged = True
 
     def _send_full(self) -> None:
-        """Send full buckets, always in the same order."""
+        """Send the buckets that are full, in the same order on all ranks."""
         try:
             while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
                 self._works.append(self._buckets[self._sent].send())
@@ -311,7 +308,7 @@ def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None])
 
 
 def _within_another_pass() -> bool:
-    """True if a node of another backward pass runs the one that ends here, as reentrant checkpointing does."""
+    """True if the backward pass that ends here runs inside another one, as with reentrant checkpointing."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -321,7 +318,7 @@ def _within_another_pass() -> bool:
 
 
 def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Iterable[list[torch.nn.Parameter]]:
-    """Parameters by bucket, in roughly the order in which a backward pass computes their gradients."""
+    """Split parameters into buckets, in roughly the order in which a backward pass computes their gradients."""
     kinds: dict[tuple[torch.device, torch.dtype], list[list[torch.nn.Parameter]]] = {}
     filled: dict[tuple[torch.device, torch.dtype], int] = {}
     for parameter in reversed(parameters):

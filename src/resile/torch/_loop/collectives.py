@@ -17,18 +17,14 @@ from resile.torch._loop.group import Group, wait
 
 _BLOCK = 64 << 20
 LONGEST = 2000
-"""Bytes of a message from one rank to the others."""
+"""The most bytes of a message that `tell` sends."""
 
 
 class Collectives:
-    """The ranks of this training. Several ranks need a process group."""
+    """Exchanges between the ranks of this training. Several ranks need a process group."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """Nothing is sent yet.
-
-        Args:
-            group: of the round, if there are rounds.
-        """
+        """`group` is the round's group; None without rounds."""
         self._group = group
 
     def use(self, group: Group | None) -> None:
@@ -49,32 +45,24 @@ class Collectives:
 
     @property
     def device(self) -> Any:
-        """The device that this group's tensors must be on."""
+        """The device on which the group's backend wants its tensors."""
         if dist.get_backend() == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
     def pause(self, seconds: float) -> None:
-        """Sleep.
-
-        Raises:
-            GroupLost: the round ended meanwhile or before.
-        """
+        """Sleep. Raises GroupLost as soon as the round is over."""
         if self._group is None:
             time.sleep(seconds)
         else:
             self._group.pause(seconds)
 
     def meet(self, row: Sequence[int]) -> list[list[int]] | None:
-        """Every rank's row; None if several ranks have no process group and so cannot agree."""
+        """Every rank's row, as from `gather`; None if there are several ranks and no process group."""
         return None if self.world > 1 and not self._grouped else self.gather(row)
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, all of the same length.
-
-        Raises:
-            RuntimeError: there are several ranks and no process group.
-        """
+        """Every rank's row, by rank. All rows have the same length. Raises RuntimeError without a process group."""
         if self.world == 1:
             return [list(row)]
         if not self._grouped:
@@ -83,36 +71,26 @@ class Collectives:
         return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, all of one shape and on this group's device; for several ranks.
-
-        Raises:
-            RuntimeError: the group broke.
-        """
+        """Every rank's tensor, by rank. All have one shape and are on `device`. There must be several ranks."""
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         wait(dist.all_gather(rows, mine, async_op=True), self._group)
         return rows
 
     def gather_all(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, of any length."""
+        """Every rank's row, by rank. Rows may have different lengths."""
         longest = max(length for (length,) in self.gather([len(row)]))
         rows = self.gather([len(row), *row, *[0] * (longest - len(row))])
         return [each[1 : 1 + each[0]] for each in rows]
 
     def tell(self, words: str) -> list[str]:
-        """Every rank's message, cut to `LONGEST` bytes."""
+        """Every rank's message, by rank, cut to `LONGEST` bytes."""
         return [bytes(row).decode(errors="replace") for row in self.gather_all(list(words.encode()[:LONGEST]))]
 
     def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
-        """Send `length` bytes from one rank to others. A collective.
+        """Send `length` bytes from the rank `source` to the ranks `takers`. A collective.
 
-        Args:
-            data: a uint8 tensor: the source's data, or where a taker wants it; None on other ranks.
-            length: of the tensor, known to all ranks.
-            source: the rank that sends.
-            takers: the ranks that receive.
-
-        Raises:
-            RuntimeError: the group broke.
+        `data` is a uint8 tensor of that length: the bytes to send on the source, the memory to fill on a taker, and
+        None on other ranks.
         """
         alone = len(takers) == 1
         if not length or not takers or (alone and self.rank not in (source, *takers)):

@@ -1,14 +1,14 @@
 """The process group of one round. One process forms several in turn, and another thread can abort them.
 
 A collective that waits for a lost peer must end at once. With NCCL, torch's own abort does that. With gloo it does not
-(torch 2.13: `abort()` leaves a collective with a frozen peer waiting). But most collectives raise within 2 ms when
-their connections end, and `waits` abandons the others. So a group remembers which sockets were opened while it, or
-another group after it, was made. Aborting ends exactly these sockets, and they also show whether a peer is gone. The
+(torch 2.13: `abort()` leaves a collective with a frozen peer waiting). But most gloo collectives raise within 2 ms when
+their connections end, and `waits` abandons the others. So a group notes which sockets were opened while torch made it,
+or made another group in the same round. Aborting ends exactly these sockets. They also show whether a peer is gone. The
 price: a connection that another thread of the script opens in those milliseconds counts as the group's and ends with
 the round.
 
-A thread of its own disposes of a group that still waits. Nothing of an older round can reach a group, because its store
-is a new one on a port of its own, hosted by rank 0 of the round.
+A group in which a collective still waits is disposed of on a separate thread. Nothing of an older round can reach a
+group, because each round has a new store on a port of its own, hosted by its rank 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Group:
     def __init__(
         self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
-        """Nothing happens before `form`.
+        """Prepare. `form` connects to the other members.
 
         Args:
             assignment: this process's rank in the round, and the address where the members meet.
@@ -68,17 +68,17 @@ class Group:
         self._lock = threading.Lock()
         self._over_since = math.inf
         self._ended = threading.Event()
-        self._timer: threading.Timer | None = None
-        """Aborts the group when it expires."""
+        self._abort_timer: threading.Timer | None = None
         self._before: list[set[sockets.Known]] = []
-        """While a group is being made: the sockets that this process had before."""
+        """For each group that torch is making at this moment: the sockets that this process had before."""
         self._own: set[sockets.Known] = set()
+        """The sockets of this round's groups."""
         self._peer_connections: set[sockets.Known] = set()
         self._store: dist.Store | None = None
         self._excepthook = sys.excepthook
-        """Torch wraps it with every group and never restores it."""
+        """The hook before this group. Torch wraps the hook with every group and never restores it."""
         self._patches = contextlib.ExitStack()
-        """Replacements of torch's functions while this group lives."""
+        """Undoes the replacements of torch's functions when this group is destroyed."""
 
     @property
     def over(self) -> bool:
@@ -86,11 +86,7 @@ class Group:
         return self._over_since < math.inf
 
     def form(self) -> None:
-        """Connect to the other members.
-
-        Raises:
-            GroupLost: a member does not come, or the round is over.
-        """
+        """Connect to the other members. Raises GroupLost if a member does not come, or the round is over."""
         assignment = self.assignment
         try:
             with self._making():
@@ -117,35 +113,26 @@ class Group:
 
     @property
     def broken(self) -> bool:
-        """True if the group is over or a member has disconnected. This tells the loss of a peer from other errors.
+        """True if the group is over or a member has disconnected, as opposed to an error of the script.
 
         With NCCL, whose connections are not known here, it may be False although a peer is lost.
         """
         return self.over or not all(sockets.is_connected(each) for each in self._peer_connections)
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective, or a message to or from one rank, until the round is over.
-
-        Raises:
-            GroupLost: the round is over.
-            RuntimeError: the collective failed.
-        """
+        """Wait for a collective. Raises GroupLost when the round is over, and RuntimeError if the collective failed."""
         if self._backend == "gloo":
             waits.wait(work, lambda: self._over_since)
         else:
             work.wait()
 
     def pause(self, seconds: float) -> None:
-        """Sleep, at most until the round is over.
-
-        Raises:
-            GroupLost: the round is over.
-        """
+        """Sleep. Raises GroupLost as soon as the round is over."""
         if self._ended.wait(seconds):
             raise GroupLost(f"round {self.round} is over")
 
     def abort(self) -> None:
-        """Make every pending and future collective of this group raise. Any thread may call it; does not block."""
+        """Make every pending and future collective of this group raise. Any thread may call this; it does not block."""
         with self._lock:
             self._over_since = min(self._over_since, time.monotonic())
             making = bool(self._before)
@@ -161,20 +148,19 @@ class Group:
 
     def abort_in(self, seconds: float) -> None:
         """Abort after some seconds unless the group is destroyed before. Does not keep the process from ending."""
-        if self._timer is None:
-            self._timer = threading.Timer(seconds, self.abort)
-            self._timer.daemon = True
-            self._timer.start()
+        if self._abort_timer is None:
+            self._abort_timer = threading.Timer(seconds, self.abort)
+            self._abort_timer.daemon = True
+            self._abort_timer.start()
 
     def destroy(self, *, in_peace: bool = False) -> None:
         """Leave the group, so that the process can form another one.
 
-        Args:
-            in_peace: no collective is under way. Otherwise the group is aborted first, which frees its members.
+        Unless no collective is under way (`in_peace`), the group is aborted first, so that no member waits any more.
         """
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()  # it may be running already, and must not abort the next group
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+            self._abort_timer.join()  # it may be running already, and must not abort the next group
         self._patches.close()
         if dist.is_initialized():
             if not self.over and not in_peace and self._backend == "gloo":
@@ -194,7 +180,7 @@ class Group:
 
     @contextlib.contextmanager
     def _making(self) -> Iterator[None]:
-        """Count sockets that are opened meanwhile as the group's, so that aborting ends them."""
+        """Count the sockets that are opened within this context as the group's, so that aborting ends them."""
         with self._lock:
             if self.over:
                 raise GroupLost(f"round {self.round} is over")
@@ -209,9 +195,9 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Include the groups that the script makes in this round, such as those of a device mesh.
+        """Within this context, count groups that the script makes as the round's, such as those of a device mesh.
 
-        Torch has no hook for that, but one function makes them all.
+        Torch has no hook for new groups, but one function of torch makes all of them.
         """
         make = dist.distributed_c10d._new_process_group_helper
 
@@ -231,7 +217,7 @@ class Group:
             time.sleep(BREAK_AGAIN)
 
     def _break(self) -> bool:
-        """End all current connections. Returns True if more may follow."""
+        """End all current connections. Returns True if torch is still making a group and may open more."""
         with self._lock:
             making = bool(self._before)
             new = sockets.opened() - self._before[0] if self._before else set()
@@ -241,7 +227,7 @@ class Group:
         return making
 
     def _meet(self) -> dist.Store:
-        """The store of the round, once all members have reached it."""
+        """Open the store of the round and return when all members have reached it."""
         assignment = self.assignment
         if assignment.rank != 0:
             self._await_store()
@@ -275,26 +261,19 @@ class Group:
 
 
 def wait(work: Any, group: Group | None) -> None:
-    """Wait for a collective; in a round, only until the round is over.
-
-    Raises:
-        GroupLost: the round is over.
-        RuntimeError: the collective failed.
-    """
+    """Wait for a collective. In a round (`group`), raise GroupLost when the round is over."""
     work.wait() if group is None else group.wait(work)
 
 
 def default_backend() -> str:
-    """NCCL with a GPU, otherwise gloo."""
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def _forget_meshes() -> None:
-    """Empty torch's caches of device meshes.
+    """Empty torch's caches of device meshes, because they do not tell meshes of the same size apart.
 
-    A tensor derived from a sharded one, such as a `state_dict` entry, gets its mesh from a cache that does not tell
-    meshes of the same size apart. The mesh of an older round has this process's old rank, so a shard would be saved and
-    loaded as another rank's.
+    A tensor derived from a sharded one, such as a `state_dict` entry, gets its mesh from such a cache. The mesh of an
+    older round has this process's old rank, so a shard would be saved and loaded as another rank's.
     """
     if "torch.distributed.tensor" not in sys.modules:  # nothing was ever sharded, and the import takes long
         return

@@ -1,6 +1,6 @@
-"""The checkpoints of an elastic loop: each holds everything that makes up the training.
+"""Saves and restores the state of an elastic loop: model, optimizer, data position and the script's own values.
 
-They are for the case that no process has the state any more, because all were killed at once or the job was started
+A checkpoint is read when no process has the state any more, because all were killed at once or the job was started
 again. While one process lives, its state counts and no checkpoint is read. (A sharded model is different: no process
 has its whole state, so every new round reads the checkpoint.)
 """
@@ -23,21 +23,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSES = (0.1, 0.2, 0.5, *[1.0] * 600)
-"""Seconds between tries to save the last step. Counting tries keeps all ranks in step."""
+"""Seconds between tries to save the last step. All ranks count tries, so that they stop at the same one."""
 Parts = MutableMapping[str, Any]
-"""Everything that makes up a training, by name."""
+"""The objects whose state makes up a training, by name."""
 
 
 class LoopCheckpoints:
-    """Saves and restores the parts of one loop. Methods are collectives unless they say otherwise."""
+    """Saves and restores the state of one loop. Methods are collectives unless they say otherwise.
+
+    A method raises RuntimeError if the group broke.
+    """
 
     def __init__(self, checkpointer: Checkpointer, every: int) -> None:
-        """Nothing happens yet.
-
-        Args:
-            checkpointer: saves the steps and decides which of them go to storage.
-            every: steps between two saves.
-        """
+        """`every` is the number of steps between two saves. The checkpointer decides which of them go to storage."""
         every = whole("every", every, least=1)
         if checkpointer.store_every % every:
             raise ValueError(
@@ -47,81 +45,62 @@ class LoopCheckpoints:
         self._checkpointer = checkpointer
         self._every = every
         self._saved: int | None = None
-        """The last step that was saved in this group."""
+        """The last step that this group saved or restored; None if there is none."""
 
     @property
     def ranks(self) -> Collectives:
-        """The ranks that save and restore together."""
         return self._checkpointer.collectives
 
     def restore(self, parts: Parts) -> int | None:
         """Restore the newest complete step in a new group; None if there is none, and then nothing has changed.
 
-        Raises:
-            RuntimeError: the group broke.
-            StateMismatch: the checkpoint is of another training.
-            NotWritable: storage will never accept a step on some rank; raised on all ranks.
+        Raises StateMismatch if the checkpoint is of another training, and NotWritable if storage will never accept a
+        step on some rank.
         """
         self._saved = self._checkpointer.restore(parts, will_store=True)  # at least the last step is stored
-        if self._saved is not None and (told := _lost()) is not None:
-            told.unlink(missing_ok=True)
+        if self._saved is not None and (mark := _lost_mark()) is not None:
+            mark.unlink(missing_ok=True)
         return self._saved
 
     def gives_up(self, trained: bool) -> bool:
-        """With nothing to restore, True if training is lost, as opposed to about to begin.
+        """When there was nothing to restore: True if the state is lost, False if training has not begun.
 
-        Agents replace processes that give up, and the new processes have taken no step. A file beside the agent's
-        socket tells them that training was lost. It goes with the agent.
-
-        Args:
-            trained: True if one of the members has taken steps.
-
-        Raises:
-            RuntimeError: the group broke.
+        The state is lost if some member has taken steps (`trained`). Agents replace processes that give up, and the new
+        processes have taken no step. So a file beside the agent's socket tells them that the state is lost. The file
+        goes with the agent.
         """
-        told = _lost()
-        if not trained and not any(row[0] for row in self.ranks.gather([int(told is not None and told.exists())])):
+        mark = _lost_mark()
+        if not trained and not any(row[0] for row in self.ranks.gather([int(mark is not None and mark.exists())])):
             return False
-        if told is not None:
-            told.touch()
+        if mark is not None:
+            mark.touch()
         return True
 
     def enter(self, parts: Parts) -> None:
-        """Enter a new group in which nothing was restored.
-
-        Raises:
-            RuntimeError: the group broke.
-        """
+        """Enter a new group in which a member's state counts, and nothing was restored."""
         self._checkpointer.regroup()
         self._checkpointer.reserve(parts)
         self._saved = None
 
     def taken(self, step: int, parts: Parts) -> None:
-        """Save after a step if it is due.
-
-        Raises:
-            RuntimeError: the group broke, which only saves of a sharded state notice.
-        """
+        """Save after a step if one is due."""
         if step % self._every == 0:
             self.save(step, parts)
 
     def save(self, step: int, parts: Parts, store: bool | None = None) -> None:
-        """Save now. Copying what only an update changes may continue until `before_update`."""
+        """Save now. Parameters and optimizer state may still be copied when this returns, until `before_update`."""
         if self._checkpointer.save(step, parts, store=store, overlap=True):
             self._saved = step
 
     def before_update(self) -> None:
-        """Return when a pending save has copied the state, which is about to change. No collective."""
+        """Wait until a pending save has copied the state, which is about to change. No collective."""
         self._checkpointer.before_update()
 
     def finish(self, step: int, parts: Parts) -> None:
-        """Save the last step, unless every rank has it.
+        """Save the last step, unless every rank has saved it.
 
-        If storage or a copy is behind, the ranks skip a save. It is then tried again for as long as storage would be
-        waited for, since no later save makes up for it. All ranks do so together and notice if one of them is lost.
-
-        Raises:
-            RuntimeError: the group broke.
+        The ranks skip a save while storage or a replica is behind. No later save makes up for the last one, so the
+        ranks try again together, for as long as `wait` would wait for storage.
         """
         for seconds in PAUSES:
             if all(row[0] for row in self.ranks.gather([int(self._saved == step)])):
@@ -133,14 +112,14 @@ class LoopCheckpoints:
             self.ranks.pause(seconds)
 
     def wait_stored(self) -> None:
-        """Return when the last step is in storage or in the agent's memory, which goes to storage. No collective."""
+        """Wait until storage has the last step, and log why if it does not get the step. No collective."""
         try:
             self._checkpointer.wait()
         except OSError as error:  # including TimeoutError; the training itself is complete
             log.error("the last checkpoint is not in storage: %s", error)
 
 
-def _lost() -> Path | None:
-    """The file that says on this node that the state of the training is lost; None without an agent."""
+def _lost_mark() -> Path | None:
+    """The file that marks the training's state as lost for later processes of this agent; None without an agent."""
     socket = os.environ.get(AGENT_SOCKET)
     return Path(socket).with_name("lost-for-good") if socket else None

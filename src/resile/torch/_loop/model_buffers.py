@@ -1,9 +1,10 @@
-"""A model's buffers (such as the running statistics of a batch norm), which a forward pass changes before its step.
+"""Keeps a model's buffers (such as the running statistics of a batch norm) the same on all ranks, step by step.
 
-As with DDP, rank 0's buffers count. A step's changes to them are kept when the step is taken and undone when it is not.
-A module may assign another tensor to a buffer or register one while it runs. Buffers are therefore looked up by name
-whenever they are needed, in the modules that the model had at the beginning. A tensor assigned since the last step is
-replaced instead of written to, because it may belong to the script's data.
+A forward pass changes buffers before its step is taken. The changes are kept when the step is taken and undone when the
+step is aborted. As with DDP, rank 0's buffers count. A module may assign another tensor to a buffer or register a new
+buffer while it runs. Buffers are therefore looked up by name whenever they are needed, in the modules that the model
+had at the beginning. A tensor assigned since the last step is replaced instead of written to, because it may belong to
+the script's data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Place = tuple[int, str]
 
 
 class _Kept(NamedTuple):
-    """A buffer after the last step that was taken."""
+    """A buffer's tensor, and a copy of the values that it had after the last step that was taken."""
 
     tensor: torch.Tensor
     copy: torch.Tensor
@@ -37,11 +38,7 @@ class ModelBuffers:
         self._remember()
 
     def send(self, world: int) -> None:
-        """Begin to receive rank 0's buffers, for the step that is about to be taken.
-
-        Raises:
-            GroupLost: the group broke; nothing has changed.
-        """
+        """Begin to broadcast rank 0's buffers before a step is taken. Raises GroupLost if the group broke."""
         self._flats.clear()
         self._works.clear()  # of an aborted step; the tensors that they write to are not used any more
         if world == 1:
@@ -59,14 +56,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def wait(self, group: Group | None = None) -> None:
-        """Wait for rank 0's buffers, which `keep` will set in the model.
-
-        Args:
-            group: of the round, if there are rounds.
-
-        Raises:
-            GroupLost: the group broke; nothing has changed.
-        """
+        """Wait for rank 0's buffers, which `keep` will set in the model. Raises GroupLost if the group broke."""
         try:
             for work in self._works:
                 wait(work, group)
@@ -74,7 +64,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def keep(self) -> None:
-        """Keep the buffers after a step was taken or the model was given another state."""
+        """Accept the current buffers, after a step was taken or another state was loaded into the model."""
         for flat, places in self._flats:
             buffers = [self._homes[number][name] for number, name in places]
             parts = flat.split([buffer.numel() for buffer in buffers])
@@ -84,7 +74,7 @@ class ModelBuffers:
         self._remember()
 
     def undo(self) -> None:
-        """Restore the buffers after a step was aborted."""
+        """Give the buffers back the values from before an aborted step."""
         self._flats.clear()
         for place, kept in self._kept.items():
             self._write(place, kept.copy)
@@ -99,7 +89,7 @@ class ModelBuffers:
         return found
 
     def load(self, unsaved: dict[str, torch.Tensor]) -> None:
-        """Load another rank's buffers, registering any that a module has not registered yet."""
+        """Load another rank's `unsaved` buffers. A buffer that a module lacks is registered."""
         for number, (prefix, module) in enumerate(self._modules):
             for full, tensor in unsaved.items():
                 name = full.removeprefix(prefix)

@@ -1,9 +1,9 @@
 """Takes one process from round to round: it joins the other members, agrees with them on the state, and goes on.
 
-A round ends when a member is lost or another one comes. Then every member leaves its group, tells its agent that it is
-ready, and is assigned a rank in the next round. There the members exchange how far they are. All take the state of the
-most advanced member, or that of the newest checkpoint if no member has one. If a member is lost meanwhile, they meet
-again, and nothing has changed.
+A round ends when a member is lost or a newcomer joins. Then every member leaves its group, tells its agent that it is
+ready, and is assigned a rank in the next round. There the members exchange how many steps they have taken. All take the
+state of the most advanced member, or that of the newest checkpoint if no member has trained. If a member is lost
+meanwhile, the others meet again, and nothing has changed.
 
 Without an agent there is only one group, the one that torchrun's variables describe.
 """
@@ -33,38 +33,40 @@ log = logging.getLogger(__name__)
 MOST_MEETINGS = 20
 """How many meetings may fail in one regrouping, in rounds that the master did not end, before this process gives up.
 Something other than a loss is wrong then."""
-WORD = 0.2
-"""Seconds to wait for the news that a round is over after a failed meeting, because a peer may know it first."""
-LAST_WORDS = 1.0
-"""Seconds for peers to receive this process's last messages before an error."""
+OVER_NEWS = 0.2
+"""Seconds to wait after a failed meeting for the agent's news that the round is over, because a peer may know first."""
+RELEASE_AFTER = 1.0
+"""Seconds for peers to receive this process's last messages before an error ends it."""
 MOST_IN_VAIN = 5
 """How often the same processes meet again because a connection broke, without a step in between."""
 
 
 class StateLost(Exception):
-    """No rank or checkpoint has the whole state any more; the text is one sentence."""
+    """No rank and no checkpoint has the whole state any more; the text is one sentence."""
 
 
 class Rendezvous:
-    """The rounds of one process, for one thread. Another thread learns of the end of a round and aborts the group."""
+    """The rounds of one process. Only the training thread calls its methods.
+
+    A thread of `RendezvousClient` learns from the agent that a round is over, and aborts the group.
+    """
 
     def __init__(self, state: TrainState, backend: str, timeout: float) -> None:
         """Connect to the agent, if there is one. The first `form` meets the peers.
+
+        Raises RuntimeError if the script has made a process group itself.
 
         Args:
             state: the state that the members agree on.
             backend: as for torch's `init_process_group`.
             timeout: seconds that a collective may take.
-
-        Raises:
-            RuntimeError: the script has made a process group itself.
         """
         self.rank, self.world = 0, 1
         self.round: Round = NO_ROUND
         self.group: Group | None = None
-        """Of this round; None without an agent."""
+        """The group of this round; None without an agent."""
         self.loops = 0
-        """Loops of the script that this process has finished."""
+        """How many of the script's loops this process has finished."""
         self._state = state
         self._ranks = Collectives() if state.checkpoints is None else state.checkpoints.ranks
         self._backend = backend
@@ -75,14 +77,14 @@ class Rendezvous:
         self._in_vain = 0
         """How often the members of this round met again since the last step although none of them was lost."""
         self._furthest = 0
-        """Loops that the member furthest in the script has finished."""
+        """How many loops the member that is furthest in the script has finished."""
         self._client = RendezvousClient.from_environment(self._on_over)
         if self._client is not None and dist.is_initialized():
             raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
 
     @property
     def lost(self) -> bool:
-        """True if the round is over, so that another one has to be formed."""
+        """True if the round is over, so that `form` has to enter another one."""
         return self.group is not None and self.group.over
 
     @property
@@ -91,11 +93,10 @@ class Rendezvous:
         return self.loops < self._furthest
 
     def form(self) -> None:
-        """Enter a round, with the state that its members agree on.
+        """Enter the next round, with the state on which its members agree.
 
-        Raises:
-            StateLost: there is no such state any more.
-            RuntimeError: rounds keep failing, or there is no agent to form a second one.
+        Raises StateLost if no member and no checkpoint has a whole state. Raises RuntimeError if meetings keep failing,
+        or if a second round is needed and there is no agent.
         """
         client = self._client
         if client is None:
@@ -121,7 +122,7 @@ class Rendezvous:
                     self.release_peers()
                     raise
                 log.info("met in vain: %s", in_brief(error))
-                if client.await_over(assignment.round, WORD):
+                if client.await_over(assignment.round, OVER_NEWS):
                     continue  # a member was lost or came, which is not this process's fault, however often it happens
                 in_vain += 1
                 if in_vain == MOST_MEETINGS:
@@ -132,22 +133,18 @@ class Rendezvous:
             return
 
     def await_members(self) -> None:
-        """Wait until every member of this round has called this.
-
-        Raises:
-            RuntimeError: the group broke.
-        """
+        """Wait until every member of this round has called this. Raises RuntimeError if the group broke."""
         self._exchange(self._agreed_in)
 
     def note_step(self) -> None:
-        """Note that a step was taken, so that meetings count as successful."""
+        """Note that a step was taken, so that the meetings before it were not in vain."""
         self._in_vain = 0
 
     def is_loss(self, error: Exception) -> bool:
-        """True if an error means that a peer is gone, so that a new round is the answer to it.
+        """True if an error in a step means that a peer is gone, so that the loop goes on in a new round.
 
-        That is so if a member has disconnected, unless the same processes met repeatedly and the error came back each
-        time, or if the master ends the round. Otherwise the error is the script's own, whatever it says.
+        A peer is gone if a member has disconnected, unless the same processes met repeatedly and the error came back
+        each time. A peer is also gone if the master ends the round. Any other error is the script's own.
         """
         if self._client is None or self.group is None or not isinstance(error, RuntimeError):
             return False
@@ -156,30 +153,27 @@ class Rendezvous:
         return self._client.await_over(self.round, self.group.assignment.verdict)
 
     def complete(self) -> None:
-        """Declare that all members have taken the last step: from now on a joining node does not end the round."""
+        """Tell the agent that all members have taken the last step: a node that joins later does not end the round."""
         if self._client is not None:
             self._client.complete(self.round)
 
     def hang_up(self) -> bool:
-        """Leave the round as far as the agent is concerned, after `complete`. The group stays.
-
-        Returns False without an agent.
-        """
+        """Disconnect from the agent after `complete`, and keep the group. Returns False without an agent."""
         if self._client is None:
             return False
         self._client.close()
         return True
 
     def release_peers(self) -> None:
-        """Free the peers after an error that is no loss and goes to the script: they must not wait for this process.
+        """Abort the group soon, after an error that goes to the script: peers must not wait for this process.
 
         Peers that raise the same error have a moment to receive it.
         """
         if self.group is not None:
-            self.group.abort_in(LAST_WORDS)
+            self.group.abort_in(RELEASE_AFTER)
 
     def call_again(self) -> None:
-        """Have the next `form` meet the peers again, after `hang_up`. What the script did in between stays."""
+        """Connect to the agent again after `hang_up`, for another loop. The script's changes to the state stay."""
         self._client = RendezvousClient.from_environment(self._on_over)
         self._state.training.loaded()
         if self.group is not None:
@@ -187,11 +181,7 @@ class Rendezvous:
             self.group = None
 
     def close(self, *, in_peace: bool) -> None:
-        """Leave the group and disconnect. Idempotent.
-
-        Args:
-            in_peace: nothing is under way. Otherwise the group is aborted first, which frees its other members.
-        """
+        """Leave the group and disconnect from the agent. Idempotent. `in_peace` is as for `Group.destroy`."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -203,13 +193,13 @@ class Rendezvous:
             gc.collect()  # remains of a gloo group would abort the interpreter at its exit
 
     def _on_over(self, round_: Round) -> None:
-        """Called by the listening thread: end any collective that the training is in."""
+        """End the collective in which the training thread waits. The client's thread calls this."""
         group = self.group
         if group is not None and group.round <= round_ and not group.over:
             group.abort()
 
     def _meet_once(self) -> None:
-        """Form the group that torchrun's variables describe, if any; used without an agent."""
+        """Without an agent: form the group that torchrun's variables describe, if they are set."""
         if self._agreed_in:
             raise RuntimeError("a peer was lost, and there is no agent to form a new round: run this with `resile run`")
         self._agreed_in = Round(1)
@@ -223,7 +213,7 @@ class Rendezvous:
         self._state.save_in_memory(found)
 
     def _agree(self, agreed_in: int, rank: int, world: int) -> state_sync.SyncResult:
-        """Reach one state with all members of the group. A member's state takes precedence over a checkpoint."""
+        """Agree with all members on one state. A member's state takes precedence over a checkpoint."""
         state = self._state
         state.resize(rank, world)
         sync = self._exchange(agreed_in)
@@ -243,14 +233,14 @@ class Rendezvous:
         return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
     def _exchange(self, agreed_in: int) -> state_sync.StateSync:
-        """Exchange with all members how far each of them is."""
+        """Exchange with all members how many steps and loops each of them has finished."""
         state = self._state
         standing = state_sync.MemberState(state.completed, agreed_in)
         message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if agreed_in else 0)
         return state_sync.exchange(message, self._ranks)
 
     def _enter(self, assignment: WorkerAssignment, found: state_sync.SyncResult) -> None:
-        """Make this process a member of the round, after the members have agreed."""
+        """Make this process a member of the round, with the state `found` on which the members agreed."""
         self.rank, self.world, self.round = assignment.rank, assignment.world_size, assignment.round
         _tell_script(assignment)
         enter_round(assignment.round)

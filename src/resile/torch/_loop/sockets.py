@@ -13,12 +13,13 @@ import struct
 from collections.abc import Iterable, Iterator
 
 Known = tuple[int, str]
-"""Descriptor and name."""
+"""The descriptor of a socket, and its name in /proc."""
 KNOCK = 0.5
 """Seconds for a connection within this machine."""
 
 
 def opened() -> set[Known]:
+    """The sockets that this process has open now."""
     found = set()
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -42,9 +43,9 @@ def is_connected(known: Known) -> bool:
 
 
 def hang_up(known: Known) -> None:
-    """End the reading side of a TCP connection. Its owner still has to close the descriptor.
+    """Shut down the reading side of a TCP connection. Its owner still has to close the descriptor.
 
-    Writes still go out: if a send failed before gloo saw the end, gloo would not report it (torch 2.13).
+    The writing side stays open: gloo does not report a send that fails before gloo has read the end (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
@@ -52,15 +53,10 @@ def hang_up(known: Known) -> None:
 
 
 def turn_up(known: Iterable[Known], members: int, but: int) -> None:
-    """Connect to gloo's listeners among these sockets in place of members that do not come, and disconnect at once.
+    """End gloo's wait for members that do not come: connect in the place of each member, and disconnect at once.
 
-    Gloo waits for each member without a socket that could be shut down, and shutting the listener down would end the
-    process. A connection begins with 8 bytes: the rank of the member that it is for.
-
-    Args:
-        known: sockets.
-        members: of the group.
-        but: a port of another listener, which is left alone.
+    Gloo waits on a listener among the sockets `known`. Shutting the listener down would end the process. A connection
+    begins with 8 bytes: the rank of the member that connects. The listener on port `but` is not gloo's.
     """
     for each in known:
         with contextlib.suppress(OSError), _copy(each) as copy:
@@ -77,11 +73,7 @@ def _listens(copy: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _copy(known: Known) -> Iterator[socket.socket | None]:
-    """A duplicate of an internet socket; None if the descriptor belongs to another file by now.
-
-    Raises:
-        OSError: there is no such descriptor.
-    """
+    """A duplicate of an internet socket; None if the descriptor is another file's by now. Raises OSError if closed."""
     descriptor, name = known
     with contextlib.ExitStack() as stack:
         duplicate = os.dup(descriptor)

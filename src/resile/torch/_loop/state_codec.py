@@ -1,8 +1,8 @@
 """Encodes training state as a msgpack description and a list of tensors, for sending it from one process to another.
 
 Without pickle, the receiver constructs numbers, strings, lists, dicts and tensors, and runs no code of the sender. The
-description does not contain the tensors. They are sent one by one from where they are, without a copy. The result can
-be used like the original, except that numpy scalars become Python numbers. A named tuple has the same fields.
+description does not contain the tensors, which are sent one by one without a copy. The decoded state can be used like
+the original. Only numpy scalars become Python numbers, and a named tuple becomes another class with the same fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from resile.torch._support.numpy_values import is_array, is_number, tensor_of
 
 MAX_DESCRIPTION = 256 * 1024 * 1024
-"""Bytes. A description holds no tensors, so a bigger one is not a state."""
+"""Bytes. A description holds no tensors, so a bigger one cannot be valid."""
 MAX_DEPTH = 64
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -28,7 +28,7 @@ _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()
 
 
 class BadState(ValueError):
-    """A state cannot be sent, or the received data is no state; the text is one sentence that names the place."""
+    """A state cannot be sent, or received data is not a state; the text is one sentence that names the bad value."""
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +39,6 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes to send."""
         return math.prod(self.sizes) * int(self._type.itemsize)
 
     def empty(self, device: torch.device) -> torch.Tensor:
@@ -62,10 +61,9 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
 
 def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The description of a state, and its tensors in the order of the description.
+    """The encoded description of a state, and its tensors in the order of the description.
 
-    Raises:
-        BadState: it holds something other than numbers, strings, bytes, None, lists, tuples, dicts, tensors and arrays.
+    Raises BadState if the state holds a value of a type that cannot be sent.
     """
     tensors: list[torch.Tensor] = []
     tree = _take_apart(state, tensors, "state", 0)
@@ -74,11 +72,7 @@ def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def shapes_of(description: bytes) -> Description:
-    """Decode a description.
-
-    Raises:
-        BadState: it is none.
-    """
+    """Decode a description. Raises BadState if the bytes are something else."""
     try:
         return msgspec.msgpack.decode(description, type=Description)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -86,11 +80,7 @@ def shapes_of(description: bytes) -> Description:
 
 
 def rebuild(description: Description, tensors: list[torch.Tensor]) -> Any:
-    """Build the state from its description and its tensors.
-
-    Raises:
-        BadState: the two do not belong together.
-    """
+    """Build the state from its description and its tensors. Raises BadState if the two do not belong together."""
     if len(tensors) != len(description.shapes):
         raise BadState(f"a state of {len(description.shapes)} tensors cannot be made of {len(tensors)}")
     return _put_together(description.tree, tensors, 0)
@@ -108,12 +98,11 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes to send."""
     return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
-    """Every node is [kind, content], so that types such as tuples and integer keys survive."""
+    """The value as [kind, content], recursively, so that types such as tuples and integer keys survive."""
     if depth > MAX_DEPTH:
         raise BadState(f"{where} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, torch.Tensor):

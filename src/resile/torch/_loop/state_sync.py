@@ -3,7 +3,7 @@
 A step is atomic: parameters, optimizer, sampler and the rest change together, after the last collective of the step. So
 after a loss some survivors may be one step ahead of others, never more, and a survivor that is ahead has a whole state.
 Survivors of the same round at the same step have the same state, bit by bit, and then nothing is sent. A digest of some
-parameters verifies that, because a script can make ranks differ in many ways without noticing.
+parameters verifies that they do, because a script can make ranks differ in many ways without noticing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 FROM_CHECKPOINT = -1
 PARCEL = 4 << 20
-"""Bytes up to which tensors are sent as one."""
+"""Bytes up to which several tensors are sent as one message."""
 _SIZE = 8
 
 
 class MemberState(NamedTuple):
-    """How far a process is, and in which round it last agreed with others on that."""
+    """The steps in a process's model, and the round in which it last agreed with others on a state."""
 
     step: int
     agreed_in: int
-    """NO_ROUND for a process that never agreed: its state is a beginning, not the result of training."""
+    """NO_ROUND for a process that never agreed: its state is untrained."""
 
 
 class SyncMessage(NamedTuple):
@@ -39,15 +39,15 @@ class SyncMessage(NamedTuple):
 
     state: MemberState
     identity: int
-    """A number that identifies the process."""
+    """A random number that identifies the process."""
     loops: int
-    """How many of its script's loops it has finished."""
+    """How many of its script's loops the process has finished."""
     digest: int
-    """Of its parameters; 0 if they are not to be compared."""
+    """The digest of its parameters; 0 if they are not to be compared."""
 
 
 class StateSync(NamedTuple):
-    """What the members of a round told each other, by rank."""
+    """The messages of all members of a round, by rank, and what follows from them."""
 
     messages: list[SyncMessage]
 
@@ -61,17 +61,17 @@ class StateSync(NamedTuple):
 
     @property
     def loops(self) -> int:
-        """How many loops the member furthest in the script has finished."""
+        """How many loops the member that is furthest in the script has finished."""
         return max(message.loops for message in self.messages)
 
     @property
     def source(self) -> int:
-        """The rank of the most advanced member, the first of several."""
+        """The rank of the most advanced member; the lowest rank if several are equal."""
         return max(range(len(self.messages)), key=lambda rank: (self.messages[rank].state, -rank))
 
     @property
     def strays(self) -> list[int]:
-        """Ranks whose parameters differ although they took the same steps in the same rounds as the most advanced."""
+        """Ranks whose parameters differ from those of `source` although they took the same steps in the same rounds."""
         best = self.messages[self.source]
         if not best.state.agreed_in:
             return []
@@ -80,7 +80,7 @@ class StateSync(NamedTuple):
 
     @property
     def takers(self) -> list[int]:
-        """Ranks that need the state of the most advanced member. All others have it, bit by bit, and load nothing."""
+        """Ranks that need the state of `source`. All other ranks have the same state, bit by bit."""
         best, source = self.messages[self.source].state, self.source
         have = best.agreed_in and {rank for rank, message in enumerate(self.messages) if message.state == best}
         alike = (have or {source}).difference(self.strays)
@@ -88,7 +88,7 @@ class StateSync(NamedTuple):
 
     @property
     def trained(self) -> bool:
-        """True if some member's state is the result of training and not a beginning."""
+        """True if some member's state is the result of training."""
         return any(state.agreed_in for state in self.states)
 
 
@@ -97,9 +97,9 @@ class SyncResult(NamedTuple):
 
     step: int
     source: int
-    """The rank whose state counts; FROM_CHECKPOINT if it is a checkpoint's."""
+    """The rank whose state counts; FROM_CHECKPOINT if a checkpoint's state counts."""
     received: Any = None
-    """That state, for a process that had another one; otherwise None."""
+    """The state, for a process that had another one; otherwise None."""
     takers: Sequence[int] = ()
     """The ranks that had another state and received this one."""
     sent: int = 0
@@ -107,15 +107,7 @@ class SyncResult(NamedTuple):
 
 
 def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
-    """Exchange how far every member is. Returns when all have come. Ranks with diverging parameters are logged.
-
-    Args:
-        mine: this process's message.
-        ranks: the members of the group.
-
-    Raises:
-        RuntimeError: the group broke.
-    """
+    """Send this process's message to all members and return theirs. Ranks with diverging parameters are logged."""
     rows = ranks.gather([*mine.state, *mine[1:]])
     sync = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
     if sync.strays and mine == sync.messages[0]:  # one rank logs it
@@ -131,19 +123,13 @@ def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
 
 @recorded_in_error_file(state_codec.BadState)
 def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
-    """Send the most advanced state of a group to the members that have another one.
+    """Send the state of the most advanced member to the members that have another state. A collective.
 
     A received state is in the host's memory and complete when this returns, so a group that breaks in the middle
     changes no member. A rank that neither sends nor receives holds at most one block in memory.
 
-    Args:
-        sync: what all members said.
-        state: gives this process's state, if it is the one that counts.
-        ranks: the members of the group.
-
-    Raises:
-        RuntimeError: the group broke.
-        BadState: the state cannot be described or sent. All members raise it, since no other has a better state.
+    All members raise BadState if that state cannot be described or sent. `state` returns this process's own state, and
+    is called on one rank only.
     """
     source, takers = sync.source, sync.takers
     step = sync.states[source].step
@@ -164,7 +150,7 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
 
 
 def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
-    """What the source sends; None on other ranks. All ranks learn whether it can be sent, even if they need nothing."""
+    """The description and tensors that the source sends; None on other ranks. All ranks raise BadState together."""
     described, words, cause = None, "", None
     if ranks.rank == source:
         try:
@@ -182,7 +168,7 @@ def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tup
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """True if memory of a device or of the host ran out; for the latter torch has no exception of its own."""
+    """True if memory of a device or of the host ran out. For the host's memory torch has no exception of its own."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
@@ -211,7 +197,7 @@ def _hear_of(ranks: Collectives, source: int, takers: Sequence[int]) -> tuple[st
 
 
 def _take(description: state_codec.Description, ranks: Collectives, source: int, takers: Sequence[int]) -> Any:
-    """Receive into host memory, because a device may not hold a second state beside its model and optimizer."""
+    """Receive the state into host memory, because a device may not hold a second one beside model and optimizer."""
     shapes = description.shapes
     tensors = [shape.empty(torch.device("cpu")) for shape in shapes]
     for parcel in _parcels(shapes):
@@ -226,7 +212,7 @@ def _take(description: state_codec.Description, ranks: Collectives, source: int,
 
 
 def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
-    """Indices of tensors that are sent together. Small ones are grouped, because every message costs time."""
+    """Yield the indices of tensors that are sent together. Small ones are grouped, because every message costs time."""
     parcel: list[int] = []
     length = 0
     for number, shape in enumerate(shapes):

@@ -1,7 +1,7 @@
-"""What a loop trains and how far it is, on one rank: everything that the members of a round agree on.
+"""The state of a training loop on one rank, on which the members of a round agree: the model and the steps taken.
 
-A step changes it (`LoopTraining`), checkpoints keep it (`LoopCheckpoints`), and a new round sets it to where all
-members go on. `rendezvous` decides where that is.
+A step changes the state (`LoopTraining`), checkpoints keep it (`LoopCheckpoints`), and a new round sets it to the state
+from which all members go on. `rendezvous` decides which state that is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class TrainState:
         checkpoints: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
-        """Nothing is built yet.
+        """Prepare. A model that a function builds exists after the first `resize`.
 
         Args:
             made: a model with its optimizer and scheduler, or a function that builds them in the group of each round.
             rest: the rest of the state, by name, including the sampler.
             sampler: divides the samples among the ranks of a round.
-            checkpoints: of this loop, if it has any.
+            checkpoints: saves the state; None for a loop without checkpoints.
             completed: steps already taken.
         """
         self.sampler = sampler
@@ -46,25 +46,18 @@ class TrainState:
 
     @property
     def training(self) -> LoopTraining:
-        """The model of this round.
-
-        Raises:
-            RuntimeError: it is not built yet.
-        """
+        """The training of this round's model. Raises RuntimeError before the first round has built a model."""
         if self._training is None:
             raise RuntimeError("the model is built when the peers have met: in `epochs` or `steps`, or by `meet()`")
         return self._training
 
     @property
     def rebuilt(self) -> bool:
-        """True if every round builds another model. No rank then has a whole state; only a checkpoint does."""
+        """True if every round builds a new model, which is sharded: only a checkpoint has a whole state then."""
         return self._build is not None
 
     def commit(self, samples: int) -> None:
-        """Take a step of this many samples, the only moment at which the state changes.
-
-        It contains no collective, so a loss cannot interrupt it.
-        """
+        """Take a step of this many samples. It contains no collective, so a loss cannot interrupt it."""
         if self.checkpoints is not None:
             self.checkpoints.before_update()
         self.training.update()
@@ -78,9 +71,9 @@ class TrainState:
             self._training.undo()
 
     def resize(self, rank: int, world: int) -> None:
-        """Join a new group. A model that is built in it is a beginning.
+        """Join a new group. If every round builds a model, discard the old model and build a new, untrained one.
 
-        The previous model held a part of a state whose other parts may be lost.
+        The old model held a part of a state whose other parts may be lost.
         """
         if self.sampler is not None:  # first, because the model's construction may ask it for this rank's share
             self.sampler.resize(rank, world)
@@ -93,11 +86,11 @@ class TrainState:
         self._training = LoopTraining(self._build(), self._rest)
 
     def digest(self) -> int:
-        """A number that is equal on ranks with the same state; 0 if they are not to be compared."""
+        """A number that is equal on ranks with the same parameters; 0 for a sharded model, which is not compared."""
         return 0 if self.rebuilt else self.training.digest()
 
     def adopt(self, found: state_sync.SyncResult) -> None:
-        """Take over the state that was agreed on. No collective."""
+        """Load the state on which the members agreed, if this rank received it. No collective."""
         if found.received is not None:
             if self.checkpoints is not None:
                 self.checkpoints.before_update()
@@ -107,10 +100,9 @@ class TrainState:
         self.completed = found.step
 
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
-        """Save in memory if some rank lacks the state there: a rank that joined, or all ranks of a resharded model.
+        """Save in memory if some rank has no saved copy of this state: a newcomer, or all ranks of a sharded model.
 
-        Raises:
-            RuntimeError: the group broke.
+        Raises RuntimeError if the group broke.
         """
         if self.checkpoints is None:
             return
@@ -120,6 +112,5 @@ class TrainState:
             self.checkpoints.save(found.step, self.training.parts, store=False)
 
     def close(self) -> None:
-        """Release the model."""
         if self._training is not None:
             self._training.close()

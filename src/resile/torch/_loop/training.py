@@ -1,7 +1,7 @@
-"""A training on one rank, and the few ways in which it changes: as a whole or not at all.
+"""The training of one model on one rank. A step changes it completely or not at all.
 
-Model, optimizer, scheduler and the rest of the state change together, at the end of a step and in one place. Until then
-a step changes only gradients and the model's buffers, and these changes can be undone.
+Model, optimizer, scheduler and the rest of the state change together, at the end of a step and in one function. Until
+then a step changes only gradients and the model's buffers, and these changes can be undone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ DIGEST = 64
 
 
 class EarlyStep(Exception):
-    """The script took a step that would be taken twice. No RuntimeError, because no peer was lost."""
+    """The script called `optimizer.step()` inside `with elastic.step()`, so the step would be taken twice.
+
+    Not a RuntimeError, because the loop takes some of those for the loss of a peer.
+    """
 
 
 class Stateful(Protocol):
@@ -39,15 +42,10 @@ Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, t
 
 
 class LoopTraining:
-    """One model in training."""
+    """One model in training: `begin`, then forward and backward passes, then `share` and `update`."""
 
     def __init__(self, built: Built, rest: Mapping[str, Stateful]) -> None:
-        """Hook into the model's gradients, until `close`.
-
-        Args:
-            built: the model with its optimizer and scheduler.
-            rest: the rest of the state, by name.
-        """
+        """Hook into the model's gradients, until `close`. `rest` is the rest of the state, by name."""
         self.model, self.optimizer = built[0], built[1]
         self.scheduler = built[2] if len(built) > 2 else None
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
@@ -63,7 +61,7 @@ class LoopTraining:
         self._group: Group | None = None
         self._can_be_given = False
         self._open = False
-        """True during a step, in which only its end may change the parameters."""
+        """True during a step, when only `update` may call the optimizer."""
         self._hook = self.optimizer.register_step_pre_hook(self._refuse_early_step)
 
     @property
@@ -72,7 +70,10 @@ class LoopTraining:
         return self._averager.under_way
 
     def begin(self, world: int, backwards: int, group: Group | None) -> None:
-        """Begin a step, in the group of a round if there are rounds, and discard what an aborted one has left."""
+        """Begin a step and discard all gradients, also those that an aborted step has left.
+
+        The arguments are those of `Averager.begin`.
+        """
         self._world, self._group, self._open = world, group, True
         self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
@@ -81,8 +82,7 @@ class LoopTraining:
     def share(self) -> None:
         """Average the gradients over the world and fetch rank 0's buffers, after the backward passes.
 
-        Raises:
-            GroupLost: the group broke.
+        Raises GroupLost if the group broke.
         """
         self._averager.finish()
         self._buffers.send(self._world)
@@ -91,8 +91,7 @@ class LoopTraining:
     def update(self) -> None:
         """Take the step. It contains no collective, so a loss cannot interrupt it.
 
-        Raises:
-            BadState: the state could not be sent to a newcomer. This is found at the first step, not at a loss.
+        The first step raises BadState if the state holds a value that could not be sent to a newcomer.
         """
         self._open = False
         self.optimizer.step()
@@ -108,7 +107,7 @@ class LoopTraining:
         self._open = False
 
     def abandon(self) -> None:
-        """Abort the step after its group was aborted. Nothing of it changes the training after this returns."""
+        """End a step whose group was aborted. Its collectives change nothing after this returns."""
         self._averager.abandon()
 
     def undo(self) -> None:
@@ -116,7 +115,7 @@ class LoopTraining:
         self._buffers.undo()
 
     def digest(self) -> int:
-        """A number that is equal on ranks with the same parameters. It uses a few values of each, to cost no time.
+        """A number that is equal on ranks with the same parameters, computed from a few values of each to save time.
 
         Errors that make ranks differ, such as gradients that were not averaged, change nearly all values at once.
         """
@@ -132,7 +131,7 @@ class LoopTraining:
         return digest
 
     def state(self) -> dict[str, Any]:
-        """The whole state, for sending it to another rank."""
+        """The whole state, to be sent to another rank."""
         return {
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "buffers": self._buffers.unsaved(),
@@ -140,7 +139,7 @@ class LoopTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over another rank's state, which is given in host memory."""
+        """Load the `state` of another rank. Its tensors are in host memory."""
         for name, part in self.parts.items():
             theirs = state["parts"][name]
             copies = part is self.model or part is self.optimizer  # other parts may keep the tensors they are given
@@ -150,11 +149,10 @@ class LoopTraining:
         self.loaded()
 
     def loaded(self) -> None:
-        """Accept a state that was loaded into the parts, so that there is nothing to undo."""
+        """Accept a state that was loaded into the model, so that `undo` does not bring the old buffers back."""
         self._buffers.keep()
 
     def close(self) -> None:
-        """Remove the hooks from the model."""
         self._averager.close()
         self._hook.remove()
 
@@ -167,12 +165,7 @@ class LoopTraining:
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
-    """Check the model and optimizer that a script made itself.
-
-    Raises:
-        TypeError: one of them has the wrong type.
-        ValueError: one of them is missing.
-    """
+    """Check the model and optimizer that a script made itself. Raises TypeError or ValueError."""
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
     check_model(model, optimizer)
@@ -180,11 +173,7 @@ def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | N
 
 
 def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
-    """What belongs to a state beside the model, its optimizer and scheduler.
-
-    Raises:
-        ValueError: a name is reserved.
-    """
+    """The state beside model, optimizer and scheduler, by name. Raises ValueError if a name is reserved."""
     for name in state:
         if name in ("model", "optimizer", "scheduler", "sampler"):
             raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")

@@ -15,9 +15,7 @@ from typing import Any
 def whole(name: str, value: Any, least: int = 0) -> int:
     """A whole number as Python's int. Anything that can be an index is accepted, except True and False.
 
-    Raises:
-        TypeError: the value is no whole number.
-        ValueError: it is less than `least`.
+    Raises TypeError if the value is no whole number. Raises ValueError if it is less than `least`.
     """
     wanted = f"{name}: must be a whole number of {least} or more, not"
     try:
@@ -34,9 +32,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 def check_directory(directory: Any, store_every: int) -> None:
     """Check that it can name a storage, and that there is one if steps are to be stored.
 
-    Raises:
-        TypeError: it is neither a path nor a URL.
-        ValueError: it is empty, or missing.
+    Raises TypeError if it is neither a path nor a URL. Raises ValueError if it is empty, or missing.
     """
     if directory is None:
         if store_every:
@@ -48,11 +44,7 @@ def check_directory(directory: Any, store_every: int) -> None:
 
 
 def check_state(state: Any) -> None:
-    """Check that the state to be saved or restored is a dictionary.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Check that the state to be saved or restored is a dictionary. Raises TypeError if it is none."""
     if not isinstance(state, Mapping):
         raise TypeError(f'state: must be a dictionary, such as {{"model": model}}, not {_shown(state)}')
 
@@ -69,9 +61,8 @@ def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
 def check_model(model: Any, optimizer: Any) -> None:
     """Check the types of the two, and that they belong together.
 
-    Raises:
-        TypeError: a type is wrong, maybe because they were given in the other order.
-        ValueError: the optimizer belongs to another model, so nothing would be trained.
+    Raises TypeError if a type is wrong, maybe because they were given in the other order. Raises ValueError if the
+    optimizer belongs to another model, so nothing would be trained.
     """
     import torch  # here, because this module also serves code without torch
 
@@ -89,8 +80,7 @@ def check_model(model: Any, optimizer: Any) -> None:
 def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> None:
     """Check that the other parts of a training have the methods that are called.
 
-    Raises:
-        TypeError: a part lacks one.
+    Raises TypeError if a part lacks one.
     """
     if sampler is not None and not hasattr(sampler, "resize"):
         raise TypeError(f"sampler: must be an ElasticBatchSampler or an ElasticLoader, not {_shown(sampler)}")
@@ -109,11 +99,7 @@ def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> N
 
 
 def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
-    """Check that no argument is misspelt.
-
-    Raises:
-        TypeError: one is unknown.
-    """
+    """Check that no argument is misspelt. Raises TypeError if one is unknown."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -124,9 +110,7 @@ def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) 
 def check_checkpointer(checkpointer: Any, every: Any) -> None:
     """Check that there is a checkpointer if checkpoints are requested.
 
-    Raises:
-        TypeError: it is something else.
-        ValueError: it is missing.
+    Raises TypeError if it is something else. Raises ValueError if it is missing.
     """
     if checkpointer is None:
         if every != 1:

@@ -130,15 +130,14 @@ class Continuation:
         If one rank does not keep it (storage is behind, there is no memory), it counts as not saved on all ranks. If it
         was to go to storage, the next step that is due goes instead.
 
+        Raises BadState if `common` or `own` holds something else; the text says where.
+
         Args:
             step: steps completed.
             parts: what `restore` will be given.
             common: plain values and tensors, the same on all ranks.
             own: plain values and tensors of this rank.
             last: True if training ends here. The step goes to storage, even if that takes a wait.
-
-        Raises:
-            BadState: `common` or `own` holds something else; the text says where.
         """
         if step == self._last:
             return
