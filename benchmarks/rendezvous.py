@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from benchmarks.harness import Row, file_limit, say
 from benchmarks.many_agents import gathered
+from benchmarks.rendezvous_cost import measure
 from resile.api.timeouts import derive
-from resile.sim.rendezvous_cost import measure
 
 SPARE_FILES = 200
 """Descriptors that a master needs beside its agents' connections."""

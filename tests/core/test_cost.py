@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 
+from benchmarks.rendezvous_cost import crowd, last_joins
+
 from resile.api.ids import Round
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.protocol.agent_to_master import Join, StepReport, WorkerGone
 from resile.protocol.shards import OpenDataset, TakeShard
-from resile.sim.rendezvous_cost import crowd, last_joins
 from tests.core.given import key
 
 FEW, MANY = 100, 10_000

@@ -1,6 +1,6 @@
 """Ten thousand nodes meet."""
 
-from resile.sim.rendezvous_cost import measure
+from benchmarks.rendezvous_cost import measure
 
 
 def test_ten_thousand_nodes_are_told_their_places_within_five_seconds_of_the_last_join():

@@ -18,7 +18,6 @@ class Timer:
         self.call = call
 
     def cancel(self) -> None:
-        """Cancel the call; harmless if it has happened."""
         self.call = None
 
 

@@ -51,7 +51,7 @@ class Cluster:
         self.platform = SimPlatform(self, self.schedule.behaviour)
         self.agents: list[SimAgent] = []
         self.trace: list[Line] = []
-        self.checks = Invariants(self.schedule.spec)
+        self.checks = Invariants()
         self.process_failures = 0
         self.node_failures = 0
         self.master_crashes = 0
@@ -59,7 +59,7 @@ class Cluster:
         self._requests = count(1)
         self._wanted: deque[ev.ChangeWanted] = deque()
         state = new_state(self.schedule.spec, 0.0)
-        self.master = SimMaster(self, Engine(state), MemoryJournal(state), self.checks)
+        self.master = SimMaster(self, Engine(state), MemoryJournal(state))
 
     def start(self) -> None:
         self.master.submit(ev.Started())
@@ -75,10 +75,6 @@ class Cluster:
     @property
     def alive(self) -> list[SimAgent]:
         return [agent for agent in self.agents if agent.mode is not Mode.GONE]
-
-    def platform_is_empty(self) -> bool:
-        """Whether every node that was launched has ended, or could never start."""
-        return all(m.status.ended for m in self.platform.machines.values())
 
     def tell(self, who: str, what: object) -> None:
         """Add a line to the trace."""
@@ -102,30 +98,20 @@ class Cluster:
         """The master, if one is alive."""
         return None if self.master.dead else self.master
 
-    def exited(self, agent: SimAgent, code: int) -> None:
-        """An agent ended by its own decision."""
-        self.platform.exited(agent, code)
-
     def new_pid(self) -> int:
-        """A process id never used before, for a process that has failed."""
+        """A process id never used before, for a process that fails. Counts the failure."""
         self.process_failures += 1
         return next(self._pids)
 
     # the platform and people ---------------------------------------------------------------------------------------
 
     def watcher(self) -> Callable[[ev.NodeSeen], None]:
-        """The function that takes in reports about nodes; it does nothing once the present master is dead."""
+        """A function that passes reports about nodes to the present master, as long as that master lives."""
         master = self.master
         return lambda seen: None if master.dead else master.submit(seen)
 
-    def launch(self, decision: de.LaunchNode) -> None:
-        self.platform.launch(decision)
-
-    def delete(self, decision: de.DeleteNode) -> None:
-        self.platform.delete(decision)
-
     def replied(self, reply: de.Reply) -> None:
-        """The master answered a request."""
+        """Take in the master's answer to a request."""
         if self._wanted and self._wanted[0].request == reply.request:
             self._wanted.popleft()
             self._ask()
@@ -137,7 +123,7 @@ class Cluster:
             self._ask()
 
     def forget(self, uid: str) -> None:
-        """Delete a plan. A master that is dead at that moment does not hear of it."""
+        """Delete a plan. If the master is dead, no master learns of that."""
         if not self.master.dead:
             self.master.submit(ev.PlanDeleted(uid=uid))
 
@@ -156,7 +142,7 @@ class Cluster:
     # the master's death --------------------------------------------------------------------------------------------
 
     def crash_master(self, down: float) -> None:
-        """Kill the master. After a while another one starts, which has only the journal."""
+        """Kill the master. After `down` seconds another one starts, which has only the journal."""
         if self.master.dead:
             return
         self.tell("master", f"dies, back in {down:.2f} s")
@@ -175,7 +161,7 @@ class Cluster:
         journal = self.master.journal
         engine = Engine.replay(*journal.load())
         self.checks.reborn(engine.state.progress.step)
-        self.master = SimMaster(self, engine, journal, self.checks)
+        self.master = SimMaster(self, engine, journal)
         self.tell("master", "is back")
         self.master.submit(ev.MasterReturned())
         if self.schedule.spec.managed:

@@ -18,11 +18,11 @@ def arm(cluster: Cluster) -> None:
     """Schedule every fault, and the calm after them."""
     for at, fault in cluster.schedule.faults:
         cluster.clock.at(at, partial(inject, cluster, fault))
-    cluster.clock.at(FAULTS_UNTIL + 10.0, lambda: _calm(cluster))
 
+    def calm() -> None:
+        cluster.net.calm = cluster.platform.calm = True
 
-def _calm(cluster: Cluster) -> None:
-    cluster.net.calm = cluster.platform.calm = True
+    cluster.clock.at(FAULTS_UNTIL + 10.0, calm)
 
 
 def inject(cluster: Cluster, fault: Fault) -> None:
@@ -34,17 +34,13 @@ def inject(cluster: Cluster, fault: Fault) -> None:
         case Fault.ARRIVE:
             cluster.arrive()
         case Fault.SCALE:
-            scale = Scale(role=WORKER, replicas=rng.randint(0, 8))
-            cluster.tell("person", scale)
-            cluster.ask_for(scale)
+            cluster.ask_for(Scale(role=WORKER, replicas=rng.randint(0, 8)))
         case Fault.PLAN:
             plan = draw_plan(cluster)
-            cluster.tell("person", plan)
             cluster.ask_for(plan)
             if rng.random() < 0.1:
                 cluster.clock.after(rng.uniform(0.0, 5.0), lambda: cluster.forget(plan.uid))
         case Fault.SUSPEND:
-            cluster.tell("person", "suspends")
             cluster.ask_for(Suspend(on=True))
             cluster.clock.after(rng.uniform(1.0, 8.0), lambda: cluster.ask_for(Suspend(on=False)))
         case _ if cluster.alive:
@@ -54,7 +50,7 @@ def inject(cluster: Cluster, fault: Fault) -> None:
 
 
 def draw_plan(cluster: Cluster) -> Plan:
-    """A plan whose nodes may or may not exist, and which may ask for too much."""
+    """Draw a plan. It may name nodes that do not exist, and may ask for too much."""
     rng = cluster.rng
     nodes = [key for key, node in cluster.state.nodes.items() if node.alive and key.role == WORKER]
     nodes.append(NodeKey(WORKER, NodeId(rng.randint(0, 9))))
@@ -106,15 +102,16 @@ def _hit(cluster: Cluster, agent: SimAgent, fault: Fault) -> None:
 
 
 def _end(cluster: Cluster, agent: SimAgent, status: NodeStatus, end: NodeEnd) -> None:
-    if agent.key in cluster.platform.machines:
-        cluster.platform.crash(agent.key, status, end)
+    machine = cluster.platform.machines.get(agent.key)
+    if machine is not None:
+        cluster.platform.end(machine, status, end)
     else:
         agent.die()
         _perhaps_again(cluster)
 
 
 def _perhaps_again(cluster: Cluster) -> None:
-    """On bare machines, often start the command again."""
+    """On bare machines, start another agent in seven of ten cases."""
     if not cluster.schedule.spec.managed and cluster.rng.random() < 0.7:
         cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.arrive)
 

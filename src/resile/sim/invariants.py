@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank, Round
-from resile.api.job import JobSpec
 from resile.api.plan import Plan
 from resile.core import decisions as de
 from resile.core import events as ev
@@ -29,8 +28,7 @@ def require(holds: bool, promise: str) -> None:
 class Invariants:
     """Remembers earlier values, to check what may only grow."""
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._managed = spec.managed
+    def __init__(self) -> None:
         self._rank_of: dict[NodeKey, Rank] = {}
         self._highest: dict[str, int] = {}
         self._ended: set[NodeKey] = set()
@@ -49,8 +47,8 @@ class Invariants:
         self.events = 0
         self.rounds = 0
 
-    def __call__(self, engine: Engine, event: ev.AnyEvent, made: list[de.AnyDecision], now: float) -> None:
-        """Check everything that an event can have changed."""
+    def __call__(self, engine: Engine, event: ev.AnyEvent, made: list[de.AnyDecision]) -> None:
+        """Check everything that an event can have changed; `made` are the decisions that it led to."""
         self.events += 1
         state = engine.state
         require(engine.consistent(), "the indexes agree with the state")
@@ -88,14 +86,10 @@ class Invariants:
             require(uid in state.plan_ends, f"the end of plan {uid} is told")
         self._plans = open_
         for change in state.changes:
-            awaited = [state.nodes[key] for key in change.coming]
-            require(
-                all(node.alive for node in awaited),
-                f"no change waits for {[str(n.key) for n in awaited if not n.alive]}",
-            )
-            require(
-                all(not state.nodes[key].status.ended for key in change.going), "nodes that are to go have not ended"
-            )
+            dead = [str(key) for key in change.coming if not state.nodes[key].alive]
+            require(not dead, f"no change waits for {dead}")
+            ended = [str(key) for key in change.going if state.nodes[key].status.ended]
+            require(not ended, f"{ended} have ended, and no change waits for that")
             reserves = {key for key, node in state.nodes.items() if node.replaces is not None and node.alive}
             require(set(change.moves.values()) <= reserves, "only reserves take over")
         require(not (state.changes and state.phase.over), "nothing changes after the end")
@@ -178,17 +172,13 @@ class Invariants:
     def _ending(self, state: JobState, made: list[de.AnyDecision]) -> None:
         if self._over is not None:
             require(state.phase is self._over, f"a job that {self._over} stays so")
-            said = [
-                d
-                for d in made
-                if isinstance(d, de.LaunchNode)
-                or (isinstance(d, de.Send) and isinstance(d.message, RoundFormed | RoundOver))
-            ]
-            require(not said, f"nothing begins after the end: {said}")
+            sent = [d.message for d in made if isinstance(d, de.Send)]
+            begun = [d for d in (*made, *sent) if isinstance(d, de.LaunchNode | RoundFormed | RoundOver)]
+            require(not begun, f"nothing begins after the end: {begun}")
         elif state.phase.over:
             self._over = state.phase
             require(any(isinstance(d, de.Finish) for d in made), "the end is told")
 
     def reborn(self, step: int) -> None:
-        """A new master's gauges start from what its journal has."""
+        """Go on with a new master, whose gauges start at the step that its journal has."""
         self._step = step

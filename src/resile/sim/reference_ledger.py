@@ -18,10 +18,9 @@ class ReferenceLedger:
         self.done: set[Record] = set()
         self._granted: dict[int, ShardGranted] = {}
         self._upto: dict[int, int] = {}
-        self._worker: dict[int, str] = {}
 
     def check(self, ledger: Ledger, event: ev.AnyEvent, made: list[de.AnyDecision]) -> None:
-        """Follow the answers, then compare."""
+        """Note what the core's answers grant and count, then compare the core's ledger with these notes."""
         dataset = next(iter(ledger.datasets.values()), None)
         if dataset is None:
             return
@@ -44,7 +43,6 @@ class ReferenceLedger:
         if known is None:
             self._granted[grant.lease] = grant
             self._upto[grant.lease] = grant.start
-            self._worker[grant.lease] = grant.worker
         else:
             same = (known.worker, known.epoch, known.end) == (grant.worker, grant.epoch, grant.end)
             _require(same, f"a lease stays what it was: {known} and {grant}")

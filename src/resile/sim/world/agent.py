@@ -7,8 +7,7 @@ rounds, joins again when its round is over and its processes are down, and exits
 from __future__ import annotations
 
 import enum
-import random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
 from resile.api.kinds.run.names import WORKER
@@ -27,10 +26,12 @@ from resile.protocol.master_to_agent import JobOver, Leave, MasterMessage, Refus
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFailure
 from resile.protocol.shards import DatasetOpen, ShardGranted, ShardMessage, ShardNoted
-from resile.sim.clock import Call, Clock, Timer
-from resile.sim.world.data_reader import Data, DataReader
-from resile.sim.world.network import Link, MasterEnd, Network
-from resile.sim.world.training import Member, SimTraining
+from resile.sim.clock import Call, Timer
+from resile.sim.world.data_reader import DataReader
+from resile.sim.world.network import Link
+
+if TYPE_CHECKING:
+    from resile.sim.cluster import Cluster
 
 JOB = "sim"
 """The name of every simulated job."""
@@ -53,34 +54,11 @@ class Mode(enum.StrEnum):
     GONE = "gone"
 
 
-class AgentHost(Protocol):
-    """What an agent needs of the cluster it lives in."""
-
-    clock: Clock
-    rng: random.Random
-    net: Network
-    training: SimTraining | None
-    data: Data | None
-    heartbeat: float
-
-    def reach(self) -> MasterEnd | None:
-        """The master, if one is alive."""
-
-    def exited(self, agent: SimAgent, code: int) -> None:
-        """An agent ended by its own decision."""
-
-    def new_pid(self) -> int:
-        """A process id never used before."""
-
-    def tell(self, who: str, what: object) -> None:
-        """Add a line to the trace."""
-
-
 class SimAgent:
     """One agent process and the training processes under it."""
 
     def __init__(
-        self, host: AgentHost, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
+        self, host: Cluster, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
     ) -> None:
         self._host = host
         self.incarnation = incarnation
@@ -118,7 +96,7 @@ class SimAgent:
         self._link.up(self._hello())
 
     def unlinked(self, link: Link) -> None:
-        """The connection is gone, so connect again."""
+        """Connect again if this was the present connection, which is gone."""
         if link is self._link:
             self._link = None
             self._host.clock.after(self._host.rng.uniform(0.001, 0.12), self.connect)
@@ -128,7 +106,7 @@ class SimAgent:
             self._link.tear()
 
     def freeze(self, frozen: bool) -> None:
-        """Stand still, or go on and handle what arrived meanwhile."""
+        """Stand still; or, with False, go on and handle the messages that arrived meanwhile."""
         self.frozen = frozen
         self.healthy_since = self._host.clock.now
         if not frozen:
@@ -137,14 +115,14 @@ class SimAgent:
                 self.hear(link, message)
 
     def isolate(self, cut: bool) -> None:
-        """Let nothing through to or from this machine, or let it through again."""
+        """Cut this machine off from the network; or, with False, connect it again."""
         self.cut = cut
         self.healthy_since = self._host.clock.now
         if not cut and self._link is not None:
             self._link.healed()
 
     def hear(self, link: Link, message: MasterMessage) -> None:
-        """Take in a message of the master."""
+        """Handle a message of the master, or keep it for later while frozen."""
         if self.mode is Mode.GONE or link is not self._link:
             return
         if self.frozen:
@@ -246,7 +224,7 @@ class SimAgent:
         self.waiting_since = self._host.clock.now
         self._join()
 
-    def _down(self) -> list[Member]:
+    def _down(self) -> list[SimAgent]:
         """End all training processes. Returns the members of the round that will notice."""
         if self._timer is not None:
             self._timer.cancel()
@@ -275,17 +253,17 @@ class SimAgent:
         self._say(StepReport(round=round_, step=step, total=total))
 
     def completed(self, round_: Round) -> None:
-        """All processes of this round ended well."""
+        """Report that all processes of this round ended well."""
         if self.mode is Mode.RUNNING and round_ == self.round:
             self.mode = Mode.FINISHED
             self._say(NodeFinished(round=self.round))
 
     def ask(self, request: ShardMessage) -> None:
-        """Send a training process's request."""
+        """Send a reader's request. It is sent again on every new connection until it is answered."""
         self._say(request)
 
     def read_all(self, reader: DataReader) -> None:
-        """A training process has seen the end of the data."""
+        """Note that a reader has seen the end of the data; once all have, this node has finished."""
         self._read.add(reader.name)
         if len(self._read) == self._nproc:
             self.completed(self.round)
@@ -293,11 +271,11 @@ class SimAgent:
     # ends ----------------------------------------------------------------------------------------------------------
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """A training process ends badly; False if none runs."""
+        """Let a training process fail; False if none runs."""
         if self.mode is not Mode.RUNNING or self._place is None:
             return False
         host = self._host
-        left: list[Member] = []
+        left: list[SimAgent] = []
         if host.training is not None:
             left = host.training.leave(self.round, self)
         elif self._readers:
@@ -319,10 +297,10 @@ class SimAgent:
         self._abandon(left)
         return True
 
-    def _abandon(self, left: list[Member]) -> None:
+    def _abandon(self, left: list[SimAgent]) -> None:
         """Break the collectives of some of the members that are left, unless the master tells them first."""
         for other in left:
-            if isinstance(other, SimAgent) and self._host.rng.random() < 0.5:
+            if self._host.rng.random() < 0.5:
                 other.break_collective_after(self._host.rng.uniform(0.01, 1.5))
 
     def break_collective_after(self, delay: float) -> None:
@@ -341,7 +319,7 @@ class SimAgent:
             self.die()
 
     def die(self, *, silently: bool = False) -> None:
-        """End at once with all processes. Silently means that nothing closes the connections, as after a power cut."""
+        """End at once with all processes; with `silently`, as after a power cut, no connection is closed."""
         if self.mode is Mode.GONE:
             return
         link, self._admitted = self._link, False
@@ -364,4 +342,4 @@ class SimAgent:
                 code = 0 if message.succeeded else 1
         self._host.tell(self.incarnation, f"exits after {message}")
         self.die()
-        self._host.exited(self, code)
+        self._host.platform.exited(self, code)

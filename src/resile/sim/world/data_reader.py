@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,9 @@ from resile.protocol.shards import (
     TakeShard,
 )
 from resile.sim.clock import Clock, Timer
+
+if TYPE_CHECKING:
+    from resile.sim.world.agent import SimAgent
 
 DATASET = "data"
 
@@ -33,20 +36,10 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     """How many progress reports a worker sends for a shard."""
 
 
-class ShardClient(Protocol):
-    """What a reader needs of its agent."""
-
-    def ask(self, request: ShardMessage) -> None:
-        """Send a request, and again on every new connection until it is answered."""
-
-    def read_all(self, reader: DataReader) -> None:
-        """This reader was told that there are no more shards."""
-
-
 class DataReader:
     """One training process: it opens the data set, takes a shard, does it piece by piece, and takes the next."""
 
-    def __init__(self, clock: Clock, agent: ShardClient, name: str, data: Data) -> None:
+    def __init__(self, clock: Clock, agent: SimAgent, name: str, data: Data) -> None:
         self.name = name
         self._clock = clock
         self._agent = agent
@@ -73,14 +66,13 @@ class DataReader:
         )
 
     def stop(self) -> None:
-        """End at once, whatever it is doing."""
         self.stopped = True
         self.pending = None
         if self._timer is not None:
             self._timer.cancel()
 
     def answered(self, answer: ShardAnswer) -> None:
-        """Take in the answer to the open request; a repeated answer is ignored."""
+        """Go on with the answer to the open request. Ignore a repeated answer."""
         if self.stopped or self.pending is None or answer.request != self._request:
             return
         self.pending = None

@@ -7,6 +7,8 @@ interrupt.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from resile.api.ids import NO_ROUND, NodeKey, Round
@@ -21,8 +23,10 @@ from resile.protocol.agent_to_master import (
 )
 from resile.protocol.master_to_agent import RoundFormed, Welcome
 from resile.protocol.reports import RendezvousConfig, WorkerFailure
-from resile.sim.world.agent import AgentHost, Mode, SimAgent
-from resile.sim.world.training import Member
+from resile.sim.world.agent import Mode, SimAgent
+
+if TYPE_CHECKING:
+    from resile.sim.cluster import Cluster
 
 LONGEST_EVALUATION = 60.0
 """Most seconds that a script goes on after its last step."""
@@ -30,7 +34,7 @@ LONGEST_EVALUATION = 60.0
 
 class ElasticAgent(SimAgent):
     def __init__(
-        self, host: AgentHost, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
+        self, host: Cluster, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
     ) -> None:
         super().__init__(host, incarnation, rendezvous, nproc, key)
         self._elastic = False
@@ -123,7 +127,7 @@ class ElasticAgent(SimAgent):
             elif self.mode in (Mode.STARTING, Mode.RUNNING):
                 self._rest()
 
-    def _rest(self) -> list[Member]:
+    def _rest(self) -> list[SimAgent]:
         """Break off the round; returns the members that will notice."""
         left = self._down()
         self.mode = Mode.STOPPING
@@ -133,7 +137,7 @@ class ElasticAgent(SimAgent):
     # ends ----------------------------------------------------------------------------------------------------------
 
     def completed(self, round_: Round) -> None:
-        """All members of this round have taken the last step. Some scripts go on before they end."""
+        """Report that all members of this round have taken the last step. Half of the scripts go on for a while."""
         if self.mode is not Mode.RUNNING or round_ != self.round:
             return
         self.mode = Mode.EVALUATING
@@ -150,7 +154,7 @@ class ElasticAgent(SimAgent):
         self._say(NodeFinished(round=self.round))
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """A training process ends badly, or a collective breaks, which only ends the round here."""
+        """Let a training process fail; or, with `collateral`, a collective, which ends the round and no process."""
         if not self._elastic:
             return super().fail(oom=oom, collateral=collateral)
         if collateral:

@@ -1,16 +1,14 @@
-"""A simulated master: the real core in a shell that can be killed between any two of its acts.
+"""A simulated master: the real core in a process that can be killed between any two of its acts.
 
-Like the production shell it handles waiting events as one batch, writes the journal, and only then executes. A crash
-may come before the writing, and then nothing happened. Or it comes before the executing, and then the journal knows
-what no agent was told.
+Like the production master it handles waiting events as one batch, writes the journal, and only then executes. If it is
+killed before the writing, nothing has happened. If it is killed before the executing, the journal knows what no agent
+was told.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from resile.api.ids import NodeKey
 from resile.core import decisions as de
@@ -18,41 +16,21 @@ from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.protocol.agent_to_master import AgentMessage, Heartbeat, Hello
 from resile.protocol.master_to_agent import MasterMessage
-from resile.sim.clock import Clock, Timer
+from resile.sim.clock import Timer
 from resile.sim.world.journal import MemoryJournal
 from resile.sim.world.network import Link
 
-Observer = Callable[[Engine, ev.AnyEvent, list[de.AnyDecision], float], None]
-"""Called after every event, with what came out of it."""
-
-
-class MasterHost(Protocol):
-    """What a master needs of the cluster: where launches, deletions and replies go."""
-
-    clock: Clock
-    rng: random.Random
-
-    def launch(self, decision: de.LaunchNode) -> None:
-        """Start a node."""
-
-    def delete(self, decision: de.DeleteNode) -> None:
-        """End a node."""
-
-    def replied(self, reply: de.Reply) -> None:
-        """A person's request was answered."""
-
-    def tell(self, who: str, what: object) -> None:
-        """Add a line to the trace."""
+if TYPE_CHECKING:
+    from resile.sim.cluster import Cluster
 
 
 class SimMaster:
     """One master process, from its start to its death."""
 
-    def __init__(self, host: MasterHost, engine: Engine, journal: MemoryJournal, observer: Observer) -> None:
+    def __init__(self, host: Cluster, engine: Engine, journal: MemoryJournal) -> None:
         self._host = host
         self.engine = engine
         self.journal = journal
-        self._observer = observer
         self.dead = False
         self._numbers = count(1)
         self._sessions: dict[int, Link] = {}
@@ -67,7 +45,6 @@ class SimMaster:
     # what comes in -------------------------------------------------------------------------------------------------
 
     def hear(self, link: Link, message: Hello | AgentMessage) -> None:
-        """Take in a message of an agent."""
         if self.dead:
             link.tear()
             return
@@ -101,7 +78,7 @@ class SimMaster:
             self._wake = self._host.clock.after(late, self._turn)
 
     def die(self) -> None:
-        """End at once. Events in the queue are lost, and decisions in the queue are not executed."""
+        """End at once. Queued events are lost, and queued decisions are not executed."""
         self.dead = True
         for timer in (self._wake, self._alarm):
             if timer is not None:
@@ -109,7 +86,7 @@ class SimMaster:
         for link in list(self._number_of):
             link.tear()
 
-    # the shell -----------------------------------------------------------------------------------------------------
+    # the queue of events -------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         if self.dead:
@@ -123,7 +100,7 @@ class SimMaster:
             made = self.engine.handle(event, now)
             if self.engine.durable(event) or self._host.rng.random() < 0.1:
                 self.journal.append(now, event)
-            self._observer(self.engine, event, made, now)
+            self._host.checks(self.engine, event, made)
             decisions.extend(made)
         if self._host.rng.random() < 0.005:
             self.journal.compact(self.engine.state)
@@ -161,9 +138,9 @@ class SimMaster:
                     self._node_of.pop(link, None)
                     link.tear()
             case de.LaunchNode():
-                self._host.launch(decision)
+                self._host.platform.launch(decision)
             case de.DeleteNode():
-                self._host.delete(decision)
+                self._host.platform.delete(decision)
             case de.Reply():
                 self._host.replied(decision)
             case de.Finish():

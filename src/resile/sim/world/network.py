@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from resile.protocol.agent_to_master import AgentMessage, Hello
 from resile.protocol.master_to_agent import MasterMessage
 from resile.sim.clock import Call, Clock
+
+if TYPE_CHECKING:
+    from resile.sim.world.agent import SimAgent
+    from resile.sim.world.master import SimMaster
 
 QUICKEST, SLOWEST = 0.0005, 0.02
 """Seconds that most messages take."""
 SLUGGISH = 0.3
 TWICE = 0.02
 """How often a message arrives twice."""
-
-
-class AgentEnd(Protocol):
-    """What a connection needs of an agent."""
-
-    cut: bool
-    """Whether nothing gets through to or from its machine."""
-
-    def hear(self, link: Link, message: MasterMessage) -> None:
-        """A message arrived."""
-
-    def unlinked(self, link: Link) -> None:
-        """The connection is gone."""
-
-
-class MasterEnd(Protocol):
-    """What a connection needs of a master."""
-
-    def hear(self, link: Link, message: Hello | AgentMessage) -> None:
-        """A message arrived."""
-
-    def unlinked(self, link: Link) -> None:
-        """The connection is gone."""
 
 
 class Network:
@@ -56,7 +37,7 @@ class Network:
 class Link:
     """One connection. Each direction keeps its order, but a message may be repeated late while the link lasts."""
 
-    def __init__(self, net: Network, agent: AgentEnd, master: MasterEnd) -> None:
+    def __init__(self, net: Network, agent: SimAgent, master: SimMaster) -> None:
         self._net = net
         self.agent = agent
         self.master = master
@@ -84,7 +65,7 @@ class Link:
                 self._net.clock.at(at + self._net.delay(), lambda: self._arrive_down(message))
 
     def tear(self) -> None:
-        """End the connection, from either side. The agent's last messages may still arrive, the master's do not."""
+        """End the connection. The agent's last messages may still arrive, the master's do not."""
         if not self.open:
             return
         self.open = False
@@ -95,7 +76,7 @@ class Link:
         self._net.clock.after(self._net.delay(), self._end_down)
 
     def healed(self) -> None:
-        """Deliver, in order, what could not get through while the agent's machine was cut off."""
+        """Deliver, in order, the messages that were held while the agent's machine was cut off."""
         held, self._held = self._held, []
         for call in held:
             call()

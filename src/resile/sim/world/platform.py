@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,12 +10,14 @@ from resile.api.ids import NodeKey
 from resile.core.decisions import DeleteNode, LaunchNode
 from resile.core.events import NodeSeen
 from resile.protocol.reports import NodeEnd, NodeStatus
-from resile.sim.clock import Clock
-from resile.sim.world.agent import SimAgent
+
+if TYPE_CHECKING:
+    from resile.sim.cluster import Cluster
+    from resile.sim.world.agent import SimAgent
 
 
 class NodeBehaviour(msgspec.Struct, frozen=True, kw_only=True):
-    """How likely a launch is to go wrong, and how."""
+    """How likely it is that a launch goes wrong, by the way in which it does."""
 
     pending: float = 0.0
     """It waits for room for a while."""
@@ -26,22 +26,6 @@ class NodeBehaviour(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 0.0
     broken: float = 0.0
     """It ends before its agent connects."""
-
-
-class PlatformHost(Protocol):
-    """What the platform needs of the cluster."""
-
-    clock: Clock
-    rng: random.Random
-
-    def boot(self, key: NodeKey) -> SimAgent:
-        """Start a node's agent."""
-
-    def watcher(self) -> Callable[[NodeSeen], None]:
-        """The function that takes in reports about nodes. A dead master's successor lists the nodes itself."""
-
-    def tell(self, who: str, what: object) -> None:
-        """Add a line to the trace."""
 
 
 class Machine:
@@ -57,7 +41,7 @@ class Machine:
 
 
 class SimPlatform:
-    def __init__(self, host: PlatformHost, behaviour: NodeBehaviour) -> None:
+    def __init__(self, host: Cluster, behaviour: NodeBehaviour) -> None:
         self._host = host
         self._behaviour = behaviour
         self.calm = False
@@ -82,7 +66,7 @@ class SimPlatform:
         delay += rng.uniform(5.0, 25.0) if rng.random() < behaviour.slow else rng.uniform(0.1, 2.0)
         if rng.random() < behaviour.broken:
             end = NodeEnd(exit_code=1, reason="StartError")
-            clock.after(delay, lambda: self._end(machine, NodeStatus.FAILED, end))
+            clock.after(delay, lambda: self.end(machine, NodeStatus.FAILED, end))
         else:
             clock.after(delay, lambda: self._run(machine))
 
@@ -96,23 +80,14 @@ class SimPlatform:
         if machine.agent is not None and self._host.rng.random() < 0.5:
             agent = machine.agent
             self._host.clock.after(delay / 2, lambda: agent.leave("SIGTERM"))
-        self._host.clock.after(delay, lambda: self._end(machine, NodeStatus.DELETED, NodeEnd()))
+        self._host.clock.after(delay, lambda: self.end(machine, NodeStatus.DELETED, NodeEnd()))
 
     def exited(self, agent: SimAgent, code: int) -> None:
-        """A node's agent ended by its own decision."""
+        """End the node of an agent that exited by itself with this code."""
         for machine in self.machines.values():
             if machine.agent is agent:
                 status = NodeStatus.FAILED if code else NodeStatus.SUCCEEDED
-                self._end(machine, status, NodeEnd(exit_code=code, reason="Error" if code else "Completed"))
-
-    def crash(self, key: NodeKey, status: NodeStatus, end: NodeEnd, *, silently: bool = False) -> None:
-        """End a node without the master's request."""
-        machine = self.machines[key]
-        if not machine.status.ended:
-            self._end(machine, status, end, silently=silently)
-
-    def running(self) -> list[Machine]:
-        return [m for m in self.machines.values() if m.status is NodeStatus.RUNNING and m.agent is not None]
+                self.end(machine, status, NodeEnd(exit_code=code, reason="Error" if code else "Completed"))
 
     def listed(self) -> tuple[NodeSeen, ...]:
         """All nodes that were not deleted."""
@@ -132,13 +107,14 @@ class SimPlatform:
             machine.status = status
             self._report(machine)
 
-    def _end(self, machine: Machine, status: NodeStatus, end: NodeEnd, *, silently: bool = False) -> None:
+    def end(self, machine: Machine, status: NodeStatus, end: NodeEnd) -> None:
+        """End a node now, with its agent, and report that a moment later. Does nothing if it has ended."""
         if machine.status.ended:
             return
         self._host.tell(str(machine.key), f"ends: {status} {end.reason}")
         machine.status, machine.end = status, end
         if machine.agent is not None:
-            machine.agent.die(silently=silently)
+            machine.agent.die()
         self._report(machine)
 
     def _report(self, machine: Machine) -> None:

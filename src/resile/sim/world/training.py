@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from resile.api.ids import NO_ROUND, Rank, Round
 from resile.protocol.reports import RoundAssignment
 from resile.sim.clock import Clock, Timer
 from resile.sim.invariants import require
 
+if TYPE_CHECKING:
+    from resile.sim.world.agent import SimAgent
+
 SAVE_EVERY = 4
 """Steps between two checkpoints."""
-
-
-class Member(Protocol):
-    """What training needs of an agent."""
-
-    round: Round
-    """The newest round it knows of."""
-
-    @property
-    def able(self) -> bool:
-        """Whether its machine computes and is reachable now."""
-
-    def stepped(self, round_: Round, step: int, total: int) -> None:
-        """Its processes took a step."""
-
-    def completed(self, round_: Round) -> None:
-        """Its processes of this round ended well."""
 
 
 class Store:
@@ -36,19 +22,10 @@ class Store:
     def __init__(self) -> None:
         self.round = NO_ROUND
         self.step = 0
-        self.refused = 0
 
-    def open(self, round_: Round) -> None:
-        """A round begins and reads what was saved."""
-        self.round = max(self.round, round_)
-
-    def save(self, round_: Round, step: int) -> bool:
-        """Keep a step; False if a newer round has begun."""
-        if round_ < self.round:
-            self.refused += 1
-            return False
-        self.step = step
-        return True
+    def save(self, round_: Round, step: int) -> None:
+        if round_ >= self.round:
+            self.step = step
 
 
 class World:
@@ -58,21 +35,22 @@ class World:
         self._training = training
         self._round = round_
         self._size = size
-        self._members: dict[Rank, Member] = {}
+        self._members: dict[Rank, SimAgent] = {}
         self._broken = False
         self._step = 0
         self._timer: Timer | None = None
 
-    def enter(self, place: RoundAssignment, member: Member) -> None:
-        """A node's processes are up."""
+    def enter(self, place: RoundAssignment, member: SimAgent) -> None:
+        """Add a node whose processes are up. When the last one has come, training goes on from the saved step."""
         self._members[place.group_rank] = member
         if len(self._members) == self._size and not self._broken:
-            self._training.store.open(self._round)
-            self._step = self._training.store.step
+            store = self._training.store
+            store.round = max(store.round, self._round)
+            self._step = store.step
             self._next()
 
-    def leave(self, member: Member) -> list[Member]:
-        """A node's processes are down, so this round takes no more steps. Returns the other members."""
+    def leave(self, member: SimAgent) -> list[SimAgent]:
+        """End this round's steps: the processes of this node are down. Returns the other members."""
         self._broken = True
         if self._timer is not None:
             self._timer.cancel()
@@ -114,14 +92,13 @@ class SimTraining:
         """The newest round in which a step was taken."""
         self._worlds: dict[Round, World] = {}
 
-    def enter(self, round_: Round, place: RoundAssignment, member: Member) -> None:
-        """A node's processes of a round are up."""
+    def enter(self, round_: Round, place: RoundAssignment, member: SimAgent) -> None:
         world = self._worlds.get(round_)
         if world is None:
             world = self._worlds[round_] = World(self, round_, place.group_world_size)
         world.enter(place, member)
 
-    def leave(self, round_: Round, member: Member) -> list[Member]:
-        """A node's processes of a round are down. Returns the members that will notice."""
+    def leave(self, round_: Round, member: SimAgent) -> list[SimAgent]:
+        """End the steps of a round. Returns the other members, which will notice."""
         world = self._worlds.get(round_)
         return world.leave(member) if world is not None else []
