@@ -539,6 +539,26 @@ def test_who_came_before_that_was_known_does_not_train_all_over_again():
     assert job.state.phase == "Succeeded"
 
 
+def test_the_story_names_the_node_that_does_not_end_and_those_that_wait_for_that():
+    job = interrupted(1)
+    complete(job, 0)
+    job.does(ev.JoinTimeout())
+    assert awaited(job) == "worker-0 took the last step and did not end; worker-1 came later and waits for that"
+    job.comes(name="agent2")
+    rejoins(job, 2, after=0)
+    job.does(ev.JoinTimeout())
+    assert awaited(job).endswith("; worker-1, worker-2 came later and wait for that")
+    for number in (1, 2):
+        job.says(number, Leaving(because="it got SIGTERM"))
+    job.does(ev.JoinTimeout())
+    assert awaited(job) == "worker-0 took the last step and did not end"
+
+
+def awaited(job: Job) -> str:
+    (note,) = (note for note in job.said(de.Note) if note.reason == "RoundAwaited")
+    return note.message
+
+
 def test_who_comes_after_the_last_step_meets_the_others_in_another_loop():
     job = interrupted(2)
     complete(job, 0)

@@ -22,7 +22,7 @@ MAX_FAILURES = 64
 
 
 def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
-    """Admit an agent: find or make its node, and bring both sides to the same view of the round."""
+    """Admit an agent or refuse it: find or make its node, and agree with the agent on the round."""
     state, hello, session = ctx.state, event.hello, event.session
     if state.phase.over:
         ctx.decide(Refuse(session=session, message=completion.job_over(state)))
@@ -85,7 +85,7 @@ def on_agent_disconnected(ctx: Context, node: Node, session: int) -> None:
 
 
 def on_can_regroup(ctx: Context, node: Node) -> None:
-    """From now on this node's processes join new rounds without being restarted."""
+    """Note that this node's processes join new rounds without being restarted."""
     if node.agent is not None:
         node.agent.elastic = True
         ctx.touch(node)
@@ -98,10 +98,10 @@ def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
 
 
 def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
-    """Handle the failure of a training process. The first failure of a round ends it; others follow from it.
+    """Handle the failure of a training process. The first failure of a round ends the round and causes the others.
 
-    Elastic processes survive a broken collective, so their failures never follow from another one. But all that fail in
-    one round of their node cost it one restart, as processes that are not elastic do: one cause often kills them all.
+    Elastic processes survive a broken collective, so no failure of theirs is caused by another one. But together the
+    failures of a node in one round cost it one restart, as without elastic processes: often one cause kills them all.
     """
     state, rdzv, failure = ctx.state, ctx.state.training, report.failure
     _note_failure(rdzv, node.key, report)
@@ -155,7 +155,7 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
 
 
 def _counts(node: Node, pid: int) -> bool:
-    """Whether this failure of an elastic process was not reported before. The pid is remembered."""
+    """True if the failure of this elastic process was not reported before. Remembers its pid."""
     if pid and pid in node.counted:
         return False
     node.counted = [*node.counted[-MAX_FAILURES + 1 :], pid]
@@ -195,8 +195,7 @@ def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> Non
         if assignment is None or hello.round != number:
             if agent.elastic and hello.running:
                 agent.phase = Resting(hello.round)
-            because = "the job is in another round"
-            ctx.send(node.key, RoundOver(round=hello.round, because=because))
+            ctx.send(node.key, RoundOver(round=hello.round, because="the job is in another round"))
     elif assignment is not None and hello.round < number:
         # It does not know that it is a member: the message was lost with its connection, or with the old master.
         agent.phase = Training(number)
@@ -267,7 +266,7 @@ def _rules(config: RendezvousConfig) -> str:
 
 
 def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
-    """The newest agent's rules. A managed job's maximum only grows, since older nodes know only the older one."""
+    """The rules of the newest agent, but never a smaller maximum: nodes launched before a scale-up know the old one."""
     old = rdzv.config
     if old is None or old.max_nodes <= new.max_nodes:
         return new
@@ -275,7 +274,7 @@ def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
 
 
 def _forget_process(ctx: Context, node: Node) -> None:
-    """Another agent process took over this node, so the old one's training processes are dead."""
+    """Forget the old agent process of a node that another one took over: its training processes are dead."""
     freed = ledger.release_node(ctx.state.ledger, node.key)
     if freed:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)

@@ -35,7 +35,7 @@ def fail(ctx: Context, reason: str, message: str) -> None:
 
 
 def job_over(state: JobState) -> JobOver:
-    """How the job ended, for its agents."""
+    """The message that tells agents how the job ended."""
     first = state.training.failures.first if state.phase is Phase.FAILED else None
     return JobOver(
         succeeded=state.phase is Phase.SUCCEEDED,
@@ -55,7 +55,7 @@ def remove_leftover(ctx: Context, node: Node) -> None:
 
 
 def succeed_if_done(ctx: Context) -> None:
-    """End the job well once every rank of the roles that decide its end has ended well or was given up."""
+    """Let the job succeed once every rank of the roles that decide its end has ended well or was given up."""
     state, decides = ctx.state, ctx.state.spec.decides_end
     if state.phase.over or not state.spec.managed or state.suspended:
         return

@@ -12,46 +12,42 @@ from resile.protocol.reports import NodeStatus
 
 
 class Index:
-    """Which nodes wait, which may still come, which node fills which place. Derived from the state, never stored."""
+    """Sets of nodes that handlers look up, so that no event scans all nodes. Derived from the state, never stored."""
 
     def __init__(self, state: JobState) -> None:
         self.waiting: set[NodeKey] = set()
         """Nodes whose agents wait for a round."""
         self.coming: set[NodeKey] = set()
-        """Nodes that can join the next round but have not yet. A node the platform cannot start is not among them."""
+        """Nodes that can join the next round and have not joined. Nodes that the platform cannot start are left out."""
         self.elastic: set[NodeKey] = set()
         """Nodes whose processes join a new round without being restarted."""
         self.resting: set[NodeKey] = set()
-        """Connected elastic nodes whose processes rest; they will join in a moment."""
+        """Connected elastic nodes whose processes rest. They will join in a moment."""
         self.inelastic: set[NodeKey] = set()
         """Waiting nodes whose processes have to be started for each round."""
         self.stuck: set[NodeKey] = set()
-        """Nodes with a process that does not leave its round and may be the last that has the round's state."""
+        """Nodes with a process that does not leave its round, and that may be the last one with the round's state."""
         self.holders: dict[Round, set[NodeKey]] = {}
-        """Connected nodes that have the state of a round, by the newest such round."""
+        """Connected nodes that have the training state, by the newest round whose state they have."""
         self._holds: dict[NodeKey, Round] = {}
         self.places: dict[tuple[str, Rank], NodeKey] = {}
-        """The node that fills each place."""
+        """The node of each role and rank."""
         self.trainers: set[NodeKey] = set()
-        """Nodes that train, or will."""
+        """Nodes of roles that train."""
         self.incarnations: dict[str, NodeKey] = {}
         """The node of each agent process."""
         self.lowest_free: dict[str, int] = {}
-        """No place of the role below this rank is free."""
+        """By role: every rank below this one has a node."""
+        self._kinds = (self.waiting, self.coming, self.trainers, self.elastic, self.resting, self.inelastic, self.stuck)
         self._trains = state.spec.trains
         for node in state.nodes.values():
             self.update(node)
 
     def update(self, node: Node) -> None:
-        """Must be called after every change of a node."""
+        """Sort a node into the sets anew; `Context.touch` does so after every change of a node."""
         key = node.key
-        self.waiting.discard(key)
-        self.coming.discard(key)
-        self.trainers.discard(key)
-        self.elastic.discard(key)
-        self.resting.discard(key)
-        self.inelastic.discard(key)
-        self.stuck.discard(key)
+        for nodes in self._kinds:
+            nodes.discard(key)
         self._note_holder(node)
         if node.agent is not None:
             self.incarnations[node.agent.incarnation] = key
@@ -99,7 +95,7 @@ class Context:
         self.now = now
         self.decisions: list[AnyDecision] = []
         self.note_steps = False
-        """Whether the journal should get a summary of the step reports now."""
+        """True if the journal should get a summary of the step reports now."""
 
     @property
     def timeouts(self) -> Timeouts:
@@ -122,7 +118,7 @@ class Context:
             self.deadlines.forget(node.key)
 
     def detach(self, node: Node, until: float) -> None:
-        """This node's agent has no connection. The node is lost unless the agent comes back before `until`."""
+        """Note that this node's agent lost its connection. The node is lost unless the agent is back before `until`."""
         assert node.agent is not None
         node.agent.session = 0
         if isinstance(node.agent.phase, Waiting):

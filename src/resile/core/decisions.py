@@ -1,6 +1,6 @@
-"""What the core wants done. Decisions are values: the shell executes them, tests compare them.
+"""Decisions: what the core wants the master to do. They are values, so tests can compare them.
 
-Decisions carry the very message that an agent will get, so a new message to agents needs no new decision.
+A decision holds the message that an agent will get, so a new message to agents needs no new decision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class LaunchNode(Decision, frozen=True, kw_only=True):
-    """Start a node. Repeating it for the same node is harmless."""
+    """Start a node. Doing so twice for the same node is harmless."""
 
     node: NodeKey
     rank: Rank
@@ -25,11 +25,11 @@ class LaunchNode(Decision, frozen=True, kw_only=True):
     relaunch_count: int = 0
     resources: NodeResources = NodeResources()
     avoid: tuple[str, ...] = ()
-    """Machines that fell silent a moment ago. They are used only if there is no room on others."""
+    """Machines that fell silent a moment ago, to be used only if no other machine has room."""
 
 
 class DeleteNode(Decision, frozen=True, kw_only=True):
-    """End a node, after `grace` seconds by force."""
+    """Ask a node to end, and end it by force after `grace` seconds."""
 
     node: NodeKey
     grace: float
@@ -51,14 +51,14 @@ class Refuse(Decision, frozen=True, kw_only=True):
 
 
 class Send(Decision, frozen=True, kw_only=True):
-    """Send a message to the agents of these nodes. An agent that is not connected learns the state when it connects."""
+    """Send a message to the agents of these nodes. An agent without a connection learns the state when it connects."""
 
     to: tuple[NodeKey, ...]
     message: MasterMessage
 
 
 class Drop(Decision, frozen=True, kw_only=True):
-    """Close the connection of this node's agent without a message. An agent that lives connects again."""
+    """Close the connection of this node's agent without a message. If the agent lives, it connects again."""
 
     node: NodeKey
 
@@ -70,7 +70,7 @@ class Finish(Decision, frozen=True, kw_only=True):
 
 
 class Reply(Decision, frozen=True, kw_only=True):
-    """Answer a person's request; `error` is empty or one sentence."""
+    """Answer a request for a change; `error` is one sentence, or empty if the change is granted."""
 
     request: int
     error: str = ""

@@ -1,7 +1,7 @@
 """The engine: one job's state, and the one function that changes it.
 
-The shell feeds `handle` one ordered queue of events and executes the decisions that come out. `durable` events must be
-in the journal before their decisions are executed. `Engine.replay` of those events gives the same state again.
+The master passes events to `handle`, one after the other, and executes the decisions that it returns. `durable` events
+must be in the journal before their decisions are executed. `Engine.replay` of those events gives the same state again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOTE_STEPS = 1 / 60
 
 
 class Engine:
-    """One job. Not thread-safe: the caller hands in one event after the other."""
+    """One job. Not thread-safe."""
 
     def __init__(self, state: JobState) -> None:
         self.state = state
@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
-        """The engine after a snapshot and the events since. The old master executed their decisions."""
+        """The engine after a snapshot and the events since. The old master has executed the decisions on them."""
         engine = cls(state)
         for now, event in history:
             engine.handle(event, now)
@@ -60,11 +60,11 @@ class Engine:
         return engine
 
     def heard(self, node: NodeKey, now: float) -> None:
-        """An agent spoke. Costs one dictionary write, and changes only when its silence alarm goes off."""
+        """Move the silence alarm of an agent that sent a message. Costs one dictionary write."""
         self._deadlines.heard(node, now)
 
     def restart_silence_timers(self, now: float) -> None:
-        """The shell stood still and could hear no agent, so no agent counts as silent for that."""
+        """Start all silence alarms afresh after the master stood still and could hear no agent."""
         self._deadlines.restart_silence_timers(now)
 
     def next_deadline(self) -> float | None:
@@ -80,28 +80,17 @@ class Engine:
         return events
 
     def consistent(self) -> bool:
-        """Whether the indexes agree with the state. This scans all nodes; it is for tests and simulations."""
-        fresh, kept = Index(self.state), self._index
-        same = (
-            "waiting",
-            "coming",
-            "places",
-            "trainers",
-            "elastic",
-            "resting",
-            "inelastic",
-            "stuck",
-            "holders",
-        )
-        return all(getattr(fresh, name) == getattr(kept, name) for name in same)
+        """True if the indexes agree with the state. Scans all nodes, so it is only for tests and simulations."""
+        fresh, kept, hints = vars(Index(self.state)), vars(self._index), {"incarnations", "lowest_free"}
+        return all(kept[name] == value for name, value in fresh.items() if name not in hints)
 
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
-        """Whether the journal must have this event: all but step reports, of which `due` gives a summary."""
+        """True for events that the journal must have: all but step reports, which `due` sums up in other events."""
         return not (isinstance(event, ev.AgentSaid) and isinstance(event.message, StepReport))
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
-        """Change the state by one event and return what is to be done. Repeated and late events are harmless."""
+        """Change the state by one event and return the decisions. Repeated and late events are harmless."""
         ctx = Context(self.state, self._index, self._deadlines, now)
         _handle(ctx, event)
         shards.grant_waiting(ctx)
@@ -136,7 +125,7 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
             state.trained = max(state.trained, event.trained)
             progress.on_steps_noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
             running.on_step_noted(ctx, state.training, event.round)
-        case _:  # these concern one node, and are no news if it is unknown or has ended
+        case _:  # the other events are about one node, and are ignored if it is unknown or has ended
             node = state.nodes.get(event.node)
             if node is None:
                 return

@@ -1,6 +1,6 @@
-"""What can happen to a job. Every event is plain data, so a journal of them is the job's whole history.
+"""Events: what can happen to a job. Every event is plain data, so a journal of events is the job's whole history.
 
-What agents say arrives unchanged in `AgentSaid` and `AgentConnected`, so a new message needs no new event.
+`AgentSaid` and `AgentConnected` hold the messages of agents unchanged, so a new message needs no new event.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class MasterReturned(Event, frozen=True, kw_only=True):
-    """A new master has read the journal. No agent is connected yet; they are expected to connect again."""
+    """A new master has read the journal. No agent is connected yet; all are expected to connect again."""
 
 
 class NodeSeen(Event, frozen=True, kw_only=True):
-    """What the platform reports about one node."""
+    """The platform's report about one node."""
 
     node: NodeKey
     status: NodeStatus
@@ -35,7 +35,7 @@ class NodeSeen(Event, frozen=True, kw_only=True):
 
 
 class NodesListed(Event, frozen=True, kw_only=True):
-    """All nodes that the platform has, after a restart. A node that is missing here does not exist there."""
+    """All nodes that the platform has, after a restart of the master. A node that is not listed does not exist."""
 
     seen: tuple[NodeSeen, ...]
 
@@ -62,30 +62,28 @@ class AgentSaid(Event, frozen=True, kw_only=True):
 
 
 class ChangeWanted(Event, frozen=True, kw_only=True):
-    """A person, or a manifest, asks for a change. A request number above 0 gets a `Reply`."""
+    """A command or a manifest asks for a change. If `request` is above 0, the core answers with a `Reply`."""
 
     change: Change
     request: int = 0
 
 
 class PlanDeleted(Event, frozen=True, kw_only=True):
-    """A plan was deleted."""
-
     uid: str
 
 
-# time-outs: made by `Engine.due`, never by the shell ----------------------------------------------------------------
+# time-outs, which only `Engine.due` makes -----------------------------------------------------------------------------
 
 
 class AgentSilent(Event, frozen=True, kw_only=True):
-    """An open connection was silent for too long."""
+    """The agent's connection is open, but brought no message for so many seconds."""
 
     node: NodeKey
     seconds: float
 
 
 class AgentStayedAway(Event, frozen=True, kw_only=True):
-    """A closed connection did not come back in time."""
+    """The agent did not connect in time."""
 
     node: NodeKey
 
@@ -95,11 +93,11 @@ class StragglerWaitOver(Event, frozen=True, kw_only=True):
 
 
 class JoinTimeout(Event, frozen=True, kw_only=True):
-    """Too few nodes came for too long."""
+    """Too few nodes joined within the time-out."""
 
 
 class LaunchDue(Event, frozen=True, kw_only=True):
-    """A node that was held back is to be launched now."""
+    """The delay of this node's launch is over."""
 
     node: NodeKey
 
@@ -111,7 +109,7 @@ class PendingTimeout(Event, frozen=True, kw_only=True):
 
 
 class StepsNoted(Event, frozen=True, kw_only=True):
-    """How far training is, now and then. The journal keeps this instead of step reports, and budgets count in it."""
+    """A summary of step reports. The journal keeps it instead of the reports, and budgets use its training time."""
 
     trained: float
     step: int

@@ -64,7 +64,7 @@ class Dataset(msgspec.Struct, kw_only=True):
     held: dict[NodeKey, dict[str, list[int]]] = {}
     """The leases of each node's workers."""
     finished: dict[NodeKey, dict[str, list[int]]] = {}
-    """The newest leases that each living worker finished. A worker that missed the answer reports its end again."""
+    """The newest leases that each living worker finished, for reports that are repeated because no answer came."""
 
     @property
     def shards_per_epoch(self) -> int:
@@ -72,12 +72,12 @@ class Dataset(msgspec.Struct, kw_only=True):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no shard is left to deal. Some may still be under a lease."""
+        """True if no shard is left to deal. Some shards may still be under a lease."""
         return not self.returned and bool(self.epochs) and self.dealt >= self.epochs * self.shards_per_epoch
 
     @property
     def complete(self) -> bool:
-        """Whether every record of every epoch is done."""
+        """True if every record of every epoch is done."""
         return self.exhausted and not self.leases
 
 
@@ -106,7 +106,7 @@ def open_dataset(ledger: Ledger, name: str, size: int, shard_size: int, epochs: 
 
 
 def why_denied(ledger: Ledger, dataset: str, request: ShardRequest) -> str:
-    """Why a request can never be served, in one sentence; empty if it can. The end of the data is no such reason."""
+    """Why a request can never be served, in one sentence; empty if it can be served now or later."""
     if dataset not in ledger.datasets:
         return f"there is no data set '{dataset}'; it must be opened before shards of it are taken"
     if request.worker in ledger.gone.get(request.node, ()):
@@ -115,9 +115,9 @@ def why_denied(ledger: Ledger, dataset: str, request: ShardRequest) -> str:
 
 
 def request_shard(dataset: Dataset, request: ShardRequest) -> tuple[int, Lease] | None:
-    """Serve a request, or let it wait and return None.
+    """Grant a lease and return its number and value, or let the request wait and return None.
 
-    A request that is repeated gets the lease that it has. Lease number 0 means that there are no more shards.
+    A repeated request gets the same lease again. Lease number 0 means that no shard is left.
     """
     for number in dataset.held.get(request.node, {}).get(request.worker, ()):
         if dataset.leases[number].request == request.request:
@@ -136,7 +136,7 @@ def request_shard(dataset: Dataset, request: ShardRequest) -> tuple[int, Lease] 
 
 
 def advance(dataset: Dataset, node: NodeKey, worker: str, number: int, upto: int) -> bool:
-    """Count progress under a lease; False if this worker does not hold it any more.
+    """Count progress under a lease; False if this worker does not have the lease any more.
 
     Repeating a report, or reporting less than before, changes nothing.
     """
@@ -180,7 +180,7 @@ def release_node(ledger: Ledger, node: NodeKey) -> int:
 
 
 def grantable(ledger: Ledger) -> Iterator[tuple[ShardRequest, int, Lease]]:
-    """Serve the waiting requests that can be served now, oldest first."""
+    """Grant leases to the waiting requests that can be served now, oldest first, and yield them."""
     for dataset in ledger.datasets.values():
         while dataset.waiting and (not dataset.exhausted or dataset.complete):
             request = next(iter(dataset.waiting))

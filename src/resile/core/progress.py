@@ -18,14 +18,14 @@ MAX_OUTAGES = 100
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """Training stood still: from the moment the core knew, to the next step."""
+    """A time in which training stood still, from the moment at which the core knew to the next step."""
 
     because: str
     noticed_at: float
     node: str = ""
     next_step_at: float | None = None
     new_step_at: float | None = None
-    """The first step beyond the newest one before the outage."""
+    """When the first step was taken that is newer than all before the outage."""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -41,7 +41,7 @@ class Progress(msgspec.Struct, kw_only=True):
 
 
 def on_step(progress: Progress, round_: Round, step: int, total: int, now: float) -> Outage | None:
-    """Take in a step report. Returns the outage that this step ended, if it did."""
+    """Count a step report. Returns the outage that this step ended, or None."""
     ended = None
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None:
@@ -63,7 +63,7 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
 
 
 def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
-    """Take in a summary of step reports. It is news only when it is read from a journal."""
+    """Count a summary of step reports. It changes the state only in a replay, which has no step reports."""
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
         outage.next_step_at = at
@@ -77,7 +77,7 @@ def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, tra
 
 
 def on_round_over(progress: Progress, because: str, node: str, now: float) -> None:
-    """Begin an outage, if training had begun and does not stand still already."""
+    """Begin an outage, unless no step was taken yet or training stands still already."""
     if progress.step < 0:
         return
     if progress.outages and progress.outages[-1].next_step_at is None:
@@ -86,7 +86,7 @@ def on_round_over(progress: Progress, because: str, node: str, now: float) -> No
 
 
 def speed(progress: Progress, now: float) -> float:
-    """Steps per second over the last minute; 0 without a report in it."""
+    """Steps per second over the last minute; 0 if no step was reported in it."""
     recent = [mark for mark in progress.marks if now - mark[0] <= SPEED_WINDOW]
     if len(recent) < 2:
         return 0.0

@@ -35,37 +35,37 @@ class Phase(enum.StrEnum):
 
 
 class Idle(msgspec.Struct, frozen=True, tag=True):
-    """Connected. Its processes are down, and it has not asked for a round yet."""
+    """The agent has not asked for a round yet. Its processes are down."""
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Its processes are down, or rest, and it waits for a round."""
+    """The agent waits for a round. Its processes are down, or rest."""
 
     port: int
     nproc: int = 0
-    """How many processes it brings; 0 means all."""
+    """How many processes the agent brings; 0 means all."""
 
 
 class Training(msgspec.Struct, frozen=True, tag=True):
-    """Its processes run in this round, or are being stopped once the round is over."""
+    """The agent's processes run in this round, or are being stopped after its end."""
 
     round: Round
 
 
 class Resting(msgspec.Struct, frozen=True, tag=True):
-    """Its elastic processes were told that this round is over. They live, and the agent will join in a moment."""
+    """The agent's elastic processes left this round, which is over. The agent will join in a moment."""
 
     round: Round
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """One of its elastic processes does not leave this round, and may be the last that has the round's state."""
+    """An elastic process of the agent does not leave this round. It may be the last one with the round's state."""
 
     round: Round
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Its processes of this round ended well."""
+    """The agent's processes of this round ended well."""
 
     round: Round
 
@@ -79,14 +79,14 @@ class Agent(msgspec.Struct, kw_only=True):
     host: str
     nproc: int
     session: int
-    """The number of its connection; 0 while it has none."""
+    """The number of the agent's connection; 0 while it has none."""
     phase: AgentPhase
     elastic: bool = False
-    """Its processes join a new round without being restarted."""
+    """True if its processes join a new round without being restarted."""
     holds: Round = NO_ROUND
-    """The newest round whose state its processes had when it joined; unset when one fails."""
+    """The newest round whose state its processes had when the agent joined; `NO_ROUND` after one of them failed."""
     replica_endpoint: ReplicaEndpoint | None = None
-    """Where it receives copies of another node's checkpoints."""
+    """Where the agent receives copies of another node's checkpoints."""
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -101,32 +101,32 @@ class Node(msgspec.Struct, kw_only=True):
     agent: Agent | None = None
     host: str = ""
     machine: str = ""
-    """Where it was put, as the platform names it; empty if the platform did not say."""
+    """The machine that the node is on, by the platform's name for it; empty if not known."""
     held_until: float | None = None
-    """The node is not launched before this moment; None once it was launched."""
+    """When the node will be launched, if its launch is delayed; None once it was launched."""
     leaving: str = ""
-    """Why the core asked it to go; empty unless it did."""
+    """Why the core removes the node; empty unless it does."""
     replaces: NodeKey | None = None
-    """The node whose place it takes once it is ready; None if it fills its place already."""
+    """During a migration: the node that this one will replace. Otherwise None."""
     end: NodeEnd = NodeEnd()
     ended_at: float | None = None
     restarts: int = 0
-    """How often another agent process took over this node, because its command was restarted in place."""
+    """How often another agent process took over the node, because its command was restarted in place."""
     crashes: list[float] = []
-    """Training time at each of its process failures; `max_restarts` limits their number."""
+    """Training time at each failure of its processes; `max_restarts` limits their number."""
     crashed_in: Round = NO_ROUND
-    """The last round in which its elastic processes failed. Together they count once."""
+    """The last round in which its elastic processes failed. All failures in one round count once."""
     counted: list[int] = []
-    """Pids of its newest elastic processes that failed, since a report may come twice."""
+    """Pids of its elastic processes that failed last, to recognise a report that comes twice."""
 
     @property
     def alive(self) -> bool:
-        """Whether it is part of the job: it has not ended and was not asked to go."""
+        """True if the node is part of the job: it has not ended and the core does not remove it."""
         return not self.status.ended and not self.leaving
 
     @property
     def fills(self) -> bool:
-        """Whether it fills its place: it is part of the job, and does not wait to replace another node."""
+        """True if the node has its rank: it is part of the job, and does not wait to replace another node."""
         return self.alive and self.replaces is None
 
     @property
@@ -158,19 +158,18 @@ class ScaleOperation(msgspec.Struct, kw_only=True):
     """A change of the job's nodes that is not complete yet."""
 
     name: str = ""
-    """Name of its plan; empty for plain scaling, and for a plan whose end was reported."""
+    """The plan's name; empty for plain scaling, and for a plan whose end was reported."""
     uid: str = ""
-    """Uid of its plan."""
     about: str = ""
-    """What was asked for, as the subject of a sentence."""
+    """The request, as the subject of a sentence."""
     numbers: dict[str, int] = {}
-    """How many nodes it gives to roles."""
+    """The number of nodes that it gives to each role."""
     coming: set[NodeKey] = set()
-    """Nodes that are to take part and do not yet."""
+    """Nodes that have yet to take part."""
     going: set[NodeKey] = set()
-    """Nodes that are to be gone and are not yet."""
+    """Nodes that have yet to end."""
     moves: dict[NodeKey, NodeKey] = {}
-    """Migrations: the old node, and the new one that takes over once it is ready."""
+    """Migrations: from the old node to the new one, which takes over once it is ready."""
 
 
 class PlanEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +180,7 @@ class PlanEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan gives the nodes of a role that are launched from now on."""
+    """The resources that a plan gives to the nodes of a role that are launched after it."""
 
     resources: NodeResources
     since: NodeId
@@ -202,25 +201,25 @@ class JobState(msgspec.Struct, kw_only=True):
     targets: dict[str, int] = {}
     """How many nodes each role should have."""
     vacated: set[tuple[str, Rank]] = set()
-    """Gaps among the ranks: places below a role's highest rank that are not to be filled."""
+    """Gaps among the ranks: ranks below a role's highest one that are to have no node."""
     resources: dict[str, RoleResources] = {}
-    """What plans give to roles. The templates decide the rest."""
+    """The resources that plans gave to roles. The templates decide the rest."""
     changes: list[ScaleOperation] = []
     """Changes that are not complete yet, oldest first."""
     plan_ends: dict[str, PlanEnd] = {}
     """How the newest plans ended, by uid."""
     given_up: set[tuple[str, Rank]] = set()
-    """Places whose budget is spent."""
+    """Ranks whose budget is spent."""
     spent: dict[tuple[str, Rank], Spent] = {}
     suspects: dict[str, float] = {}
-    """Machines that fell silent, the newest last, with the moment until which they are avoided."""
+    """Machines that fell silent, the newest last, and until when each is avoided."""
     training: Rendezvous
     """The rendezvous of the nodes that train."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
     """Gauges. Step reports are not in the journal, so no decision may depend on these."""
     trained: float = 0.0
-    """Training time as the journal knows it, a little behind `progress.trained`. Budgets are counted in it."""
+    """Training time that the journal knows of, a little behind `progress.trained`. Budgets are counted in it."""
 
 
 def new_state(spec: JobSpec, now: float) -> JobState:

@@ -19,7 +19,7 @@ from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 def on_node_seen(ctx: Context, event: NodeSeen) -> None:
-    """Take in what the platform reports about one node."""
+    """Handle the platform's report about one node."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         if not event.status.ended:  # no event in the journal launched it, so the core would never end it
@@ -50,9 +50,8 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
         expect_agent(ctx, node)
         if ctx.state.phase in (Phase.CREATED, Phase.PENDING):
             ctx.state.phase = Phase.RUNNING
-        if (
-            not ctx.state.spec.trains(node.key.role) or ctx.state.training.config is None
-        ):  # no round will show that it is ready
+        # No round will show that such a node is ready.
+        if not ctx.state.spec.trains(node.key.role) or ctx.state.training.config is None:
             migration.complete(ctx, node)
             scale_operations.on_nodes_arrived(ctx, (node.key,))
     ctx.touch(node)
@@ -60,14 +59,14 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
 
 
 def watch_pending(ctx: Context, node: Node) -> None:
-    """Start the time-out of a node that cannot start."""
+    """Start the time-out of a node that the platform cannot start."""
     config = ctx.state.training.config
     wait = ctx.timeouts.pend if config is None or config.pend_timeout is None else config.pend_timeout
     ctx.deadlines.set(Alarm.PENDING, ctx.now + wait, node.key)
 
 
 def expect_agent(ctx: Context, node: Node) -> None:
-    """Start the time-out for a running node's agent to connect: as long as a round would wait for the node."""
+    """Start the time-out for the agent of a running node to connect, which is as long as a round waits for nodes."""
     if node.agent is None and ctx.state.spec.trains(node.key.role):
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
@@ -81,7 +80,7 @@ def on_agent_never_connected(ctx: Context, node: Node) -> None:
 
 
 def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
-    """Compare the journal with what the platform has, after a restart of the master."""
+    """Compare the journal with the nodes that the platform has, after a restart of the master."""
     there = {one.node for one in event.seen}
     for node in list(ctx.state.nodes.values()):
         if node.status.ended or node.key in there or not ctx.state.spec.managed:
@@ -108,7 +107,7 @@ def _delete_leftovers(ctx: Context, node: Node) -> None:
 
 
 def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
-    """Handle the end of a node: free its shards, end its round, and fill its place if the policy says so."""
+    """Handle the end of a node: return its shards, end its round, and replace it if the policy says so."""
     state = ctx.state
     node.status, node.end, node.ended_at = status, end, ctx.now
     freed = ledger.release_node(state.ledger, node.key)
@@ -143,7 +142,7 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
 
 
 def declare_lost(ctx: Context, node: Node, because: str) -> None:
-    """Count a node that is out of reach as failed, and delete what may be left of it."""
+    """Count a node that cannot be reached as failed, and delete it."""
     ctx.decide(Drop(node=node.key))
     if ctx.state.spec.managed:
         ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))

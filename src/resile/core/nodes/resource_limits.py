@@ -1,7 +1,7 @@
-"""What the nodes of a job take, and what `resourceLimits` leaves: a plain sum over the places that should be filled.
+"""The resources that the nodes of a job take together, and what `resourceLimits` leaves of them.
 
 A node counts with its requests, or with its limits where it requests nothing, since that is what Kubernetes sets aside.
-Amounts that are not given count as nothing. The new node of a migration is not counted until it takes over.
+An amount that is not given counts as 0. The new node of a migration is not counted until it takes over.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Sum(msgspec.Struct):
 
 
 def for_role(state: JobState, role: str) -> NodeResources:
-    """What plans give the new nodes of a role, beside the role's template."""
+    """The resources that plans give to new nodes of a role, besides the role's template."""
     known = state.resources.get(role)
     return known.resources if known is not None else NodeResources()
 
 
 def inherited(state: JobState, node: NodeKey, had: NodeResources) -> NodeResources:
-    """What a node's replacement gets: what the node had, and what a plan has set for the role since."""
+    """The resources of a node's replacement: those that the node had, and those that a plan has set since."""
     known = state.resources.get(node.role)
     return known.resources.over(had) if known is not None and node.id < known.since else had
 
@@ -53,7 +53,7 @@ def taken(state: JobState, role: str, given: NodeResources) -> Resources:
 
 
 def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
-    """What these places take together; `given` holds the new resources of some, the others keep what they have."""
+    """The sum over these ranks; `given` holds new resources for some of them, the others keep what they have."""
     state, sum_ = ctx.state, Sum()
     for role, wanted in ranks.items():
         fresh = for_role(state, role)
@@ -69,7 +69,7 @@ def now(ctx: Context) -> Sum:
 
 
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
-    """Why a change exceeds the job's resourceLimits. Empty if it does not, or if the job takes no more than before."""
+    """Why a change exceeds the job's resourceLimits; empty if it does not, or if the job takes no more than before."""
     most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""
@@ -92,7 +92,7 @@ def _shown(name: str, amount: float) -> str:
 
 
 def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
-    """How much memory the other places leave for this one; None without a limit."""
+    """How much memory the other ranks leave for this one; None without a limit."""
     limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None

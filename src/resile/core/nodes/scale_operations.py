@@ -1,8 +1,8 @@
-"""Changes of the job's nodes that are granted and not complete yet: plans, and plain scaling.
+"""Changes of the job's nodes that were granted and are not complete yet: plans, and plain scaling.
 
-A change waits for the nodes that are to take part and for the nodes that are to be gone. It holds only these, so a
-node's arrival or end costs the same however large the change is. The ends of the newest plans are kept in the
-state, so a master that dies before it reported an end reports it after its return.
+A change waits for nodes to take part and for nodes to end. It remembers only the nodes that it waits for, so a node's
+arrival or end costs the same however large the change is. The ends of the newest plans are kept in the state, so a
+master that dies before it reported an end reports it after its return.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUSPENDED = "JobSuspended"
 
 
 def takes_part(ctx: Context, node: Node) -> bool:
-    """Whether a node is in a round, or waits for room in one. In a job without rounds, whether it runs."""
+    """True if a node is in a round or waits for room in one; in a job without rounds, if it runs."""
     state = ctx.state
     if not state.spec.trains(node.key.role) or state.training.config is None:
         return node.status is NodeStatus.RUNNING
@@ -51,26 +51,26 @@ def on_node_gone(ctx: Context, key: NodeKey) -> None:
 
 
 def on_node_replaced(ctx: Context, old: NodeKey, new: NodeKey) -> None:
-    """Changes that wait for the old node wait for the new one instead."""
+    """Let the changes that wait for the old node wait for the new one instead."""
     for change in ctx.state.changes:
         if old in change.coming:
             change.coming = change.coming - {old} | {new}
 
 
 def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
-    """The node that a migration launched to take over from this one, if there is one."""
+    """The node that a migration launched to take over from `old`, or None."""
     return next((change.moves[old] for change in ctx.state.changes if old in change.moves), None)
 
 
 def on_node_migrated(ctx: Context, old: NodeKey) -> None:
-    """Another node has taken over from this one, which may still have to leave."""
+    """Note that another node has taken over from `old`, which may still have to end."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
 def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
-    """Fail the plans that wait for a node that will not come soon. The rest of what they began goes on."""
+    """Fail the plans that wait for a node that will not come soon. The rest of these plans is still completed."""
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
         change.moves = {old: new for old, new in change.moves.items() if new != key}
@@ -89,7 +89,7 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
 
 
 def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
-    """End a plan. What it has begun is still completed, but no plan reports it any more."""
+    """Report the end of a plan. The changes that it has begun are still completed."""
     change.numbers = {}
     if not change.uid:
         return
@@ -107,7 +107,7 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
 
 
 def on_plan_deleted(ctx: Context, uid: str) -> None:
-    """End a plan that was deleted. What it has begun goes on."""
+    """End a plan that was deleted. The changes that it has begun are still completed."""
     for change in ctx.state.changes:
         if uid and change.uid == uid:
             close(ctx, change, DELETED, "it was deleted before it was done; what it has begun goes on")

@@ -1,7 +1,7 @@
-"""Changes of a job's nodes that people ask for: another number, certain nodes more or fewer, other resources.
+"""Changes of a job's nodes that users ask for: another number of nodes, certain nodes more or fewer, other resources.
 
-A request is checked as a whole before anything is done, and refused with one sentence. What is granted begins at once
-and is tracked in `state.changes` until it is complete. A plain number is handled as a plan without a name.
+A request is checked as a whole before anything is done, and refused with one sentence. A change that is granted begins
+at once and is in `state.changes` until it is complete. A plain number is handled as a plan without a name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Target(msgspec.Struct):
 
     ranks: dict[str, set[Rank]]
     given: dict[tuple[str, Rank], NodeResources] = {}
-    """Resources of the ranks that do not simply get what their role gets."""
+    """The resources of ranks that get others than their role."""
 
 
 def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
@@ -142,11 +142,7 @@ def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[Nod
 
 
 def _target_of(ctx: Context, plan: Plan) -> _Target:
-    """The ranks that the job would have after the change.
-
-    Raises:
-        Refused: when the change cannot be made.
-    """
+    """The ranks that the job would have after the change; raises `Refused` if the change cannot be made."""
     state = ctx.state
     if state.phase.over:
         raise Refused(f"the job is over ({state.phase})")
@@ -247,11 +243,9 @@ def _check_numbers(state: JobState, target: _Target) -> None:
 def _check_limits(ctx: Context, target: _Target, plan: Plan, fresh: dict[str, NodeResources]) -> None:
     state = ctx.state
     given = dict(target.given)
-    for move in plan.migrate:
-        node = state.nodes[move.node]
-        given[node.key.role, node.rank] = move.resources.over(
-            resource_limits.inherited(state, node.key, node.resources)
-        )
+    for node, wanted in ((state.nodes[move.node], move.resources) for move in plan.migrate):
+        inherited = resource_limits.inherited(state, node.key, node.resources)
+        given[node.key.role, node.rank] = wanted.over(inherited)
     ranks = {role: rank_targets.wanted(state, role) for role in state.targets} | target.ranks
     for role, wanted in fresh.items():
         for rank in ranks[role]:

@@ -1,1 +1,1 @@
-"""Rounds of agreed membership, which nodes hold the training state, and which node replicates whose checkpoints."""
+"""Forms and ends rounds, and knows which nodes have the training state and which node keeps whose replicas."""

@@ -35,7 +35,7 @@ def with_max(config: RendezvousConfig, max_nodes: int) -> RendezvousConfig:
 
 
 def raise_max(rdzv: Rendezvous, wanted: int) -> None:
-    """Make room for more nodes than the agents were started for."""
+    """Allow rounds of `wanted` nodes, even if the agents were started for fewer."""
     if rdzv.config is not None and rdzv.config.max_nodes < wanted:
         rdzv.config = with_max(rdzv.config, wanted)
 
@@ -46,7 +46,10 @@ def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
-    """Close the round if no other node can come, or set the alarm that closes it."""
+    """Close the round that forms if no other node can come, or set the alarm that closes it.
+
+    `newcomer` says that a node has just joined; only then is the alarm set.
+    """
     forming, config, index = rdzv.forming, rdzv.config, ctx.index
     if forming is None or config is None or succeed_if_finished(ctx, rdzv):
         return
@@ -84,9 +87,11 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
         completion.fail(ctx, Reason.RENDEZVOUS_TIMEOUT, f"no node came within {_join_timeout(ctx, rdzv):g} s")
         return
     if _awaits_complete_members(ctx, rdzv):
-        late = ", ".join(sorted(map(str, ctx.index.waiting))) or "nobody"
+        late = ", ".join(sorted(map(str, ctx.index.waiting)))
         busy = ", ".join(sorted(str(key) for key in rdzv.previous.unfinished if state.nodes[key].alive))
-        ctx.note("RoundAwaited", f"{busy} took the last step and did not end; {late} came later and waits for that")
+        verb = "waits" if len(ctx.index.waiting) == 1 else "wait"
+        also = f"; {late} came later and {verb} for that" if late else ""
+        ctx.note("RoundAwaited", f"{busy} took the last step and did not end{also}")
         start_join_timer(ctx, rdzv)
         return
     if close_if_possible(ctx, rdzv):  # enough nodes came at the last moment and waited for more
@@ -102,7 +107,7 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the job if the last round took its last step and no living member could still report it."""
+    """Let the job succeed if the previous round took its last step and no member of it still runs. False if not."""
     previous = rdzv.previous
     if not previous.done or any(ctx.state.nodes[key].alive for key in previous.unfinished):
         return False
@@ -122,9 +127,9 @@ def _size(ctx: Context, rdzv: Rendezvous) -> int:
 
 
 def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
-    """Whether members that took the last step still live, and no waiting node has their state.
+    """True if members that took the last step still live, and no waiting node has their state.
 
-    A round of newcomers alone would train all over again. It forms only if those members are lost before they end.
+    A round of newcomers alone would train from the start. It forms only if those members are lost before they end.
     """
     previous, waiting = rdzv.previous, ctx.index.waiting
     if previous.end is not RoundEnd.COMPLETE:

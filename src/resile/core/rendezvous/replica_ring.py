@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def ring(hosts: Sequence[str]) -> list[int]:
-    """For every node of a round, the node that keeps its copies, on another machine if possible.
+    """For every node of a round, by its host, the number of the node that keeps its copies.
 
-    Each node keeps the copies of one other. The ring goes through the first node of every machine, then through the
-    second of every machine, and so on, so neighbours share a machine only where one has more nodes than the others.
+    Each node keeps the copies of one other node. The ring goes through the first node of every machine, then through
+    the second of every machine, and so on. So two neighbours share a machine only if it has more nodes than the others.
     """
     seen: dict[str, int] = {}
     turns = []

@@ -1,7 +1,4 @@
-"""Events of a rendezvous, whether a round forms or runs: joining, finishing, failing.
-
-`forming` and `running` hold what belongs to only one of the two.
-"""
+"""Handles nodes that join, finish and fail. `forming` and `running` handle what only happens while a round does so."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from resile.protocol.master_to_agent import RoundOver
 
 
 def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
-    """A node's processes are down, or rest, and it waits for a round newer than `after`."""
+    """Let a node wait for a round that is newer than `join.after`, and form or grow the round if that is possible."""
     agent = node.agent
     if agent is None or not node.alive:
         return
@@ -45,7 +42,7 @@ def on_straggler_wait_over(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> None:
-    """All members of a round have taken the last step, so no newcomer may do their work again."""
+    """Note that all members of a round have taken the last step, so that no newcomer does their work again."""
     current, previous = rdzv.running, rdzv.previous
     if current is not None and report.round == current.round and node.key in current.assignments:
         current.complete = True
@@ -54,11 +51,10 @@ def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> N
 
 
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
-    """A member's processes ended well; the job ends when all members' have. Returns whether it was news.
+    """Note that a member's processes ended well; the job ends when those of all members have. False if it is no member.
 
-    Elastic processes end well once all of their round have taken the last step, when no other node is needed. That
-    holds even if the round was ended in that very moment, for example to let in a newcomer, which would find no node
-    with the state. It does not hold if a script failed there.
+    Elastic processes end well after all members of their round have taken the last step. That counts even if the round
+    ended in the same moment, for example to let in a newcomer. It does not count if a script of that round failed.
     """
     current, previous = rdzv.running, rdzv.previous
     if node.agent is None:
@@ -84,10 +80,10 @@ def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFin
 
 
 def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
-    """A script failed after its round was over: members that had ended well there join again.
+    """Let members of the previous round that had ended well join again: the script of this member failed after it.
 
-    All members had taken the last step then, so a node that is merely lost is not needed any more. But a script that
-    fails in its last lines, for example in an evaluation, has failed and is tried again like any other.
+    All members had taken the last step, so a node that is merely lost is not needed any more. But a script that fails
+    in its last lines, for example in an evaluation, is tried again like any other.
     """
     if node.key in rdzv.previous.unfinished:
         rdzv.previous.end = RoundEnd.FAILED
@@ -95,7 +91,7 @@ def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
 
 
 def rename_member(rdzv: Rendezvous, old: NodeKey, new: NodeKey) -> None:
-    """A node that counted as lost is back under a new key, and its processes may still finish the previous round."""
+    """Give a member of the previous round a new key: it counted as lost, came back, and may still finish that round."""
     members = rdzv.previous.members
     if old in members:
         members.remove(old)

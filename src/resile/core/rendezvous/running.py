@@ -1,8 +1,8 @@
 """A round that runs, and what ends it.
 
-A round ends the moment a member is lost or enough newcomers wait, and every member is told at once. But a newcomer, be
-it a node or a replaced process, does not end a round of elastic processes that is still meeting or passing the state
-on. Otherwise so many could come that no step is ever taken.
+A round ends the moment a member is lost or enough newcomers wait, and every member is told at once. But a newcomer (a
+node or a replaced process) does not end a round of elastic processes that still meet or pass the state on. Otherwise a
+stream of newcomers could keep the job from ever taking a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from resile.protocol.master_to_agent import RoundOver
 
 
 def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: WorkersChanged) -> None:
-    """A member can start more or fewer processes than it has in the round: the next round will fit it.
+    """Note that a member can start more or fewer processes than it has in the round, so that the next round fits.
 
     A member that has no process left ends the round at once.
     """
@@ -42,7 +42,7 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
 
 
 def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
-    """A process that was not in the round failed, so its node may have no more left than the round uses."""
+    """Note that a process outside the round failed, and that its node has `left` processes."""
     running = rdzv.running
     if running is not None and node.key in running.changed:
         if left > running.assignments[node.key].nproc:
@@ -52,7 +52,7 @@ def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
 
 
 def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
-    """The journal knows of a step in this round, so newcomers that waited for it may come in."""
+    """Let in the newcomers that waited for the first step of this round, which the journal has now."""
     running = rdzv.running
     if running is not None and running.round == number and not running.stepped:
         running.stepped = True
@@ -60,9 +60,9 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 
 
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the running round if a larger one is possible. Returns whether it ends now or in a moment.
+    """End the running round if a larger one is possible, and return True if it ends now or in a moment.
 
-    Elastic processes take a step first. Since some scripts report none, they get `straggler_wait` to take it.
+    Elastic processes take a step first. Some scripts report no step, so the round ends after `straggler_wait` anyway.
     """
     running = rdzv.running
     if running is None or running.is_ending:  # a newcomer would do the finished work again
@@ -79,14 +79,10 @@ def grow(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def stop(ctx: Context, rdzv: Rendezvous, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
-    """End the running round, if one runs, and tell every living member to join again.
+    """End the running round, if one runs, and tell every living member to join again; `because` is half a sentence.
 
-    Args:
-        ctx: of the event.
-        rdzv: the rendezvous.
-        because: half a sentence.
-        culprit: the node that was lost, or that lost a process.
-        failed: the culprit's script failed, so members that finished must do their work again.
+    `culprit` is the node that was lost or that lost a process, None if no node was. With `failed` the script of the
+    culprit failed, so members that finished must do their work again.
     """
     state, running = ctx.state, rdzv.running
     if running is None:
@@ -112,7 +108,7 @@ def stop(ctx: Context, rdzv: Rendezvous, because: str, culprit: NodeKey | None, 
 
 
 def _reason_to_grow(ctx: Context, rdzv: Rendezvous, running: RoundRunning) -> str:
-    """What would make the next round larger than this one, as half a sentence; empty if nothing would."""
+    """Why the next round would be larger than this one, as half a sentence; empty if it would not."""
     config, waiting, size = rdzv.config, ctx.index.waiting, len(running.assignments)
     if config is not None and waiting and forming.fit(size + len(waiting), config) > size:
         return f"{min(waiting)} is ready to join"

@@ -1,7 +1,7 @@
-"""One rendezvous as a value: its rules, the round that forms or runs, and what is known of the previous one.
+"""One rendezvous as a value: its rules, the round that forms or runs, and the end of the previous round.
 
-A job has one for its training. Every function of this package takes the rendezvous that it acts on, so a job could hold
-others for nodes that meet for another purpose.
+A job has one rendezvous, for its training. Every function of this package takes the rendezvous that it acts on, so a
+job could have others, for nodes that meet for another purpose.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class RoundForming(msgspec.Struct, kw_only=True, tag=True):
 
     since: float
     first: bool = False
-    """No round ever ran."""
+    """True until a round has run."""
     lost: bool = False
-    """A node or process was lost, so this is a recovery."""
+    """True if a node or process was lost, so this is a recovery."""
 
 
 class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
@@ -34,13 +34,13 @@ class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
     changed: dict[NodeKey, int] = {}
     """Members that can start more or fewer processes than they have in this round, and how many."""
     stepped: bool = False
-    """The journal knows of a step in it, so its members have met and agreed on their state."""
+    """True once the journal has a step of this round, so its members have met and agreed on their state."""
     complete: bool = False
-    """Its members have taken the last step. They end, or meet again in another loop of the script."""
+    """True once its members have taken the last step. They end, or meet again in another loop of the script."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether some members have finished, or all have taken the last step."""
+        """True if some members have finished, or all have taken the last step."""
         return bool(self.done) or self.complete
 
 
@@ -48,9 +48,9 @@ class RoundEnd(enum.StrEnum):
     """How far the members of a round had come when it ended."""
 
     INTERRUPTED = "interrupted"
-    """They have steps left to take."""
+    """The members have steps left to take."""
     COMPLETE = "complete"
-    """They had taken the last step, and no script has failed since."""
+    """The members had taken the last step, and no script has failed since."""
     FAILED = "failed"
     """A script failed. Members that had ended well join again."""
 
@@ -77,7 +77,7 @@ class RoundFailures(msgspec.Struct, kw_only=True):
 
     @property
     def first(self) -> tuple[NodeKey, WorkerFailure] | None:
-        """The failure that happened first; the others follow from it."""
+        """The earliest failure, which probably caused the others; None if there is none."""
         return min(self.failures, key=lambda pair: pair[1].at, default=None)
 
 
@@ -103,12 +103,12 @@ class Rendezvous(msgspec.Struct, kw_only=True):
         return self.running is not None and key in self.running.assignments
 
     def needs(self, key: NodeKey) -> bool:
-        """Whether losing this node ends the running round: it is a member and has not finished."""
+        """True if the loss of this node ends the running round: it is a member and has not finished."""
         running = self.running
         return running is not None and key in running.assignments and key not in running.done
 
     def has_taken_last_step(self, key: NodeKey) -> bool:
-        """Whether a node's processes have nothing left to train and have not ended, so no node can replace it."""
+        """True if a node's processes have taken their last step and have not ended, so no node can replace it."""
         if self.running is not None:
             return key in self.running.assignments and self.running.is_ending
         return self.previous.end is RoundEnd.COMPLETE and key in self.previous.unfinished

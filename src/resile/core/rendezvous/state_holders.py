@@ -1,9 +1,9 @@
-"""Which nodes have the state of a training, and whether a stuck process may be the last that has it.
+"""Which nodes have the training state, and whether a stuck process may be the last one that has it.
 
 Elastic processes of one round have the same state, but for a step. An agent whose process stays in a round that is over
 cannot know whether that process is the last one with the state, so it asks the master. The master answers as soon as a
-connected node has joined with the state of that round or of a newer one. Until that is certain the agent waits for the
-process, which costs time but no state.
+connected node has joined with the state of that round or of a newer one. Until then the agent waits for the process,
+which costs time but no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resile.protocol.master_to_agent import StateHeld
 
 
 def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
-    """A node has a process that does not leave its round, so no round waits for the node any more."""
+    """Note that a process of this node does not leave its round. No round waits for the node any more."""
     agent = node.agent
     if agent is None or not node.alive or isinstance(agent.phase, Waiting):
         return
@@ -28,7 +28,7 @@ def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
 
 
 def answer_stuck(ctx: Context) -> None:
-    """Tell the agents with a stuck process that another node has the state, where that is so."""
+    """Tell each agent with a stuck process if another node has the state."""
     for key in sorted(ctx.index.stuck):
         node = ctx.state.nodes[key]
         assert node.agent is not None
