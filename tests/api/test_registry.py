@@ -21,8 +21,8 @@ from resile.client.cluster.job_view import job_view
 from resile.client.errors import NotUsableError
 from resile.core import events as ev
 from resile.deploy import kustomize
+from resile.kube.manifests import read_job
 from resile.master.kubernetes.job_status import status_of
-from resile.operator.cached_objects import read_job
 from resile.operator.jobs.decisions import ObservedJob, Provision, SetStatus, StartMaster, decide
 from resile.operator.jobs.master_objects import owner
 from resile.operator.jobs.master_pod import master_pod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from resile.api.job import JobSpec
-from resile.operator.cached_objects import read_job
+from resile.kube.manifests import read_job
 from tests.support.kinds import ELASTIC_JOB
 
 UID = "11111111-2222-3333-4444-555555555555"

@@ -7,8 +7,8 @@ import pytest
 
 from resile.api.job_phase import JobPhase
 from resile.api.manifests.errors import BadManifest
+from resile.kube.manifests import read_job
 from resile.operator import settings
-from resile.operator.cached_objects import read_job
 from resile.operator.jobs.decisions import (
     Action,
     Decision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from resile.kube.errors import CONFLICT, GONE, INVALID, NOT_FOUND, Failure, KubeError
@@ -88,6 +88,7 @@ class FakeKube(Objects):
     """For the event loop."""
 
     namespace = "red"
+    field_manager = "resile-test"
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class FakeKube(Objects):
 
     async def watch(
         self, kind: Kind, namespace: str, version: str, *, labels: object = None, fields: object = None
-    ) -> AsyncIterator[tuple[str, Object]]:
+    ) -> AsyncGenerator[tuple[str, Object], None]:
         await self._answer("watch")
         queue: asyncio.Queue[tuple[str, Object] | None] = asyncio.Queue()
         self._watchers.append(queue)

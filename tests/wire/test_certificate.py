@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 from resile.api.kinds.elasticjob.names import MAX_JOB_NAME
 from resile.common.certificates import LIFE, Pair
-from resile.operator.jobs.certificate import new_pair
+from resile.operator.jobs.master_objects import new_pair
 from resile.wire.handshake import HandshakeRefused
 from resile.wire.tls import client_context, server_context
 from tests.wire.peers import Serve

@@ -1,15 +1,15 @@
-"""The API server: plain dictionaries in and out, a deadline on every call, `KubeError` for whatever goes wrong.
+"""Calls the API server: plain dictionaries in and out, a deadline on every call, `KubeError` for whatever goes wrong.
 
-lightkube reads the configuration and signs the requests in; the requests themselves are written here. Its own client
-turns objects into models, opens watches again by itself, without a pause, and leaves any error of a garbled answer to
-its caller. What a call may rely on: the answer is an object of the shape that the API server promises, or `KubeError`.
+lightkube reads the configuration and signs the requests in; the requests themselves are written here. lightkube's own
+client turns objects into models, reopens watches without a pause, and leaves the errors of a garbled answer to its
+caller. Here a call returns an object of the shape that the API server promises, or raises `KubeError`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, Self, cast
 
 import httpx2
@@ -20,7 +20,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 
 from resile.kube import intervals
-from resile.kube.config import NoCluster, from_environment
+from resile.kube.config import from_environment, unusable_config
 from resile.kube.errors import CONFLICT, KubeError, garbled, refused, refused_with, unreachable
 from resile.kube.kinds import PODS, Kind, Object
 
@@ -48,45 +48,33 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """A connection to one API server, for the event loop."""
+    """A connection to one API server, for the event loop. Every method raises `KubeError` if its call fails."""
 
     def __init__(self, config: SingleConfig, field_manager: str) -> None:
-        """Connects with the first call.
-
-        Args:
-            config: where the cluster is.
-            field_manager: under which name the API server records what is written.
+        """Prepare the connection, which the first call opens. The API server records writes under `field_manager`.
 
         Raises:
             NoCluster: a certificate or a key that the configuration names cannot be used.
         """
         self.namespace = config.namespace
-        """The namespace that the configuration names."""
         self.context, self.server = config.context_name, config.cluster.server
-        self._requests = _Requests(field_manager)
+        self.field_manager = field_manager
+        self._params = {"fieldManager": field_manager}
         with _usable_config():
             self._http = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(intervals.SILENCE)))
 
     @classmethod
     def from_environment(cls, field_manager: str) -> Self:
-        """The cluster of this pod, else that of KUBECONFIG or ~/.kube/config.
-
-        Raises:
-            NoCluster: there is none of them, or it cannot be used.
-        """
+        """A client of this pod's cluster, else of the cluster of KUBECONFIG or ~/.kube/config; `NoCluster` if none."""
         return cls(from_environment(), field_manager)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def list(
         self, kind: Kind, namespace: str, *, labels: Selector | None = None, fields: Selector | None = None
     ) -> tuple[list[Object], str]:
-        """All objects of a kind, and the version of that list, from which to watch.
-
-        In one piece: a list in chunks may expire in between.
-        """
+        """All objects of a kind, and the version from which to watch. In one answer: a list in parts may expire."""
         answer = await self._call(_Request("GET", kind.path(namespace), _selected(labels, fields)))
         with _sound_answer():
             version = answer["metadata"]["resourceVersion"]
@@ -102,10 +90,10 @@ class Client:
         *,
         labels: Selector | None = None,
         fields: Selector | None = None,
-    ) -> AsyncIterator[tuple[str, Object]]:
-        """Changes after `version` as (`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, object), for `settings.WATCH`.
+    ) -> AsyncGenerator[tuple[str, Object], None]:
+        """Yield the changes after `version` as (`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, object).
 
-        Ends when the API server ends it. A bookmark holds a version and no change.
+        The API server ends the watch after `intervals.WATCH`. A bookmark holds a version and no change.
         """
         params = {
             **_selected(labels, fields),
@@ -119,7 +107,7 @@ class Client:
             yield _change(line)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """An object, or None if there is none."""
+        """The object of this name, or None."""
         try:
             return _sound_object(await self._call(_Request("GET", kind.path(namespace, name))))
         except KubeError as error:
@@ -128,14 +116,15 @@ class Client:
             raise
 
     async def get_same(self, kind: Kind, namespace: str, name: str, uid: str) -> Object | None:
-        """The object of this name if it has this uid; None if it is gone, though another may have its name by now."""
+        """The object of this name if it has this uid; None if it is gone, even if another one has its name now."""
         found = await self.get(kind, namespace, name)
         return found if found is not None and found["metadata"].get("uid") == uid else None
 
     async def create(self, kind: Kind, item: Object) -> Object | None:
-        """Make an object in the namespace of its metadata; None if one of this name exists."""
+        """Make an object in the namespace of its metadata; None if an object of this name exists."""
+        path = kind.path(item["metadata"]["namespace"])
         try:
-            return _sound_object(await self._call(self._requests.create(kind, item)))
+            return _sound_object(await self._call(_Request("POST", path, self._params, _typed(kind, item))))
         except KubeError as error:
             if error.code == CONFLICT and error.reason == "AlreadyExists":
                 return None
@@ -143,15 +132,17 @@ class Client:
 
     async def replace(self, kind: Kind, item: Object) -> Object:
         """Write a whole object; refused with a conflict unless its version is the present one."""
-        return _sound_object(await self._call(self._requests.replace(kind, item)))
+        return _sound_object(await self._call(_Request("PUT", _path(kind, item), self._params, _typed(kind, item))))
 
     async def apply(self, kind: Kind, item: Object) -> Object:
-        """Server-side apply: the fields of `item` are set, whichever field manager had them; others are left alone."""
-        return _sound_object(await self._call(self._requests.apply(kind, item)))
+        """Set the fields of `item`, even those of other field managers, and leave all others (server-side apply)."""
+        params = {**self._params, "force": "true"}
+        return _sound_object(await self._call(_Request("PATCH", _path(kind, item), params, _typed(kind, item), _APPLY)))
 
     async def patch(self, kind: Kind, namespace: str, name: str, patch: Object, subresource: str = "") -> Object:
-        """Merge into an object or a subresource; refused with a conflict unless a version in `patch` is the present."""
-        return _sound_object(await self._call(self._requests.merge(kind, namespace, name, patch, subresource)))
+        """Merge into an object or a subresource; refused with a conflict if `patch` holds another version."""
+        path = kind.path(namespace, name, subresource)
+        return _sound_object(await self._call(_Request("PATCH", path, self._params, patch, _MERGE)))
 
     async def patch_status(self, kind: Kind, namespace: str, name: str, version: str, status: Object) -> Object:
         """Merge into the status; refused with a conflict unless `version` is the present one."""
@@ -159,11 +150,16 @@ class Client:
         return await self.patch(kind, namespace, name, patch, "status")
 
     async def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> Object:
-        """Replace the status of the object with this uid, whatever its version; another one of its name is `INVALID`.
+        """Replace the status of the object with this uid, whatever its version; `INVALID` if it has another uid.
 
-        By a JSON patch: in a merge patch of a custom resource's status, the API server passes over a wrong uid.
+        This is a JSON patch, since the API server ignores a wrong uid in a merge patch of a custom resource's status.
         """
-        return _sound_object(await self._call(self._requests.replace_status(kind, namespace, name, uid, status)))
+        operations = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        path = kind.path(namespace, name, "status")
+        return _sound_object(await self._call(_Request("PATCH", path, self._params, operations, _JSON)))
 
     async def delete(self, kind: Kind, namespace: str, name: str, grace: int | None = None) -> bool:
         """Ask for an object to be removed; False if there is none."""
@@ -177,9 +173,9 @@ class Client:
         return True
 
     async def log(self, namespace: str, pod: str, *, follow: bool = False, **options: object) -> AsyncIterator[str]:
-        """The lines that a pod wrote, without their ends; with `follow`, those to come as well, however long it takes.
+        """Yield the lines that a pod wrote, without line ends; with `follow`, also those to come.
 
-        `options` are the API server's (`container`, `tailLines`, `sinceSeconds`, `timestamps`); None is left out.
+        `options` are the API server's (`container`, `tailLines`, `sinceSeconds`, `timestamps`), unless they are None.
         """
         given = {"follow": follow or None, **options}
         params = {key: _written(value) for key, value in given.items() if value is not None}
@@ -207,16 +203,14 @@ class Client:
 
 
 class BlockingClient:
-    """The few calls of a thread that may wait."""
+    """The few calls of a thread that may wait. The methods are those of `Client`."""
 
     def __init__(self, config: SingleConfig, field_manager: str) -> None:
-        """Connects with the first call. Raises `NoCluster` as `Client` does."""
-        self._requests = _Requests(field_manager)
+        self._params = {"fieldManager": field_manager}
         with _usable_config():
             self._http = SyncClient(config, ConnectionParams(timeout=httpx2.Timeout(intervals.SILENCE)))
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """An object, or None if there is none."""
         try:
             return _sound_object(self._call(_Request("GET", kind.path(namespace, name))))
         except KubeError as error:
@@ -225,43 +219,16 @@ class BlockingClient:
             raise
 
     def patch(self, kind: Kind, namespace: str, name: str, patch: Object) -> Object:
-        """Merge into an object; refused with a conflict unless a version in `patch` is the present one."""
-        return _sound_object(self._call(self._requests.merge(kind, namespace, name, patch)))
+        request = _Request("PATCH", kind.path(namespace, name), self._params, patch, _MERGE)
+        return _sound_object(self._call(request))
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def _call(self, request: _Request) -> Any:
         with _one_kind_of_error():
             response = self._http.send(request.to(self._http))
         return _answer(response.status_code, response.content)
-
-
-class _Requests:
-    """Builds the requests that write something."""
-
-    def __init__(self, field_manager: str) -> None:
-        self._params = {"fieldManager": field_manager}
-
-    def create(self, kind: Kind, item: Object) -> _Request:
-        return _Request("POST", kind.path(item["metadata"]["namespace"]), self._params, _typed(kind, item))
-
-    def replace(self, kind: Kind, item: Object) -> _Request:
-        return _Request("PUT", _path(kind, item), self._params, _typed(kind, item))
-
-    def apply(self, kind: Kind, item: Object) -> _Request:
-        return _Request("PATCH", _path(kind, item), {**self._params, "force": "true"}, _typed(kind, item), _APPLY)
-
-    def merge(self, kind: Kind, namespace: str, name: str, patch: Object, subresource: str = "") -> _Request:
-        return _Request("PATCH", kind.path(namespace, name, subresource), self._params, patch, _MERGE)
-
-    def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> _Request:
-        operations: Sequence[Object] = [
-            {"op": "test", "path": "/metadata/uid", "value": uid},
-            {"op": "add", "path": "/status", "value": status},
-        ]
-        return _Request("PATCH", kind.path(namespace, name, "status"), self._params, operations, _JSON)
 
 
 def _path(kind: Kind, item: Object) -> str:
@@ -337,5 +304,4 @@ def _usable_config() -> Iterator[None]:
     try:
         yield
     except (ConfigError, OSError, ValueError, AssertionError) as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        raise NoCluster(f"the cluster's configuration cannot be used: {words}") from error
+        raise unusable_config(error) from error

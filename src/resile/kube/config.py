@@ -1,6 +1,6 @@
-"""Where the cluster is: kubeconfig files, or the ServiceAccount of the pod that this process runs in.
+"""Finds the cluster: in kubeconfig files, or by the ServiceAccount of the pod that this process runs in.
 
-Finding out whether a cluster is configured costs a look at the file system; lightkube is imported only to read it.
+Whether a cluster is configured is seen in the file system; lightkube is imported only to read the configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USUAL_CONFIG = Path("~/.kube/config")
 
 
 class NoCluster(Exception):
-    """Nothing says where a cluster is, or what says so cannot be used; the text is one sentence."""
+    """No cluster is configured, or its configuration cannot be used; the text is one sentence."""
 
 
 class NoSuchContext(NoCluster):
@@ -30,7 +30,7 @@ class NoSuchContext(NoCluster):
 
 
 def config_files(kubeconfig: str = "") -> list[Path]:
-    """The files that say where the cluster is: the one given, else those of KUBECONFIG, else kubectl's usual one."""
+    """The kubeconfig files: `kubeconfig` if given, else those of KUBECONFIG, else kubectl's usual one."""
     if kubeconfig:
         return [Path(kubeconfig).expanduser()]
     named = [Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
@@ -38,25 +38,17 @@ def config_files(kubeconfig: str = "") -> list[Path]:
 
 
 def in_a_pod() -> bool:
-    """Whether this process runs in a pod that may speak to its cluster."""
+    """True if this process runs in a pod that may call its cluster's API server."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").is_file()
 
 
 def from_environment() -> SingleConfig:
-    """The cluster of this pod, else that of the kubeconfig files.
-
-    Raises:
-        NoCluster: there is neither, or it cannot be used.
-    """
+    """The configuration of this pod's cluster, else that of the kubeconfig files; `NoCluster` if there is neither."""
     return from_pod() if in_a_pod() else from_files(config_files())
 
 
 def from_pod() -> SingleConfig:
-    """The cluster of this pod.
-
-    Raises:
-        NoCluster: its ServiceAccount cannot be read.
-    """
+    """The configuration of this pod's cluster; `NoCluster` if the ServiceAccount cannot be read."""
     from lightkube.config.kubeconfig import KubeConfig
     from lightkube.core.exceptions import ConfigError
 
@@ -67,11 +59,7 @@ def from_pod() -> SingleConfig:
 
 
 def from_files(paths: Sequence[Path], context: str = "") -> SingleConfig:
-    """The cluster of a context in kubeconfig files, the current one unless it is named.
-
-    Raises:
-        NoCluster: no such file or context is there, or it cannot be used.
-    """
+    """The configuration of a context, the current one unless given; `NoCluster` if it is not there or not usable."""
     from lightkube.core.exceptions import ConfigError
 
     there = [path for path in paths if path.is_file()]
@@ -83,12 +71,16 @@ def from_files(paths: Sequence[Path], context: str = "") -> SingleConfig:
     try:
         return cast("SingleConfig", merged.get(context or None))
     except (ConfigError, KeyError) as error:
-        words = " ".join(str(error).split())
-        raise NoCluster(f"the cluster's configuration cannot be used: {words}") from error
+        raise unusable_config(error) from error
+
+
+def unusable_config(error: Exception) -> NoCluster:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return NoCluster(f"the cluster's configuration cannot be used: {words}")
 
 
 def _merged(paths: Sequence[Path]) -> KubeConfig:
-    """Several files as one; the first that names a thing counts, as for kubectl."""
+    """The files merged as by kubectl: the first file that names a cluster, context or user counts."""
     merged = _read(paths[0])
     for path in paths[1:]:
         other = _read(path)
@@ -109,5 +101,4 @@ def _read(path: Path) -> KubeConfig:
     except (KeyError, TypeError, AttributeError) as error:  # lightkube reads the file as if it were well formed
         raise NoCluster(f"{path} is no kubeconfig file: its clusters, contexts or users are malformed") from error
     except (ConfigError, OSError, ValueError, yaml.YAMLError) as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        raise NoCluster(f"the cluster's configuration cannot be used: {words}") from error
+        raise unusable_config(error) from error

@@ -20,7 +20,7 @@ class Failure(enum.Enum):
     UNREACHABLE = "unreachable"
     """There was no answer."""
     GARBLED = "garbled"
-    """The answer is not an API server's: a proxy's, or that of a server that is starting up."""
+    """The answer is not one of an API server: a proxy gave it, or a server that is starting up."""
 
 
 class KubeError(Exception):
@@ -38,35 +38,33 @@ class KubeError(Exception):
     ) -> None:
         super().__init__(message)
         self.detail = detail or message
-        """The cause alone, for a caller that writes the sentence itself."""
+        """The cause alone, for a caller that writes its own sentence."""
         self.failure = failure
         self.code = code
         """The HTTP status; 0 without a usable answer."""
         self.reason = reason
-        """The API server's word for it, such as `AlreadyExists`."""
+        """The API server's name of the error, such as `AlreadyExists`."""
         self.about = about
-        """The name of the object that the refusal is about, where it is about one."""
+        """The name of the object that the error is about; empty if it is about none."""
 
     @property
     def is_absent(self) -> bool:
-        """Whether this very object is not there. Of a kind that a starting server does not know, it names no object."""
+        """True if the object does not exist; False if a starting API server does not know its kind yet."""
         return self.code == NOT_FOUND and bool(self.about)
 
 
 def unreachable(error: BaseException) -> KubeError:
-    """The error of a call that got no answer."""
     name, said = type(error).__name__, one_line(str(error))
     words = f"{name}: {said}" if said else name
     return KubeError(f"the API server cannot be reached ({words})", failure=Failure.UNREACHABLE, detail=said or name)
 
 
 def garbled(what: str) -> KubeError:
-    """The error of a call whose answer makes no sense."""
     return KubeError(f"the API server's answer makes no sense ({one_line(what)})", failure=Failure.GARBLED)
 
 
 def refused(code: int, body: bytes) -> KubeError:
-    """The error that an answer with an HTTP status of 300 or more stands for."""
+    """The error for an answer with an HTTP status of 300 or more."""
     try:
         said: Any = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -75,7 +73,7 @@ def refused(code: int, body: bytes) -> KubeError:
 
 
 def refused_with(status: dict[str, Any], code: int = 0) -> KubeError:
-    """The error that a Kubernetes `Status` stands for."""
+    """The error for a Kubernetes `Status`."""
     details = status.get("details")
     about = details.get("name") if isinstance(details, dict) else ""
     number = status.get("code")

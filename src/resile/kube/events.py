@@ -1,11 +1,19 @@
-"""Events: what `kubectl describe` and `kubectl get events` tell of an object."""
+"""Events: what `kubectl describe` and `kubectl get events` show of an object."""
 
 from __future__ import annotations
 
+import logging
 import secrets
+from typing import TYPE_CHECKING
 
 from resile.api.timestamps import stamp
-from resile.kube.kinds import Kind, Object
+from resile.kube.errors import KubeError
+from resile.kube.kinds import EVENTS, Kind, Object
+
+if TYPE_CHECKING:
+    from resile.kube.client import Client
+
+log = logging.getLogger("resile.kube")
 
 LONGEST_MESSAGE = 1024
 """Kubernetes refuses longer ones."""
@@ -16,7 +24,8 @@ def new_event_name(about: str) -> str:
     return f"{about}.{secrets.token_hex(8)}"
 
 
-def event(
+async def emit(
+    client: Client,
     kind: Kind,
     metadata: Object,
     reason: str,
@@ -24,26 +33,27 @@ def event(
     *,
     warning: bool,
     now: float,
-    component: str,
     name: str = "",
-) -> Object:
-    """An Event about one object, which `kind` and `metadata` (`name`, `namespace`, `uid`) identify.
+) -> None:
+    """Write an Event about the object that `kind` and `metadata` identify. If that fails, only log it.
 
-    A caller that may have to write it twice gives it a `name`: the second time the API server says that it is there.
+    A caller that may have to write the same Event twice gives it a `name`, so that it is there only once.
     """
     at = stamp(now)
     involved = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
+    event: Object = {
         "metadata": {"name": name or new_event_name(metadata["name"]), "namespace": metadata["namespace"]},
         "involvedObject": {"apiVersion": kind.api_version, "kind": kind.name, **involved},
         "type": "Warning" if warning else "Normal",
         "reason": reason,
         "message": message[:LONGEST_MESSAGE],
-        "source": {"component": component},
-        "reportingComponent": component,
+        "source": {"component": client.field_manager},
+        "reportingComponent": client.field_manager,
         "firstTimestamp": at,
         "lastTimestamp": at,
         "count": 1,
     }
+    try:
+        await client.create(EVENTS, event)
+    except KubeError as error:
+        log.warning("the Event %s of %s cannot be written: %s", reason, metadata["name"], error)

@@ -1,10 +1,10 @@
 """List and watch: everything there is of a kind, then every change of it.
 
-A watch goes on from the last version that was passed on, so no change is lost; bookmarks move that version on where
+A watch goes on from the last version that was passed on, so no change is lost; bookmarks move that version on while
 nothing happens. After a version that the API server has forgotten, or an answer that makes no sense, everything is
 listed again. Pauses grow, up to a bound, while the API server does not answer, refuses, or ends watches as soon as they
-are opened. What is seen may be behind the cluster by as long as an event travels: a writer must name the version that
-it saw.
+are opened. A copy may be behind the cluster by as long as an event travels, so a writer must name the version that it
+saw.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import NamedTuple, cast
+from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ DELETED = "DELETED"
 
 
 class Key(NamedTuple):
-    """One object of a kind: two of the same name in two namespaces are two."""
+    """The namespace and name of an object of a kind."""
 
     namespace: str
     name: str
@@ -39,7 +39,6 @@ class Key(NamedTuple):
 
 
 def key_of(item: Object) -> Key:
-    """An object's key."""
     return Key(item["metadata"].get("namespace", ""), item["metadata"]["name"])
 
 
@@ -68,19 +67,16 @@ class Changed(NamedTuple):
 
 async def list_and_watch(
     client: Client, watched: Watched, *, since: str = "", patience: Seconds | None = None, relist: Seconds | None = None
-) -> AsyncIterator[Listed | Changed]:
-    """Everything there is, then every change, without end; `Listed` again wherever changes may have been missed.
+) -> AsyncGenerator[Listed | Changed, None]:
+    """Yield all objects, then every change, without end; `Listed` comes again if changes may have been missed.
 
     Args:
-        client: speaks to the API server.
+        client: of the API server.
         watched: which objects.
-        since: a version from which to watch, without the first list.
-        patience: for a caller that gives up: a first list that fails, a refusal that will last, and silence for this
-            long are raised. Without it every failure is logged, and tried again.
-        relist: list again, instead of going on, when a watch ends after this long.
-
-    Raises:
-        KubeError: with `patience` alone.
+        since: a version from which to watch, without a first list.
+        patience: raise `KubeError` if the first list fails, if the API server refuses for good, or after this much
+            silence. If None, log every failure and try again.
+        relist: list all objects again if a watch ends this long after the last list.
     """
     loop = asyncio.get_running_loop()
     version, failures, answered, listed = since, 0, loop.time() if since else 0.0, loop.time()
@@ -97,7 +93,7 @@ async def list_and_watch(
             changes = client.watch(
                 watched.kind, watched.namespace, version, labels=watched.labels, fields=watched.fields
             )
-            async with contextlib.aclosing(cast(AsyncGenerator[tuple[str, Object], None], changes)):
+            async with contextlib.aclosing(changes):
                 async for change, item in changes:
                     answered = loop.time()
                     version = item["metadata"]["resourceVersion"]
@@ -139,16 +135,10 @@ class Informer:
         patience: Seconds | None = None,
         relist: Seconds | None = None,
     ) -> None:
-        """Nothing is asked before `run`.
+        """Prepare; `run` calls the API server. `patience` and `relist` are those of `list_and_watch`.
 
-        Args:
-            client: speaks to the API server.
-            watched: which objects.
-            on_change: called with every object that was added, modified or deleted.
-            on_list: called after every list, whatever was in it.
-            trim: cuts an object down to what is kept of it.
-            patience: as of `list_and_watch`.
-            relist: as of `list_and_watch`.
+        `on_change` is called with every object that was added, modified or deleted, `on_list` after every list. `trim`
+        cuts an object down to the part that is kept.
         """
         self._news = list_and_watch(client, watched, patience=patience, relist=relist)
         self._on_change = on_change
@@ -156,26 +146,20 @@ class Informer:
         self._trim = trim
         self._objects: dict[Key, Object] = {}
         self.synced = asyncio.Event()
-        """Set from the first list on."""
+        """Set after the first list."""
 
     def get(self, key: Key) -> Object | None:
-        """The object as last seen, or None."""
         return self._objects.get(key)
 
     def all(self) -> list[Object]:
-        """Every object."""
         return list(self._objects.values())
 
     def __len__(self) -> int:
         return len(self._objects)
 
     async def run(self) -> None:
-        """Follow the cluster until cancelled.
-
-        Raises:
-            KubeError: with `patience` alone.
-        """
-        async with contextlib.aclosing(cast(AsyncGenerator[Listed | Changed, None], self._news)):
+        """Keep the copy up to date until cancelled. Raises `KubeError` only with `patience`."""
+        async with contextlib.aclosing(self._news):
             async for news in self._news:
                 match news:
                     case Listed(items=items):

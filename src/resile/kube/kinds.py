@@ -25,11 +25,11 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def api_version(self) -> str:
-        """As manifests write it: `v1`, `group/v1`."""
+        """The `apiVersion` of manifests: `v1`, `group/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """The URL's path of a collection, an object or its subresource."""
+        """The path in URLs: of all objects in a namespace, of one object, or of its subresource."""
         parts = ["apis" if self.group else "api", self.api_version]
         if namespace != ALL_NAMESPACES:
             parts += ["namespaces", namespace]
@@ -48,6 +48,6 @@ LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 
 def of(kind: base.ResourceKind) -> Kind:
-    """The kind of objects that resources of a registered kind are."""
+    """The Kubernetes kind of the resources of a registered kind."""
     definition = kind.definition
     return Kind(definition.group, definition.version, definition.kind, definition.plural)

@@ -10,7 +10,7 @@ from resile.kube.kinds import Kind, Object
 
 
 def owner_reference(kind: Kind, name: str, uid: str) -> Object:
-    """The reference of an object to the one that controls it."""
+    """The reference of an object to its owner, which controls it."""
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
@@ -22,12 +22,12 @@ def owner_reference(kind: Kind, name: str, uid: str) -> Object:
 
 
 def is_owned_by(item: Object, uid: str) -> bool:
-    """Whether an object belongs to the owner with this uid, and not to an earlier one of the same name."""
+    """True if an object belongs to the owner with this uid, and not to an earlier owner of the same name."""
     return any(reference.get("uid") == uid for reference in _references(item))
 
 
 def is_controlled(item: Object) -> bool:
-    """Whether an object has an owner with which it will be removed."""
+    """True if an object has a controlling owner, with which Kubernetes removes it."""
     return any(reference.get("controller") for reference in _references(item))
 
 

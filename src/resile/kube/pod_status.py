@@ -1,6 +1,6 @@
-"""What a pod's status says: why it cannot start, and how its containers ended.
+"""Reads the status of a pod: why the pod cannot start, and how its containers ended.
 
-Kubernetes has several places for the same news and leaves most of them empty; this is where they are read.
+Kubernetes has several fields for the same fact and leaves most of them empty.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTAINER_FAILURES = frozenset(
         "RunContainerError",
     }
 )
-"""Reasons why a container waits, where waiting alone will not help."""
+"""Reasons of a waiting container that waiting alone will not mend."""
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": "Preempted",
@@ -44,7 +44,7 @@ _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Terminated",
 }
-"""Reasons of the condition `DisruptionTarget` (Kubernetes 1.26 and newer), as older versions name the same."""
+"""From the reasons of the condition `DisruptionTarget` (Kubernetes 1.26 and newer) to the names in older versions."""
 
 _ENDED_BY_DELETION = (0, 137, 143)
 """Exit codes of a container that was told to end."""
@@ -63,7 +63,7 @@ class StartFailure(msgspec.Struct, frozen=True):
 
     obstacle: Obstacle
     message: str
-    """Kubernetes' words, on one line."""
+    """The message of Kubernetes, on one line."""
     reason: str = ""
     """Why the container waits; empty for a pod that has no machine."""
     container: str = ""
@@ -71,7 +71,7 @@ class StartFailure(msgspec.Struct, frozen=True):
 
 
 def start_failure(pod: Object) -> StartFailure | None:
-    """Why a pod that has not started cannot start; None if nothing is known to keep it from starting."""
+    """Why a pod that has not started cannot start; None if no obstacle is known."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -111,7 +111,7 @@ def init_container_end(pod: Object) -> Object | None:
 
 
 def is_ended_by_deletion(pod: Object, end: Object) -> bool:
-    """Whether a container of a deleted pod ended because of the deletion; timestamps are whole seconds."""
+    """True if a container of a deleted pod ended because of the deletion. Timestamps are in whole seconds."""
     if end.get("reason") == "OOMKilled":
         return False
     metadata = pod["metadata"]
@@ -123,7 +123,7 @@ def is_ended_by_deletion(pod: Object, end: Object) -> bool:
 
 
 def disruption(pod: Object | None) -> str:
-    """By what Kubernetes ended a pod (`Preempted`, `Evicted`, …); empty if it did not, or does not say."""
+    """Why Kubernetes ended a pod (`Preempted`, `Evicted`, …); empty if it did not, or gives no reason."""
     for condition in ((pod or {}).get("status") or {}).get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return _DISRUPTIONS.get(condition.get("reason") or "", "Evicted")
@@ -131,5 +131,4 @@ def disruption(pod: Object | None) -> str:
 
 
 def short(message: str | None) -> str:
-    """One line of bounded length."""
     return one_line(message or "", LONGEST_MESSAGE)

@@ -19,14 +19,12 @@ Answer = TypeVar("Answer")
 async def until_answered(
     trouble: str, call: Callable[[], Awaitable[Answer]], *, within: Seconds | None = None
 ) -> Answer:
-    """The answer of `call`, which is repeated with growing pauses, and `trouble` logged, while it raises `KubeError`.
+    """Repeat `call`, with growing pauses, until it raises no `KubeError`, and return its answer. Failures are logged.
 
-    Raises:
-        KubeError: there was no answer `within` that time, if one is given.
+    If `within` is given, the `KubeError` is raised after so many seconds.
     """
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    failures = 0
+    begun, pauses = loop.time(), BACKOFF.pauses()
     while True:
         try:
             return await call()
@@ -34,5 +32,4 @@ async def until_answered(
             if within is not None and loop.time() - begun > within:
                 raise
             log.warning("%s now: %s", trouble, error)
-        failures += 1
-        await asyncio.sleep(BACKOFF.after(failures))
+        await asyncio.sleep(next(pauses))

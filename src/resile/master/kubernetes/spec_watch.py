@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
-from typing import cast
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,7 +20,7 @@ from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import read_manifest
 from resile.kube.client import Client
-from resile.kube.informer import Changed, Listed, Watched, list_and_watch
+from resile.kube.informer import Listed, Watched, list_and_watch
 from resile.kube.kinds import Object, of
 from resile.master.app import Serving
 from resile.master.journal.configmap import ConfigMapJournal
@@ -91,7 +90,7 @@ class SpecWatch:
         last = await self._act(job, before)
         watched = Watched(of(self._kind), self._spec.namespace, fields={"metadata.name": self._spec.name})
         news = list_and_watch(self._client, watched, since=job["metadata"]["resourceVersion"])
-        async with contextlib.aclosing(cast(AsyncGenerator[Listed | Changed, None], news)):
+        async with contextlib.aclosing(news):
             async for one in news:
                 seen = one.items if isinstance(one, Listed) else [] if one.deleted else [one.item]
                 there = next((item for item in seen if item["metadata"]["uid"] == self._spec.uid), None)

@@ -18,8 +18,8 @@ from resile.api.kinds import registry
 from resile.core.decisions import Note
 from resile.kube.client import Client
 from resile.kube.errors import INVALID, NOT_FOUND, KubeError
-from resile.kube.events import event, new_event_name
-from resile.kube.kinds import EVENTS, Object, of
+from resile.kube.events import emit, new_event_name
+from resile.kube.kinds import Object, of
 from resile.master.app import Serving
 from resile.master.journal.sqlite import JournalGone
 from resile.master.kubernetes.job_status import difference, status_of
@@ -185,20 +185,8 @@ class StatusWriter:
 
     async def _write_event(self, name: str, at: float, note: Note) -> None:
         metadata = {"name": self._spec.name, "namespace": self._spec.namespace, "uid": self._spec.uid}
-        written = event(
-            self._kind,
-            metadata,
-            note.reason,
-            note.message,
-            warning=note.warning,
-            now=at,
-            component="resile-master",
-            name=name,
-        )
-        try:
-            await self._client.create(EVENTS, written)  # None: it arrived before
-        except KubeError as error:
-            log.warning("an Event cannot be written: %s", error)
+        reason, message, warning = note.reason, note.message, note.warning
+        await emit(self._client, self._kind, metadata, reason, message, warning=warning, now=at, name=name)
 
 
 def _only_gauges(patch: Object) -> bool:

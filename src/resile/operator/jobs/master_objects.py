@@ -1,8 +1,8 @@
-"""What a master needs around it: an identity and its rights, a Service, the job's secrets, a place for its journal.
+"""The objects that a master needs besides its pod: account, Role, Service, Secrets and the ConfigMap of its journal.
 
-All of them carry the job as their owner, so that Kubernetes removes them with the job. They have the master's name,
-except the Secrets: one that every node mounts, with the token and the certificate to trust, and one with the key of
-that certificate, which the master alone mounts.
+The job owns all of them, so Kubernetes removes them with the job. They have the master's name, except the two Secrets:
+one that every node mounts, with the token and the certificate to trust, and one with the key of that certificate, which
+only the master mounts.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Any
 from resile.api.defaults import MASTER_PORT
 from resile.api.job import JobSpec
 from resile.api.kinds import registry
+from resile.api.kinds.base import JobKind
 from resile.api.rbac import master_rules
+from resile.common.certificates import Pair, self_signed
 from resile.kube.kinds import ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object, of
 from resile.kube.owner_references import owner_reference
-from resile.operator.jobs.certificate import new_pair
 from resile.operator.jobs.master_pod import TLS_CERTIFICATE, TLS_KEY, TOKEN
 from resile.platform.kubernetes.pods import TRUSTED
 
 _RBAC = "rbac.authorization.k8s.io"
 TOKEN_BYTES = 32
 RESTORES = "resile.restores"
-"""On a Secret that was made again as it was: the uid of the first of them."""
+"""Annotation of a Secret that was made again with the same content: the uid of the first such Secret."""
 
 
 def owner(job: JobSpec) -> Object:
-    """The reference by which an object is owned by its job."""
+    """The reference of an object to the job that owns it."""
     return owner_reference(of(registry.job_kind(job.kind)), job.name, job.uid)
 
 
 def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
-    """Objects whose content follows from the job: applied again whenever a master is provisioned."""
+    """Objects whose content follows from the job, so that every provision can apply them again."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return [
@@ -44,7 +45,7 @@ def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
 
 
 def binding(job: JobSpec) -> Object:
-    """Gives the master its Role, which must exist: Kubernetes checks that the operator holds the rights in it."""
+    """The RoleBinding of the master. Its Role must exist: Kubernetes checks that the operator has the Role's rights."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return {
@@ -55,7 +56,7 @@ def binding(job: JobSpec) -> Object:
 
 
 def key_pair(job: JobSpec) -> Object:
-    """The Secret of the master alone, with a new key. It is made once and never written again."""
+    """The Secret that only the master mounts, with a new key. It is made once and never written again."""
     kind = registry.job_kind(job.kind)
     pair = new_pair(kind, job.name, job.namespace)
     data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
@@ -63,21 +64,30 @@ def key_pair(job: JobSpec) -> Object:
     return {**secret, "type": "kubernetes.io/tls", "data": data}
 
 
+def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
+    """A new key, and a self-signed certificate with all names of the master's Service; nodes ask for the first.
+
+    It is valid for longer than any job runs, so that it need not be renewed.
+    """
+    host, name = kind.master_host(job, namespace), kind.master_name(job)
+    return self_signed(name, [host, f"{host}.cluster.local", f"{name}.{namespace}", name])
+
+
 def credentials(job: JobSpec, pair: Object) -> Object:
-    """The Secret of every node: a new token, which is made once, and the certificate of the key pair."""
+    """The Secret that every node mounts: a new token, which is made once, and the certificate of the key pair."""
     token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
     secret = _object(job, "v1", "Secret", registry.job_kind(job.kind).token_secret(job.name))
     return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
 
 
 def trusting(credentials: Object, pair: Object) -> Object:
-    """What to apply to a Secret of the nodes so that it trusts the key pair; refused if it is gone in between."""
+    """The patch that puts the certificate of the key pair into the nodes' Secret; refused if that Secret is gone."""
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
 
 
 def again(new: Object, before: Object) -> Object:
-    """A Secret that was deleted, as one to make: its content, and whose content that is."""
+    """The Secret `new` with the content of `before`, which was deleted, and with its identity as an annotation."""
     return {
         **new,
         "metadata": {**new["metadata"], "annotations": {RESTORES: identity(before)}},
@@ -86,28 +96,27 @@ def again(new: Object, before: Object) -> Object:
 
 
 def identity(secret: Object) -> str:
-    """What tells the content of a Secret from that of another of its name, and gives nothing of it away."""
+    """A name for the content of a Secret that reveals nothing of it: the uid of the first Secret with that content."""
     metadata = secret["metadata"]
     return str((metadata.get("annotations") or {}).get(RESTORES) or metadata["uid"])
 
 
 def certificate(pair: Object) -> str:
-    """The certificate in the Secret of a master."""
     return str((pair.get("data") or {}).get(TLS_CERTIFICATE, ""))
 
 
 def trusted(credentials: Object) -> str:
-    """The certificate that nodes trust; empty in the Secret of a job that began before there were any."""
+    """The certificate that nodes trust; empty if the job began before resile had certificates."""
     return str((credentials.get("data") or {}).get(TRUSTED, ""))
 
 
 def journal(job: JobSpec) -> Object:
-    """The ConfigMap that the master fills; made once, and written by the master alone."""
+    """The empty ConfigMap of the journal. Only the master writes it."""
     return _object(job, "v1", "ConfigMap", registry.job_kind(job.kind).master_name(job.name))
 
 
 def service(job: JobSpec) -> Object:
-    """The address of the job's master, whichever pod it is."""
+    """The Service of the job's master."""
     kind = registry.job_kind(job.kind)
     port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
     return {

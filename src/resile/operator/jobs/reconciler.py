@@ -1,7 +1,7 @@
-"""The reconciler of jobs of one kind: gathers what exists, asks `decisions`, and does what they say, in order.
+"""The reconciler of jobs of one kind: gathers what exists, asks `decisions`, and executes their actions in order.
 
-Every action can be repeated: a name that is taken, an object that is gone and a version that is old are no errors but
-news, and lead to another reconciliation.
+Every action can be repeated. A name that is taken, an object that is gone and a version that is old are no errors: they
+lead to another reconciliation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
 from resile.kube.client import Client
 from resile.kube.errors import BAD_REQUEST, CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, KubeError
+from resile.kube.events import emit
 from resile.kube.informer import Informer, Key
 from resile.kube.kinds import PODS, Object, of
+from resile.kube.manifests import read_job
 from resile.kube.owner_references import is_owned_by
 from resile.operator import settings
-from resile.operator.cached_objects import read_job
-from resile.operator.events import emit
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.decisions import (
     Action,
@@ -55,25 +55,23 @@ REFUSED = (BAD_REQUEST, FORBIDDEN, INVALID)
 
 
 class _Memory(msgspec.Struct):
-    """What is known of one job beyond what the cluster shows; nothing that could not be lost."""
+    """What the reconciler remembers of one job. A new operator goes on without it."""
 
     uid: str
     restarts: Restarts = Restarts()
     provisioned: float | None = None
-    """When what a master needs was last made or seen to be there."""
+    """When the objects that a master needs were last made or found."""
     secrets: Secrets = {}
-    """As they were then."""
+    """The job's Secrets at that time."""
     pods_removed: bool = False
     read_from: object = None
-    """What `spec` was read from: reading costs a millisecond, and a job's status changes all the time."""
+    """The version that `spec` was read from. Reading costs a millisecond, and a job's status changes all the time."""
     spec: JobSpec | BadManifest | None = None
     usable: JobSpec | None = None
     """The newest `spec` without an error."""
 
 
 class JobReconciler:
-    """Reconciles jobs of one kind."""
-
     def __init__(
         self,
         kind: JobKind,
@@ -97,7 +95,7 @@ class JobReconciler:
         self._deletions = asyncio.Semaphore(settings.DELETIONS)
 
     async def reconcile(self, key: Key) -> Seconds | None:
-        """Do what a job needs; returns when to reconcile it again."""
+        """Execute the decisions about a job. Returns in how many seconds to reconcile it again, or None."""
         job = self._jobs.get(key)
         if job is None:
             self._memories.pop(key, None)
@@ -137,7 +135,7 @@ class JobReconciler:
         return memory.spec
 
     async def _act(self, action: Action, job: Object, spec: JobSpec, memory: _Memory) -> Object:
-        """Do one thing; returns the job as it is then."""
+        """Execute one action and return the job as it is afterwards."""
         match action:
             case SetStatus():
                 return await self._set_status(job, action)
@@ -160,7 +158,8 @@ class JobReconciler:
         return job
 
     async def _emit(self, job: Object, reason: Reason, message: str, *, warning: bool) -> None:
-        await emit(self._client, of(self._kind), job, reason, message, warning=warning, now=self._clock())
+        kind, now = of(self._kind), self._clock()
+        await emit(self._client, kind, job["metadata"], reason, message, warning=warning, now=now)
 
     async def _set_status(self, job: Object, action: SetStatus) -> Object:
         metadata = job["metadata"]
@@ -177,7 +176,7 @@ class JobReconciler:
             raise
 
     async def _compare_secrets(self, job: Object, provisioned: Provisioned) -> None:
-        """Tell which Secrets were gone. One with new content is of no use to a master that holds the old one."""
+        """Write Events about Secrets that were gone. If one has new content, remove the master, which has the old."""
         for name in provisioned.restored:
             sentence = f"the Secret {name} was gone; it was made again as it was"
             await self._emit(job, Reason.SECRET_RESTORED, sentence, warning=True)
@@ -214,7 +213,7 @@ class JobReconciler:
         await self._emit(job, reason, short(sentence), warning=bool(action.lost))
 
     async def _refused(self, job: Object, error: KubeError) -> None:
-        """Tell why the API server takes no master's pod: a quota, a policy, a template that makes no sense."""
+        """Write why the API server refuses a master's pod: a quota, a policy, a template that makes no sense."""
         message = short(f"the master's pod cannot be created: {error}")
         if self._kind.report_of(job).message != message:
             job = await self._set_status(job, SetStatus(_waiting(job), Reason.MASTER_CANNOT_START, message))
@@ -257,6 +256,6 @@ class JobReconciler:
 
 
 def _waiting(job: Object) -> JobPhase | None:
-    """The phase of a job whose master cannot start: pending, unless it was further already."""
+    """The phase to write for a job whose master cannot start: Pending, or None if the job was further already."""
     phase = phase_of(job)
     return JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None

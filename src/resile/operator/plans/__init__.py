@@ -1,1 +1,1 @@
-"""Reconciles plans that no master will take up."""
+"""Reconciles plans: refuses those that no master will execute."""

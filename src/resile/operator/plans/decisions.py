@@ -1,4 +1,4 @@
-"""Plans that no master will ever take up: their status says why. All others belong to the master of their job."""
+"""Refuses plans that no master will ever execute, with a reason. All other plans belong to the master of their job."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ import msgspec
 from resile.api.ids import Seconds
 from resile.api.kinds.base import PlanKind, Resource
 from resile.api.manifests.errors import BadManifest, listed
-from resile.api.manifests.reader import read_manifest
 from resile.api.timestamps import moment
 from resile.kube.kinds import Object
+from resile.kube.manifests import read_object
 from resile.operator import settings
-from resile.operator.cached_objects import plain
 from resile.operator.jobs.master_status import short
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Fail a plan."""
+    """Set the status of a plan to failed."""
 
     reason: str
     message: str
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Reconcile again: its job may be on the way."""
+    """Reconcile the plan again after `delay`: its job may be made by then."""
 
     delay: Seconds
 
 
 def decide_plan(kind: PlanKind, plan: Object, job: Object | None, now: float) -> Refuse | Wait | None:
-    """What to do about a plan; `job` is the one it names, if that exists. None: it is the master's, or done."""
+    """Decide about a plan; `job` is the one that it names, if that exists. None if the plan is left to the master."""
     if plan["metadata"].get("deletionTimestamp") or not kind.is_open(plan):
         return None
     try:
-        read = read_manifest(plain(plan))
+        read = read_object(plan)
     except BadManifest as bad:
         return Refuse("InvalidPlan", short("; ".join(str(error) for error in bad.errors)))
     if not kind.is_order(read):
@@ -57,7 +56,7 @@ def _no_job(kind: PlanKind, plan: Object, now: float) -> Refuse | Wait:
 
 def _roles(kind: PlanKind, plan: Resource, job: Object) -> Refuse | None:
     try:
-        known = kind.job_kind.to_job_spec(read_manifest(plain(job))).roles
+        known = kind.job_kind.to_job_spec(read_object(job)).roles
     except BadManifest:
         return None  # the job's own status says so
     missing = sorted(kind.roles_of(plan) - known.keys())

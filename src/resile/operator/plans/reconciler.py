@@ -1,4 +1,4 @@
-"""The reconciler of plans of one kind: refuses those that no master will take up."""
+"""The reconciler of plans of one kind: refuses plans that no master will execute."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from resile.api.ids import Seconds
 from resile.api.kinds.base import PlanKind, PlanPhase
 from resile.kube.client import Client
 from resile.kube.errors import CONFLICT, NOT_FOUND, KubeError
+from resile.kube.events import emit
 from resile.kube.informer import Informer, Key
 from resile.kube.kinds import of
-from resile.operator.events import emit
 from resile.operator.plans.decisions import Refuse, Wait, decide_plan
 from resile.operator.workqueue import TryAgain
 
 
 class PlanReconciler:
-    """Reconciles plans of one kind."""
-
     def __init__(
         self, kind: PlanKind, client: Client, plans: Informer, jobs: Informer, clock: Callable[[], float] = time.time
     ) -> None:
@@ -29,7 +27,7 @@ class PlanReconciler:
         self._clock = clock
 
     async def reconcile(self, key: Key) -> Seconds | None:
-        """Refuse a plan that must be refused; returns when to reconcile it again."""
+        """Refuse a plan if no master will execute it. Returns in how many seconds to reconcile it again, or None."""
         plan = self._plans.get(key)
         if plan is None:
             return None
@@ -52,5 +50,6 @@ class PlanReconciler:
                     if error.code in (CONFLICT, NOT_FOUND):
                         raise TryAgain("the plan has changed in the meantime") from error
                     raise
-                await emit(self._client, of(self._kind), plan, reason, message, warning=True, now=self._clock())
+                kind, now = of(self._kind), self._clock()
+                await emit(self._client, kind, plan["metadata"], reason, message, warning=True, now=now)
         return None

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 from resile.api.ids import NodeKey, Rank, Seconds
 from resile.api.job import JobSpec
@@ -246,8 +246,8 @@ class KubernetesPlatform:
 
     # observing pods -------------------------------------------------------------------------------------------------
 
-    async def _follow(self, news: AsyncIterator[Listed | Changed]) -> None:
-        async with contextlib.aclosing(cast(AsyncGenerator[Listed | Changed, None], news)):
+    async def _follow(self, news: AsyncGenerator[Listed | Changed, None]) -> None:
+        async with contextlib.aclosing(news):
             async for one in news:
                 if isinstance(one, Listed):
                     self._on_list(one)
