@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resile.agent.options import RunOptions
@@ -42,10 +43,8 @@ def environment(
         options=options,
         place=place,
         local_rank=local_rank,
-        nproc=2,
         round_=Round(7),
         restart_count=1,
-        run_id="id",
         error_file="/logs/0/error.json",
         agent_socket="/run/agent.sock",
         worker="worker-0/0",
@@ -131,13 +130,11 @@ def test_every_variable_that_torchrun_gives_a_process_is_given_here_too(tmp_path
         )
         ours = worker_environment(
             base,
-            options=options,
+            options=msgspec.structs.replace(options, run_id=added["TORCHELASTIC_RUN_ID"]),
             place=place,
             local_rank=local_rank,
-            nproc=options.nproc,
             round_=Round(1),
             restart_count=0,
-            run_id=added["TORCHELASTIC_RUN_ID"],
             error_file=added["TORCHELASTIC_ERROR_FILE"],
             agent_socket="",
             worker="",

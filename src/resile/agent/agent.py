@@ -17,16 +17,16 @@ from pathlib import Path
 import msgspec
 
 from resile.agent.checkpoints.checkpoint_server import CheckpointServer
+from resile.agent.failures.evidence import root_cause
 from resile.agent.options import RunOptions
-from resile.agent.round_log import story
 from resile.agent.session import Session
 from resile.agent.standby.pool import StandbyFacts, StandbyPool
 from resile.agent.wait_log import WaitLog
 from resile.agent.worker_relay import Relay
-from resile.agent.workers.attempt import LogDirectory
+from resile.agent.workers.attempt import LogDirectory, NodeContext
 from resile.agent.workers.base import Workers
 from resile.agent.workers.elastic_workers import ElasticWorkers
-from resile.agent.workers.launcher import NodeContext, WorkerLauncher
+from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.output import Output
 from resile.agent.workers.restarting_workers import RestartingWorkers
 from resile.agent.workers.worker_group import stdin
@@ -313,9 +313,26 @@ class Agent:
             self.checkpoints.flush("; the same command goes on from there" if interrupted else "")
             await self.checkpoints.flushed(STORE_PATIENCE)
         if over is not None and over.failure is not None:
-            self._output.say(story(over.failure, over.failed_node, self._node, self._launcher.attempt))
+            self._output.say(self._failure_report(over.failure, over.failed_node))
         if not self.done.done():
             self.done.set_result(exit_code)
+
+    def _failure_report(self, told: WorkerFailure, failed_node: str) -> str:
+        """The report of the first failure: the one the master knows, unless a process of this node failed earlier."""
+        from resile.agent.failures.report import report, terminal_width  # not needed unless the job fails
+
+        attempt, here = self._launcher.attempt, str(self._node)
+        own = attempt.failures if attempt is not None else []
+        known = [told, *(failure for failure in own if failure.pid != told.pid)]
+        first = root_cause(known) or told
+        node = failed_node if first is told else here
+        return report(
+            first,
+            node=node,
+            log_file=attempt.log_of(first) if attempt is not None and node == here else "",
+            others=[failure for failure in known if failure is not first],
+            width=terminal_width(),
+        )
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do something on the side; if it fails, so does the agent, instead of standing still."""

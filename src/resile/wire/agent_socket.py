@@ -13,32 +13,24 @@ from pathlib import Path
 
 from resile.common import unix_sockets
 from resile.protocol.worker_to_agent import WorkerMessage
-from resile.wire.connection import CannotListen
+from resile.wire.connection import CannotListen, Server
 from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
 
 BACKLOG = 256
 """More than the processes of one node, with their data loaders."""
 
 
-class AgentSocket:
+class AgentSocket(Server):
     """A listening Unix socket and the training processes that are connected to it."""
 
     def __init__(self, endpoint: Endpoint, listener: asyncio.Server, path: Path) -> None:
-        self._endpoint = endpoint
-        self._listener = listener
+        super().__init__(endpoint, listener)
         self.path = path
-
-    @property
-    def connections(self) -> set[Connection]:
-        """The open connections. This is the live set: do not change it."""
-        return self._endpoint.connections
 
     def close(self) -> None:
         """Stop listening, close every connection and remove the socket."""
-        self._listener.close()
+        super().close()
         self.path.unlink(missing_ok=True)
-        for connection in tuple(self._endpoint.connections):
-            connection.close("the agent stopped")
 
 
 async def serve_local(

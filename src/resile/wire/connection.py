@@ -55,7 +55,7 @@ class CannotListen(OSError):
 class Server:
     """A listening address and the connections that came in by it."""
 
-    def __init__(self, endpoint: Endpoint, listener: asyncio.Server, port: int) -> None:
+    def __init__(self, endpoint: Endpoint, listener: asyncio.Server, port: int = 0) -> None:
         self._endpoint = endpoint
         self._listener = listener
         self.port = port
@@ -98,21 +98,9 @@ async def serve(
     because)` comes for peers that did not prove themselves, but not for a failed TLS handshake, which asyncio does not
     report.
 
-    Args:
-        host: Address or name to listen on.
-        port: Port to listen on.
-        token: The job's secret; must not be empty.
-        decode: Message type or union of types that peers may send.
-        on_message: See above.
-        on_close: See above.
-        on_open: See above.
-        on_refused: See above.
-        tls: From `resile.wire.tls.server_context`, or None for plain TCP.
-        backlog: Connections the kernel may hold before they are accepted.
-        user_timeout: Seconds that sent bytes may stay unacknowledged before the kernel ends the connection.
-        deadline: Seconds a peer has to prove itself.
-        max_frame: Largest message accepted.
-        unsent_limit: Bytes a peer may leave unread before it is dropped.
+    `decode` is the message type, or union of types, that peers may send; `tls` comes from `resile.wire.tls`. The kernel
+    ends a connection whose sent bytes stay unacknowledged for `user_timeout` seconds. A peer has `deadline` seconds to
+    prove itself, and is dropped when it leaves `unsent_limit` bytes unread.
 
     Raises:
         CannotListen: the address is in use, not ours or not resolvable.
@@ -163,18 +151,9 @@ async def connect(
 
     A message that the server sends at once may reach `on_message` before this returns.
 
-    Args:
-        host: Address or name of the server.
-        port: Its port.
-        token: The job's secret; must not be empty.
-        decode: Message type or union of types that the server may send.
-        on_message: As for `serve`.
-        on_close: As for `serve`; not called when this raises.
-        tls: From `resile.wire.tls.client_context`, or None for plain TCP.
-        server_name: The name the server's certificate must hold, if it is not `host`.
-        timeout: Seconds for all of it: name, connection, TLS, handshake.
-        user_timeout: Seconds that sent bytes may stay unacknowledged before the kernel ends the connection.
-        max_frame: Largest message accepted.
+    Arguments are those of `serve`, except that `server_name` is the name in the server's certificate, if it is not
+    `host`, and `timeout` is in seconds, for name resolution, connection, TLS and handshake together. `on_close` is not
+    called when this raises.
 
     Raises:
         CannotConnect: no server there, or no answer in time; trying again may help.

@@ -42,12 +42,6 @@ def _proof(token: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) 
     return hmac.digest(token, MAGIC + role + client_nonce + server_nonce, "sha256")
 
 
-def _check_token(token: bytes) -> bytes:
-    if not token:
-        raise ValueError("the job token is empty")
-    return token
-
-
 def _check_magic(data: bytes, who: str) -> None:
     """Refuse at the first byte that resile would not send."""
     got = data[: len(MAGIC)]
@@ -65,7 +59,9 @@ class _Handshake:
     __slots__ = ("_got", "_mine", "_theirs", "_token", "_who", "finished")
 
     def __init__(self, token: bytes, who: str) -> None:
-        self._token = _check_token(token)
+        if not token:
+            raise ValueError("the job token is empty")
+        self._token = token
         self._who = who
         self._got = b""
         self._mine = os.urandom(NONCE)
@@ -79,7 +75,7 @@ class _Handshake:
 
     @property
     def silent(self) -> bool:
-        """Whether the peer has not sent a single byte."""
+        """True if the peer has not sent a single byte."""
         return not self._got and not self._theirs
 
     def _take(self, size: int) -> bytes:
@@ -87,7 +83,7 @@ class _Handshake:
         return part
 
     def _take_nonce(self) -> bool:
-        """Whether MAGIC and the peer's nonce are complete now."""
+        """Take MAGIC and the peer's nonce. Returns False if they are not complete yet."""
         _check_magic(self._got, self._who)
         if len(self._got) < len(MAGIC) + NONCE:
             return False

@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from resile.api.ids import Bytes, MiB, Seconds
 from resile.protocol.message import Message
@@ -29,7 +29,7 @@ UNSENT_LIMIT = Bytes(MiB)
 """A peer that leaves this much unread is stuck, and is disconnected to save memory."""
 
 LINGER = Seconds(2.0)
-"""How long a closed connection may take to send what is left."""
+"""How long a closed connection may take to send its last messages."""
 
 
 class CannotConnect(ConnectionError):
@@ -47,24 +47,7 @@ def nothing(*_: object) -> None:
 
 
 class Endpoint:
-    """What all connections of one server, or the one of a client, have in common."""
-
-    __slots__ = (
-        "buffer",
-        "connections",
-        "deadline",
-        "decoder",
-        "loop",
-        "max_receive",
-        "max_send",
-        "on_close",
-        "on_message",
-        "on_open",
-        "on_refused",
-        "opening",
-        "token",
-        "unsent_limit",
-    )
+    """Settings and callbacks that all connections of one server share. A client has one for its only connection."""
 
     def __init__(
         self,
@@ -100,22 +83,14 @@ class Endpoint:
         """Connections whose peers have not proved themselves yet."""
 
 
-class _Opening:
+class _Opening(NamedTuple):
     """What a connection needs until its peer has proved itself."""
 
-    __slots__ = ("done", "handshake", "timer")
-
-    def __init__(
-        self,
-        handshake: ServerHandshake | ClientHandshake,
-        timer: asyncio.TimerHandle | None = None,
-        done: asyncio.Future[Connection] | None = None,
-    ) -> None:
-        self.handshake = handshake
-        self.timer = timer
-        """Ends a slow caller on the server's side. The client's time-out covers more than the handshake."""
-        self.done = done
-        """The future that waits for the handshake, on the calling side only."""
+    handshake: ServerHandshake | ClientHandshake
+    timer: asyncio.TimerHandle | None = None
+    """Ends a slow caller on the server's side. The client's time-out covers more than the handshake."""
+    done: asyncio.Future[Connection] | None = None
+    """The future that waits for the handshake, on the calling side only."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -140,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended or is ending: nothing more will be sent or received."""
+        """True if the connection has ended or is ending: nothing more will be sent or received."""
         return self._because is not None
 
     @property
@@ -150,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         return str(name[0]) if isinstance(name, tuple) else ""
 
     def send(self, message: Message) -> None:
-        """Encode and hand to the kernel; never waits. On an ended connection it does nothing.
+        """Send a message without waiting. Does nothing on a connection that has ended.
 
         Raises:
             BadFrame: the message is longer than the other side would accept.
@@ -160,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
     def send_frame(self, frame: bytes) -> None:
         """Like `send`, for a frame made once by `encode` and sent to many."""
         if self._because is not None or self._transport is None or self._transport.is_closing():
-            return  # it has ended, or is ending
+            return
         if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:
             self.abort(f"{self._who} does not read what it is sent")
             return
@@ -193,7 +168,6 @@ class Connection(asyncio.BufferedProtocol):
     # what asyncio calls -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the handshake, or open at once where there is none."""
         endpoint = self._endpoint
         self._transport = cast("asyncio.Transport", transport)
         self.peer = _peer_of(transport)
@@ -226,7 +200,6 @@ class Connection(asyncio.BufferedProtocol):
             self._receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the owner, once, with one sentence."""
         because = self._because
         if because is None:
             because = self._because = self._why_lost(exc)
@@ -320,7 +293,6 @@ class CallingConnection(Connection):
         self.done: asyncio.Future[Connection] = endpoint.loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello."""
         self._transport = cast("asyncio.Transport", transport)
         client = ClientHandshake(self._endpoint.token or b"", self.peer)
         self._opening = _Opening(client, done=self.done)
@@ -336,7 +308,7 @@ class CallingConnection(Connection):
 
 
 def address(host: str, port: int) -> str:
-    """How an address is written in messages."""
+    """The address as log messages show it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -53,7 +53,7 @@ class Preload:
     """How one agent imports ahead, and what it has learned of it."""
 
     def __init__(self, options: RunOptions, environ: Mapping[str, str], stdin: int | None) -> None:
-        self._environment = shared_environment(environ, options=options, run_id=options.run_id)
+        self._environment = shared_environment(environ, options=options)
         self._environ = environ
         self._program = list(options.command[: 4 if "-m" in options.command[2:3] else 3])
         """Without what it is told, which comes with the order."""

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,54 +53,56 @@ class LogDirectory:
         return self.path / f"attempt_{attempt}" / str(local_rank)
 
 
+class NodeContext(NamedTuple):
+    """What all processes of a node are started with, attempt after attempt."""
+
+    options: RunOptions
+    logs: LogDirectory
+    socket: Path
+    """Where processes reach the agent."""
+    owner: str
+    """The agent's part of its processes' names."""
+    output: Output
+    standbys: StandbyPool
+
+
 class Attempt:
     """The processes of one round on this node, or of many rounds if they are elastic."""
 
     def __init__(
         self,
+        node: NodeContext,
         round_: Round,
         assignment: RoundAssignment,
         *,
         number: int,
-        options: RunOptions,
-        logs: LogDirectory,
-        socket: Path,
-        owner: str,
-        output: Output,
-        standbys: StandbyPool,
         on_end: Callable[[int | None, str, list[WorkerFailure]], None],
     ) -> None:
         """Nothing runs before `start`.
 
         Args:
-            round_: the round; NO_ROUND for processes that are started ahead of it.
-            assignment: this node's part of it, or what comes closest.
+            node: what all processes of the node are started with.
+            round_: the round; NO_ROUND for processes that are started before there is one.
+            assignment: this node's part of the round, or a stand-in before there is a round.
             number: how many attempts there were before on this node.
-            options: the flags.
-            logs: where files go.
-            socket: where processes reach the agent.
-            owner: the agent, in the names of its processes.
-            output: moves what they print.
-            standbys: interpreters that processes can start from.
-            on_end: called for every process that ends, with its local rank, its name and the failures that this
-                shows; with None and no name if no process could be started.
+            on_end: called for every process that ends, with its local rank, its name and the failures that its end
+                shows; with None and an empty name if no process could be started.
         """
         self.round = round_
         self.assignment = assignment
         self.number = number
-        self.names = {rank: f"{owner}.{number}.{rank}" for rank in range(options.nproc)}
+        self.names = {rank: f"{node.owner}.{number}.{rank}" for rank in range(node.options.nproc)}
         self.failures: list[WorkerFailure] = []
         """Of processes that were not replaced."""
         self.ranks = {rank: assignment.first_rank + rank for rank in self.names}
         """The global rank of each local rank that has a place in the round."""
         self._numbers = dict.fromkeys(self.names, number)
-        self._owner = owner
+        self._node = node
         self._dismissed: set[int] = set()
-        self._options = options
-        self._logs = logs
-        self._socket = socket
+        self._options = node.options
+        self._logs = node.logs
         self._on_end = on_end
-        self._group = WorkerGroup(output, self._ended, standbys)
+        self._group = WorkerGroup(node.output, self._ended, node.standbys)
         self._started = False
         self._stopped_at: float | None = None
         self._stop_signal: int = signal.SIGTERM
@@ -169,7 +172,7 @@ class Attempt:
             CannotStart: it cannot be started.
         """
         self._numbers[local_rank] = number
-        self.names[local_rank] = f"{self._owner}.{number}.{local_rank}"
+        self.names[local_rank] = f"{self._node.owner}.{number}.{local_rank}"
         try:
             self._group.start_one(local_rank, self._spawn(local_rank))
         except (NoDeviceError, OSError) as error:
@@ -230,12 +233,10 @@ class Attempt:
             options=options,
             place=self.assignment,
             local_rank=local_rank,
-            nproc=options.nproc,
             round_=self.round,
             restart_count=number,
-            run_id=options.run_id,
             error_file=str(directory / "error.json"),
-            agent_socket=str(self._socket),
+            agent_socket=str(self._node.socket),
             worker=self.names[local_rank],
         )
         return Spawn(

@@ -64,10 +64,8 @@ def worker_environment(
     options: RunOptions,
     place: RoundAssignment,
     local_rank: int,
-    nproc: int,
     round_: Round,
     restart_count: int,
-    run_id: str,
     error_file: str,
     agent_socket: str,
     worker: str,
@@ -81,14 +79,14 @@ def worker_environment(
         NoDeviceError: `--virtual-local-rank` with more processes than entries in CUDA_VISIBLE_DEVICES.
     """
     rank = str(place.first_rank + local_rank)
-    environment = shared_environment(base, options=options, run_id=run_id)
+    environment = shared_environment(base, options=options)
     environment.update(
         {
             "LOCAL_RANK": str(local_rank),
             "RANK": rank,
             "GROUP_RANK": str(place.group_rank),
             "ROLE_RANK": rank,
-            "LOCAL_WORLD_SIZE": str(nproc),
+            "LOCAL_WORLD_SIZE": str(options.nproc),
             "WORLD_SIZE": str(place.world_size),
             "GROUP_WORLD_SIZE": str(place.group_world_size),
             "ROLE_WORLD_SIZE": str(place.world_size),
@@ -107,7 +105,7 @@ def worker_environment(
     return environment
 
 
-def shared_environment(base: Mapping[str, str], *, options: RunOptions, run_id: str) -> dict[str, str]:
+def shared_environment(base: Mapping[str, str], *, options: RunOptions) -> dict[str, str]:
     """The variables that all processes of this agent have alike, in every round: all but those in `CHANGING`."""
     environment = {name: value for name, value in base.items() if name not in KEPT_BACK and name not in CHANGING}
     environment.update(options.environment)
@@ -115,7 +113,7 @@ def shared_environment(base: Mapping[str, str], *, options: RunOptions, run_id: 
         {
             "ROLE_NAME": options.role,
             "TORCHELASTIC_MAX_RESTARTS": str(options.rendezvous.max_restarts),
-            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_RUN_ID": options.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             _NCCL_ERRORS: base.get(_NCCL_ERRORS, "1"),
         }

@@ -10,16 +10,10 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import NamedTuple
 
-from resile.agent.options import RunOptions
-from resile.agent.round_log import rendezvous_result
-from resile.agent.standby.pool import StandbyPool
 from resile.agent.wait_log import WaitLog
 from resile.agent.worker_relay import Relay
-from resile.agent.workers.attempt import Attempt, LogDirectory
-from resile.agent.workers.output import Output
+from resile.agent.workers.attempt import Attempt, NodeContext
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.restart_count import RestartCount
 from resile.api.ids import NO_ROUND, Rank, Round, Seconds
@@ -29,19 +23,6 @@ log = logging.getLogger("resile.agent")
 
 IDLE_FOR = Seconds(1.0)
 """That a node waits for a round before it uses the time to warm up standbys."""
-
-
-class NodeContext(NamedTuple):
-    """What all processes of a node are started with, attempt after attempt."""
-
-    options: RunOptions
-    logs: LogDirectory
-    socket: Path
-    """Where processes reach the agent."""
-    owner: str
-    """The agent, in the names of its processes."""
-    output: Output
-    standbys: StandbyPool
 
 
 class WorkerLauncher:
@@ -196,7 +177,7 @@ class WorkerLauncher:
         assert attempt is not None
         self._waits.over()
         role = self._node.options.role
-        log.info("[%s] Rendezvous complete for workers. Result:%s\n", role, rendezvous_result(attempt))
+        log.info("[%s] Rendezvous complete for workers. Result:%s\n", role, _rendezvous_result(attempt))
         self._relay.begin(attempt.round, set(attempt.names.values()), leads=attempt.assignment.group_rank == 0)
 
     def on_step(self) -> None:
@@ -206,19 +187,7 @@ class WorkerLauncher:
             self._node.standbys.warm()
 
     def _new_attempt(self, round_: Round, assignment: RoundAssignment) -> Attempt:
-        node = self._node
-        self.attempt = Attempt(
-            round_,
-            assignment,
-            number=self._attempts,
-            options=node.options,
-            logs=node.logs,
-            socket=node.socket,
-            owner=node.owner,
-            output=node.output,
-            standbys=node.standbys,
-            on_end=self._ended,
-        )
+        self.attempt = Attempt(self._node, round_, assignment, number=self._attempts, on_end=self._ended)
         self._attempts += 1
         return self.attempt
 
@@ -233,3 +202,23 @@ class WorkerLauncher:
         for failure in failures:
             log.error("%s", failure)
         self._on_end(local_rank, failures)
+
+
+def _rendezvous_result(attempt: Attempt) -> str:
+    """The outcome of a rendezvous as torchrun logs it; people search logs for these words."""
+    assignment, local = attempt.assignment, list(attempt.ranks)
+    ranks = list(attempt.ranks.values())
+    worlds = [assignment.world_size] * len(local)
+    fields: dict[str, object] = {
+        "restart_count": attempt.number,
+        "master_addr": assignment.master_addr,
+        "master_port": assignment.master_port,
+        "group_rank": assignment.group_rank,
+        "group_world_size": assignment.group_world_size,
+        "local_ranks": local,
+        "role_ranks": ranks,
+        "global_ranks": ranks,
+        "role_world_sizes": worlds,
+        "global_world_sizes": worlds,
+    }
+    return "".join(f"\n  {name}={value}" for name, value in fields.items())
