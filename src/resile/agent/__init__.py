@@ -1,4 +1,4 @@
-"""One agent per node: it meets the others through the master, runs the training processes and reports how they fare.
+"""The agent of a node: it joins rounds through the master, runs the training processes and reports on them.
 
-It imports neither torch nor anything of the master: its start is part of every recovery, and it must outlive both.
+It imports neither torch nor the master: its start is part of every recovery, and it must outlive both.
 """

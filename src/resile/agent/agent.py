@@ -1,8 +1,8 @@
-"""The agent: what it does on each message of the master, each end of a process, and each signal.
+"""The agent: handles each message of the master, each end of a process, and each signal.
 
-It decides little. A process that fails is reported; whether and with which nodes to go on is the master's to say. Only
-messages about the newest round are obeyed. Once the agent leaves, nothing brings it back. How processes get from one
-round to the next is up to its `Workers`.
+The agent decides little. It reports a process that failed; the master decides whether and with which nodes to go on.
+Messages about older rounds are ignored. An agent that has begun to leave does not come back. `Workers` decide how
+processes get from one round to the next.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ log = logging.getLogger("resile.agent")
 FAILED = 1
 SIGNALLED = 128
 STORE_PATIENCE = 600.0
-"""Seconds that storage has for the last checkpoint when a node leaves; the platform may give it less."""
+"""Seconds to wait for the last checkpoint to be stored when a node leaves; the platform may allow less."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node knows of itself before the master has spoken."""
+    """What a node knows of itself before it reaches the master."""
 
     role: str = WORKER
     node_id: NodeId | None = None
@@ -70,7 +70,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobWasOver(Exception):
-    """The master's job had ended before this node came: a new run has to wait until that master is gone."""
+    """The job had ended before this node connected: a new run has to wait until that master is gone."""
 
     def __init__(self, over: JobOver) -> None:
         super().__init__(f"the job was over when this node came: {over.message}")
@@ -78,7 +78,7 @@ class JobWasOver(Exception):
 
 
 class Agent:
-    """One node's agent. `done` gets the exit code, or the exception that says why there was nothing to do."""
+    """One node's agent. The future `done` gets the exit code, or an exception such as JobWasOver."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class Agent:
         Args:
             options: the flags.
             identity: which node this is.
-            session: speaks to the master.
-            token: the job's secret, for the node that keeps replicas of this one's checkpoints.
-            revive_master: told how many seconds the master could not be reached, before this node gives up on it.
-            directory: a private directory, in which processes find the agent's socket.
-            logs: where files of the processes go.
-            output: moves what they print.
+            session: the connection to the master.
+            token: returns the job's secret, for the connections that copy checkpoints between nodes.
+            revive_master: called with the seconds since the master was last reached; may start the master again.
+            directory: a private directory for the agent's sockets.
+            logs: where log files of the processes go.
+            output: moves the output of the processes.
         """
         self._options = options
         self._identity = identity
@@ -113,7 +113,7 @@ class Agent:
         self._output = output
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._standbys_told = StandbyFacts()
-        """What the master knows of the standbys."""
+        """The last report on standbys that the master got."""
         self.standbys = StandbyPool(options, stdin=stdin(), changed=self._tell_standbys)
         self.checkpoints = CheckpointServer(
             directory / CHECKPOINT_SOCKET, token=token, yield_memory=self.standbys.yield_memory
@@ -139,7 +139,7 @@ class Agent:
     # the master -------------------------------------------------------------------------------------------------------
 
     def hello(self, local_address: str) -> Hello:
-        """The greeting: which node this is, and all it holds."""
+        """The greeting for a new connection, with the whole state of this node."""
         identity, standing = self._identity, self._workers.standing()
         address = identity.address or local_address
         return Hello(
@@ -161,14 +161,13 @@ class Agent:
         )
 
     def on_message(self, message: MasterMessage) -> None:
-        """One message of the master."""
         match message:
             case Welcome():
                 self._on_welcome(message)
             case DatasetOpen() | ShardGranted() | ShardNoted():
                 self._relay.answer(message)
             case _ if self._is_leaving or self.done.done():
-                return  # on its way out already, with an exit code of its own
+                return  # this node leaves already
             case RoundFormed() if message.round > self._workers.newest:
                 self.checkpoints.enter(message.round, message.assignment.partner)
                 self._workers.on_round_formed(message.round, message.assignment)
@@ -189,7 +188,7 @@ class Agent:
                 self._on_job_over(message)
 
     def on_away(self, seconds: float, why: str) -> None:
-        """The master cannot be reached. Training goes on; an agent without work does not wait for ever."""
+        """The master cannot be reached. Training goes on; an agent without work gives up after a while."""
         self._revive_master(seconds)
         patience = self._options.rendezvous.join_timeout or self._options.timeouts.connect
         if self._workers.is_training or self._is_leaving or self.done.done():
@@ -212,7 +211,7 @@ class Agent:
         self._launcher.regroup_grace, self._exit_grace = welcome.regroup_grace, welcome.exit_grace
         self._session.beat(welcome.heartbeat)
         self._relay.repeat()
-        self._standbys_told = StandbyFacts()  # this master has heard of none
+        self._standbys_told = StandbyFacts()  # a new master knows of none
         self._tell_standbys(self.standbys.facts)
         if self._is_leaving:
             return
@@ -238,7 +237,6 @@ class Agent:
     # the workers ------------------------------------------------------------------------------------------------------
 
     def on_worker(self, connection: Connection, message: WorkerMessage) -> None:
-        """One message of a training process."""
         match message:
             case WorkerReady():
                 if self._launcher.owns(message.worker) and self._become_elastic():
@@ -252,12 +250,11 @@ class Agent:
                     self._launcher.on_step()
 
     def on_worker_close(self, connection: Connection, because: str) -> None:
-        """A training process hung up."""
         self._workers.on_close(connection)
         self._relay.on_close(connection, because)
 
     def _become_elastic(self) -> bool:
-        """From now on processes stay from round to round; whether that is news."""
+        """From now on processes stay from round to round. Returns False if they did already."""
         if not isinstance(self._workers, RestartingWorkers):
             return False
         self._workers = ElasticWorkers(
@@ -280,7 +277,7 @@ class Agent:
     # the end ----------------------------------------------------------------------------------------------------------
 
     def on_signal(self, number: int) -> None:
-        """A person or the platform wants this node to go: pass it on, and leave time to save."""
+        """Pass the signal on to the processes, give them time to save, and leave. A second signal kills them."""
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1:
@@ -297,7 +294,7 @@ class Agent:
         self._leave(SIGNALLED + number, number)
 
     def _leave(self, exit_code: int, number: int = signal.SIGTERM, over: JobOver | None = None) -> None:
-        """Stop what runs and end. The first reason to leave counts; a signal may still hurry it."""
+        """Stop all processes and end. Later calls change nothing; a signal may still hurry the end."""
         if self._is_leaving or self.done.done():
             return
         self._is_leaving = True
@@ -335,7 +332,7 @@ class Agent:
         )
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Do something on the side; if it fails, so does the agent, instead of standing still."""
+        """Run a coroutine as a task. If it fails, the agent ends with its error."""
 
         def check(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -348,7 +345,6 @@ class Agent:
         return task
 
     def close(self) -> None:
-        """Leave no process behind."""
         self._waits.over()
         self.standbys.close()
         self._launcher.close()

@@ -1,4 +1,4 @@
-"""`resile run`, once its flags are good: find or start the master, run the agent, return its exit code."""
+"""Runs `resile run` with checked options: finds or starts the master, runs the agent, returns its exit code."""
 
 from __future__ import annotations
 
@@ -43,20 +43,19 @@ from resile.wire.tls import BadTLS, client_context
 
 log = logging.getLogger("resile.agent")
 LOG_FORMAT = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
-"""As DLRover's agents print their lines, which its users search for."""
+"""The format of DLRover's agents, whose users search logs for these lines."""
 
 LATE_PAUSE = 0.2
-"""Between two looks whether the master of an earlier run is gone."""
+"""Seconds between two looks whether the master of an earlier run is gone."""
 PORT_TRIES = 3
-"""A port that was free a moment ago may be taken now; only a run that may take any port can try another."""
+"""A free port may be taken before the master binds it. Only a run on this machine alone can try another."""
 NODE_DIRECTORY = "RESILE_LOCAL_NODE"
-"""The variable by which a node of a local job knows its directory."""
+"""The variable that names the directory of a node of a local job."""
 SEE_OFF = 5.0
-"""Seconds that the master of a run on this machine alone has to end when the run has."""
+"""Seconds for the master of a run on this machine alone to end after the run."""
 
 
 def launch(options: RunOptions) -> int:
-    """Run this node until the job is over; the exit code of the command."""
     output = Output()
     _log_to(output)
     for notice in options.notices:
@@ -78,7 +77,7 @@ def launch(options: RunOptions) -> int:
 
 
 def _sweep_beside(directory: Path) -> None:
-    """Hold this directory, and remove what killed agents left beside it, on the side. Held until this process ends."""
+    """Lock this directory until this process ends; in a thread, remove those that killed agents left beside it."""
     with contextlib.suppress(OSError):
         stale_directories.hold(directory)
     threading.Thread(
@@ -87,28 +86,24 @@ def _sweep_beside(directory: Path) -> None:
 
 
 class CannotRun(Exception):
-    """Something on this machine is in the way; the text is one sentence."""
+    """This machine cannot run the agent; the text is one sentence."""
 
 
 def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """A new directory for the agent's socket: within its node's, which is removed with the job, if there is one.
-
-    Raises:
-        CannotRun: there is no place for it.
-    """
+    """Make a directory for the agent's sockets, in the node's directory if there is one."""
     home = environ.get(NODE_DIRECTORY, "")
     if home:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))
     try:
         return Path(tempfile.mkdtemp(prefix=stale_directories.PREFIX))
-    except OSError as error:  # without a number when no directory for temporary files can be written at all
+    except OSError as error:  # has no errno if no directory for temporary files can be written at all
         why = os.strerror(error.errno) if error.errno and error.filename else str(error.strerror or error)
         raise CannotRun(f"cannot make a directory for temporary files: {why}") from None
 
 
 class _Signals:
-    """Passes signals on: none is lost between the start of the command and that of the agent."""
+    """Passes signals on to the agent. A signal before the agent exists cancels the start and is not lost."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._agent: Agent | None = None
@@ -119,7 +114,6 @@ class _Signals:
             loop.add_signal_handler(number, self._got, number)
 
     def tell(self, agent: Agent) -> None:
-        """From now on the agent is told."""
         self._agent = agent
 
     def _got(self, number: int) -> None:
@@ -174,7 +168,7 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
 
 
 async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLauncher]:
-    """Start the master, or find the one that this machine runs already. HOST_PORTS are for the store of a round."""
+    """Start the master, or find the one that runs on this machine. Ignores HOST_PORTS, meant for rounds."""
     for tries_left in reversed(range(PORT_TRIES if alone else 1)):
         endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint
         assert endpoint is not None
@@ -243,13 +237,13 @@ def _log_to(output: Output) -> None:
 
 
 def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
-    """A session ends by itself only when calling again would not help."""
+    """Pass the error on that ended the session: connecting again would not help."""
     if not ended.cancelled() and not done.done() and (why := ended.exception()) is not None:
         done.set_exception(why)
 
 
 def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
-    """Which node this is: what the platform says in its environment, or what the flags say."""
+    """Which node this is, from the variables that the platform sets, or from the flags."""
     hostname = socket.gethostname()
     if not options.managed:
         address = options.local_addr or ""

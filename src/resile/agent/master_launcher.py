@@ -1,13 +1,13 @@
-"""The master of a job without a cluster: started by an agent on the machine that the endpoint names.
+"""Starts the master of a job without a cluster, on the machine that the endpoint names.
 
-The master is a process of its own under a supervisor of its own, so it outlives this agent and this agent outlives
-it. Every agent on that machine may try: a lock in the job's directory lets one master through. The directory is
-found by the run id and the port, so agents of one user on one machine share the job's token through it.
+The master runs under a supervisor, in a process of its own, so the master and this agent outlive each other. Every
+agent on that machine may start it: a lock in the job's directory admits one master. The run id and the port give the
+directory its name, so agents of one user on one machine share the job's token through it.
 
-Beside the directory lie two files that outlive it. The agent that holds NAME.launch may look and decide. NAME.present
-is held by every agent of the run on this machine and by the supervisor, so a newcomer can tell a job whose master is
-just being started again from what an earlier run left, and clears only the latter. `leftovers` removes what runs left
-under other names.
+Two lock files beside the directory outlive it. The agent that holds NAME.launch may decide whether to start a master.
+Every agent of the run on this machine and the supervisor hold NAME.present. So a new agent can tell a job whose master
+is just being restarted from the files of an earlier run, and removes only the latter. `stale_directories` removes the
+files of other runs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger("resile.agent")
 
 LAUNCH_PATIENCE = 15.0
 MAX_STARTS = 10
-"""Starts by one agent of a supervisor whose master keeps vanishing."""
+"""How often one agent starts a supervisor."""
 REVIVE_AFTER = 2.0
-"""Seconds without a master after which an agent looks whether another agent's supervisor is gone as well."""
+"""Seconds without a master after which an agent checks another agent's supervisor."""
 
 
 class CannotLaunchMaster(Exception):
@@ -46,7 +46,7 @@ class CannotLaunchMaster(Exception):
 
 
 def hosts_master(options: RunOptions) -> bool:
-    """Whether this machine is the one to run the master."""
+    """True if this machine is to run the master."""
     if options.managed:
         return False
     if options.endpoint is None:
@@ -55,7 +55,7 @@ def hosts_master(options: RunOptions) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Whether `host` is an address of this machine."""
+    """True if `host` is an address of this machine."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -66,7 +66,7 @@ def is_here(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` can only be reached from this machine."""
+    """True if `host` can only be reached from this machine."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -75,7 +75,7 @@ def is_loopback(host: str) -> bool:
 
 
 def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> JobDirectory:
-    """Where the job of this run is kept on this machine."""
+    """The directory of this run on this machine."""
     fallback = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resile"
     root = Path(options.state_dir or fallback) / "runs"
     name = hashlib.sha256(f"{options.run_id}@{endpoint.port}".encode()).hexdigest()[:16]
@@ -83,13 +83,10 @@ def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str,
 
 
 def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> bytes:
-    """The job's secret.
-
-    On one machine the secret is in the job's private directory. Machines that were given none can only agree on what
-    they all know: the run id.
+    """The job's secret: the given one, or on one machine the one in the job's directory, or else made from the run id.
 
     Raises:
-        DirectoryError: the secret is in the job's directory, and that is not there (yet).
+        DirectoryError: the secret is in the job's directory, which does not exist (yet).
     """
     if options.security.token:
         return options.security.token.encode()
@@ -99,7 +96,7 @@ def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -
 
 
 def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
-    """A sentence if the job's secret is not much of one."""
+    """A warning if the job's secret can be guessed; otherwise empty."""
     if options.managed or options.security.token or is_loopback(endpoint.host):
         return ""
     return (
@@ -109,7 +106,7 @@ def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
 
 
 class MasterLauncher:
-    """Starts the master's supervisor, and starts it again should both be gone."""
+    """Starts the master's supervisor, and starts it again if both are gone."""
 
     def __init__(self, options: RunOptions, endpoint: Endpoint, directory: JobDirectory) -> None:
         self._options = options
@@ -120,10 +117,10 @@ class MasterLauncher:
         self._presence: int | None = None
 
     async def start(self) -> None:
-        """Start a master for this run unless the run is under way. What an earlier run left behind is cleared.
+        """Start a master for this run, unless it has one. Files of an earlier run are removed.
 
         Raises:
-            CannotLaunchMaster: the master does not come up; the sentence says why, and nothing is left running.
+            CannotLaunchMaster: the master does not start. No process of it is left.
         """
         try:
             async with asyncio.timeout(LAUNCH_PATIENCE):
@@ -131,7 +128,7 @@ class MasterLauncher:
                 sweep_runs(self._directory.path.parent)
                 with await self._turn():
                     if self._is_run_present() or (self._directory.exists and self._directory.master_lives()):
-                        return  # should its master be gone for good, `revive` will see to it
+                        return  # if its master is gone for good, `revive` starts another
                     shutil.rmtree(self._directory.path, ignore_errors=True)
                     self._directory.create(self._spec(), self._token())
                     self._spawn()
@@ -145,13 +142,13 @@ class MasterLauncher:
             raise CannotLaunchMaster(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
     def close(self) -> None:
-        """Be present no more; the master and its supervisor stay."""
+        """Release NAME.present; the master and its supervisor go on."""
         if self._presence is not None:
             os.close(self._presence)
             self._presence = None
 
     def _is_run_present(self) -> bool:
-        """Whether an agent of this run or its supervisor lives on this machine; from now on, this agent does."""
+        """True if an agent of this run or its supervisor lives on this machine. Takes a share of NAME.present."""
         path = self._directory.path.with_suffix(".present")
         self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -163,9 +160,9 @@ class MasterLauncher:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def revive(self, seconds_away: float) -> None:
-        """If neither master nor supervisor is left, start them again from the journal.
+        """Start the master again from its journal, if neither the master nor its supervisor lives.
 
-        A supervisor of this agent is known to be gone at once; one that another agent started is given a moment.
+        This agent knows at once that its own supervisor is gone. For another agent's it waits `REVIVE_AFTER`.
         """
         if self._starts >= MAX_STARTS or not self._directory.exists:
             return
@@ -174,10 +171,10 @@ class MasterLauncher:
             try:
                 self._spawn()
             except CannotLaunchMaster as error:
-                log.warning("%s", error)  # training goes on, and the next call tries again
+                log.warning("%s", error)  # training goes on; the next call tries again
 
     async def end(self, patience: float) -> None:
-        """Wait for a supervisor that this agent started: it ends with the job, and is told to if it takes longer."""
+        """Wait for the supervisor that this agent started to end with the job; after `patience` seconds, stop it."""
         if self._supervisor is None:
             return
         try:
@@ -190,7 +187,7 @@ class MasterLauncher:
                     await self._supervisor_ended()
 
     def stop(self) -> None:
-        """End the supervisor and its master, if this agent started them and they are still there."""
+        """Stop the supervisor and its master, if this agent started them."""
         if self._supervisor is not None and self._supervisor.poll() is None:
             self._supervisor.terminate()
 
@@ -216,11 +213,6 @@ class MasterLauncher:
         return token_of(self._options, self._directory, self._endpoint).decode()
 
     def _spawn(self) -> None:
-        """Start the supervisor.
-
-        Raises:
-            CannotLaunchMaster: the machine has no room for another process or file.
-        """
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
         command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(self._directory.path)]
         command += ["--host", host, "--port", str(self._endpoint.port), *_tls_flags(self._options.security)]
@@ -239,7 +231,7 @@ class MasterLauncher:
         self._starts += 1
 
     async def _wait_until_up(self) -> None:
-        """Until the master has announced itself; each look is cheap and the wait is bounded by the caller."""
+        """Wait until the master has written its address. The caller sets the time-out."""
         try:
             while self._directory.address() is None:
                 assert self._supervisor is not None
@@ -251,14 +243,14 @@ class MasterLauncher:
             raise
 
     async def _turn(self) -> contextlib.AbstractContextManager[None]:
-        """Agents of this machine take turns in starting the master."""
+        """Wait for NAME.launch; returns what holds it."""
         path = self._directory.path.with_suffix(".launch")
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_file_at(descriptor, path):
-                    os.ftruncate(descriptor, 0)  # a mark of `leftovers` was meant for an older run
+                    os.ftruncate(descriptor, 0)  # removes a mark of `stale_directories`
                     return _closing(descriptor)
             except BlockingIOError:
                 pass

@@ -1,7 +1,7 @@
-"""What an agent is started with: the flags of `resile run`, resolved and checked.
+"""The options of an agent: the flags of `resile run`, resolved and checked.
 
-Pure data, filled in by the command line. Nothing here is "maybe": counts are numbers, addresses are split, programs are
-found, so the agent never parses a string that a user wrote and never fails late for what could be seen at the start.
+The command line fills them in. Counts are numbers here, addresses are split and programs are found. So the agent never
+parses a string that a user wrote, and never fails late for a mistake that could be seen at the start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Std(enum.IntFlag):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a master listens. IPv6 addresses are kept without their brackets."""
+    """Where a master listens. IPv6 addresses have no brackets here."""
 
     host: str
     port: int
@@ -41,19 +41,19 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """How this agent proves itself to its master. All empty: no proof asked, fit for one machine only."""
+    """Secrets and certificates of this agent. All empty is fit for one machine only."""
 
     token: str = ""
-    """The job's secret itself; it never shows in `repr` and is never handed to a training process."""
+    """The job's secret. `repr` hides it, and training processes do not get it."""
     token_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
     tls_name: str = ""
-    """The name that the master's certificate must hold; empty: any, since `tls_ca` vouches for masters alone."""
+    """The name that the master's certificate must hold; empty accepts any, because `tls_ca` signs for masters only."""
 
     def __rich_repr__(self) -> Any:
-        """The fields by name, with a mark in place of the secret."""
+        """The fields by name, with asterisks instead of the secret."""
         yield "token", "***" if self.token else ""
         for name in ("token_file", "tls_cert", "tls_key", "tls_ca", "tls_name"):
             yield name, getattr(self, name)
@@ -71,21 +71,21 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Training processes on this node."""
     rendezvous: RendezvousConfig
     run_id: str
-    """What training processes see as TORCHELASTIC_RUN_ID."""
+    """Becomes TORCHELASTIC_RUN_ID of training processes."""
     job_name: str
     role: str = TORCHRUN_ROLE
-    """What training processes see as ROLE_NAME."""
+    """Becomes ROLE_NAME of training processes."""
 
     endpoint: Endpoint | None = None
-    """Where the master is. None: this node is a job of its own, its master takes a free port on the loopback."""
+    """Where the master is. None: this node is a job of its own, whose master listens on a free loopback port."""
     managed: bool = False
-    """A platform started this node and its master (DLROVER_MASTER_ADDR is set); `endpoint` is that master."""
+    """True if a platform started this node and its master (DLROVER_MASTER_ADDR is set)."""
     hosts: bool | None = None
-    """Whether this node runs the master at `endpoint`. None: it does if the endpoint's host is this machine."""
+    """True if this node runs the master. None: it does if the host of `endpoint` is this machine."""
     node_rank: int | None = None
-    """The place this node asks for (`--node-rank` of a static rendezvous); None: any."""
+    """The rank that this node asks for (`--node-rank` of a static rendezvous); None for any."""
     local_addr: str | None = None
-    """How other nodes reach this one; None: find out."""
+    """The address by which other nodes reach this one; None to find it out."""
 
     timeouts: Timeouts = msgspec.field(default_factory=derive)
     signals: tuple[int, ...] = ()
@@ -94,12 +94,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int = 0
     """How many warm interpreters wait to replace processes; 0: every process starts from scratch."""
     preload: tuple[str, ...] = ()
-    """Modules that they import beside those of torch that the script's source names."""
+    """Modules that standbys import in addition to the modules of torch that the script imports."""
 
     log_dir: str | None = None
-    """None: a new temporary directory, and only if some stream or error needs a file."""
+    """None for a new temporary directory, made only if a stream needs a file."""
     redirects: dict[int, Std] = {}
-    """For every local rank, the streams that go to files alone."""
+    """For every local rank, the streams that only go to files."""
     tee: dict[int, Std] = {}
     """For every local rank, the streams that go to files and to the console."""
     local_ranks_filter: frozenset[int] | None = None
@@ -115,20 +115,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Each process sees only its own GPU, as device 0, and LOCAL_RANK 0."""
     security: Security = Security()
     state_dir: str | None = None
-    """Where a master on this node keeps its journal; None: beside the logs."""
+    """Where a master on this node keeps its files; None for the user's state directory."""
     notices: tuple[str, ...] = ()
-    """One line for each flag that was accepted without effect; the launcher prints them once."""
+    """A sentence for each flag that has no effect; printed once at the start."""
 
     def command_of(self, local_rank: int) -> tuple[str, ...]:
-        """The command line of one training process."""
         return tuple(word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self.command)
 
     def to_file(self, local_rank: int) -> Std:
-        """Streams of one process that need a file: what is teed goes through a file too."""
+        """Streams of one process that need a file: redirected and teed ones."""
         return self.redirects.get(local_rank, Std.NONE) | self.tee.get(local_rank, Std.NONE)
 
     def to_console(self, local_rank: int) -> Std:
-        """Streams of one process that reach the console, teed or direct."""
+        """Streams of one process that reach the console."""
         if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
             return Std.NONE
         only_file = self.redirects.get(local_rank, Std.NONE) & ~self.tee.get(local_rank, Std.NONE)

@@ -1,10 +1,10 @@
-"""The one connection between an agent and its master: kept up, found again, never in the way of training.
+"""The connection between an agent and its master: opened at the start, opened again when it breaks.
 
-Its end tells the master that the agent is gone, so it is opened at the start and held for life. When it breaks,
-training goes on; the session calls again, first at once, then at most once a second. What was sent on a broken
-connection may be lost, so everything an agent sends is either repeated after each greeting or made good by the next.
-A stranger in the master's place ends a session that has just begun, but not one that serves training: the master may
-come back.
+The end of the connection tells the master that the agent is gone, so the agent keeps it open all its life. When it
+breaks, training goes on, and the session connects again: first at once, then at most once a second. Messages on a
+broken connection may be lost, so all that an agent sends is repeated after the next Hello or replaced by a later one.
+If another server answers at the master's address, a session that never reached its master ends; later the session goes
+on trying, because the master may come back.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from resile.wire.tls import BadTLS
 log = logging.getLogger("resile.agent")
 
 BACKOFF = Backoff(first=0.02, limit=1.0)
-"""Between two calls to a master that does not answer, or hangs up at once."""
+"""Pauses between attempts to reach a master that does not answer, or hangs up at once."""
 CALL_TIMEOUT = 5.0
 
 _HEARTBEAT = encode(Heartbeat())
 
 
 class MasterListener(Protocol):
-    """What an agent does when its master speaks, or cannot be reached."""
+    """Callbacks of a session; the agent implements them."""
 
     def hello(self, local_address: str, /) -> Hello:
-        """The greeting, made anew for every connection from the local address of that connection."""
+        """The greeting for a new connection, whose local address is given."""
 
     def on_message(self, message: MasterMessage, /) -> None: ...
 
     def on_away(self, seconds: float, why: str, /) -> None:
-        """A call failed, so many seconds after the master was last connected; `why` is one sentence."""
+        """Connecting failed, so many seconds after the master was last connected; `why` is one sentence."""
 
 
 class Session:
-    """Keeps an agent in touch with its master."""
+    """Keeps an agent connected to its master."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Session:
         tls: Callable[[], ssl.SSLContext | None],
         server_name: str | None = None,
     ) -> None:
-        """Nothing is called before `run`.
+        """Nothing is connected before `run`.
 
         Args:
             endpoint: where the master is.
-            token: the job's secret, asked for at every call: on the master's machine it may not be there yet, and
-                a file that an older run left gives way to the right one. `DirectoryError` means to ask again.
-            tls: how to speak TLS, or None; asked for at every call like the token, since its files may be replaced.
+            token: returns the job's secret; called at every attempt to connect, because its file may not exist yet or
+                may be replaced. If it raises `DirectoryError`, the session tries again.
+            tls: returns how to speak TLS, or None; called at every attempt, because its files may be replaced.
             server_name: the name that the master's certificate must hold, if it is not the endpoint's host.
         """
         self._endpoint = endpoint
@@ -77,22 +77,22 @@ class Session:
         self._interval = 0.0
 
     def send(self, message: Message) -> None:
-        """Tell the master; without a connection the message is lost, and the next greeting makes up for it."""
+        """Send a message to the master. Without a connection it is lost; the next Hello has the whole state."""
         if self._connection is not None:
             self._connection.send(message)
 
     def beat(self, interval: float) -> None:
-        """Send heartbeats from now on, as often as the master asked for."""
+        """Send a heartbeat every `interval` seconds from now on."""
         self._interval = interval
         if self._heartbeat is None:
             self._tick()
 
     async def run(self, listener: MasterListener) -> None:
-        """Stay connected until cancelled, and tell the listener what comes.
+        """Stay connected until cancelled, and call the listener.
 
         Raises:
-            HandshakeRefused: the token is wrong or the server is none of ours, on the first call that was answered.
-            BadTLS: a certificate or a key cannot be used, and no call was answered before.
+            HandshakeRefused: the first server that answered refused the token, or is no resile server.
+            BadTLS: a certificate or a key cannot be used, and no server has answered before.
         """
         loop = asyncio.get_running_loop()
         last, pauses = loop.time(), BACKOFF.pauses()
@@ -118,7 +118,7 @@ class Session:
                 self._connection, last = None, loop.time()
                 if last - since > BACKOFF.limit:
                     pauses = BACKOFF.pauses()
-                else:  # a server that hangs up on us is not to be called in a tight loop
+                else:  # a server that hangs up at once must not be called in a tight loop
                     await asyncio.sleep(next(pauses))
         finally:
             if self._heartbeat is not None:

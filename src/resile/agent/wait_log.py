@@ -1,4 +1,4 @@
-"""What a node says while it waits, so that a person before the terminal need not guess."""
+"""Logs for whom or what a node waits: its master, or the other nodes of a round."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ AWAY_EVERY = 10.0
 """Seconds between two lines about a master that cannot be reached."""
 FIRST_AFTER = 2.0
 AGAIN_EVERY = 30.0
-"""Seconds without a round before that is said, and between two lines about it."""
+"""Seconds without a round before the first line about it, and between later lines."""
 
 
 class WaitLog:
-    """One node's waits: for its master, and for the nodes that a round needs."""
+    """Logs the waits of one node."""
 
     def __init__(self, rendezvous: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
-        """`place` is the endpoint that all nodes were given; None: a platform started them."""
+        """`place` is the endpoint that all nodes were given; None if a platform started them."""
         self._rendezvous = rendezvous
         self._timeouts = timeouts
         self._place = place
@@ -31,7 +31,7 @@ class WaitLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def away(self, endpoint: Endpoint | None, seconds: float, why: str, patience: float) -> None:
-        """The master could not be reached, for so long now: said at once, then now and then."""
+        """The master could not be reached for so many seconds: log that at once, then every AWAY_EVERY seconds."""
         if seconds >= patience or endpoint is None:
             return
         if self._told_away_at is None or not 0 <= seconds - self._told_away_at < AWAY_EVERY:
@@ -40,12 +40,11 @@ class WaitLog:
             log.warning("cannot reach %s (%s); %s", endpoint, _reason(why, endpoint), left)
 
     def joined(self, again: bool) -> None:
-        """This node asked for a round, for the first time or after another one."""
+        """This node asked for a round; `again` if it was in a round before."""
         self.over()
         self._timer = asyncio.get_running_loop().call_later(FIRST_AFTER, self._tell, FIRST_AFTER, again)
 
     def met(self) -> None:
-        """The master answers."""
         self._told_away_at = None
 
     def over(self) -> None:
@@ -76,6 +75,6 @@ class WaitLog:
 
 
 def _reason(why: str, endpoint: Endpoint) -> str:
-    """The cause alone, of a sentence that may name the endpoint again."""
+    """The cause at the end of a sentence that may name the endpoint again."""
     _, named, cause = why.partition(f"{endpoint}: ")
     return cause if named else why

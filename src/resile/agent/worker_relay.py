@@ -1,12 +1,12 @@
-"""Between the training processes of a node and the master: steps go up, shard requests go up and their answers down.
+"""Passes messages between the training processes of a node and the master: steps, shard requests and their answers.
 
-All nodes take the same steps, so one node's report is enough: group rank 0 passes every report on. The others report
-their first step of a round at once, so that the master does not wait for the one that starts last, and then seldom, in
-case the script of group rank 0 says nothing. Ten thousand nodes thus cost the master some 2,000 reports a second.
+All nodes take the same steps, so the reports of one node are enough: group rank 0 passes every report on. Other nodes
+report their first step of a round at once, so that the master learns of training before the slowest node, and then
+seldom, in case the script of group rank 0 reports nothing. 10,000 nodes cost the master some 2,000 reports a second.
 
-A request is kept until it is answered and sent again after every greeting, so a master may die and come back in
-between; the ledger recognises a request that it has answered before. The same goes for the news that a process which
-took shards is gone: were it lost, its shards would never be given to another process.
+A request is kept until it is answered and is sent again after every Hello, so a master may restart in between; the
+ledger recognises a request that it has answered before. The message that a process with shards is gone is repeated in
+the same way: if it were lost, no other process would ever get these shards.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from resile.wire.transport import Connection
 MAX_OPEN = 10_000
 """Requests that may wait for an answer; a process with more is broken."""
 MAX_GONE = 1_000
-"""Processes whose end is told again after every greeting: more than can end while a master restarts."""
+"""Ended processes that are reported again after every Hello: more than can end while a master restarts."""
 
 FOLLOWERS_INTERVAL = Seconds(5.0)
-"""Between two steps that a node other than group rank 0 tells."""
+"""Seconds between two step reports of a node other than group rank 0."""
 
 
 class Relay:
-    """Speaks for the processes that the agent itself has started, and for no others."""
+    """Passes messages of processes that the agent has started, and of no others."""
 
     def __init__(self, send: Callable[[Message], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -48,10 +48,10 @@ class Relay:
         self._interval = 0.0
         self._next_step = 0.0
         self._held: StepReport | None = None
-        """The newest step, if it was not told."""
+        """The newest step, if it was not reported yet."""
 
     def begin(self, round_: Round, workers: set[str], *, leads: bool) -> None:
-        """From now on these processes are the node's; `leads` if the node is group rank 0 of the round."""
+        """A round has begun with these processes; `leads` if the node is its group rank 0."""
         self._round = round_
         self._step = -1
         self._interval = 0.0 if leads else FOLLOWERS_INTERVAL
@@ -60,12 +60,12 @@ class Relay:
         self._workers |= workers
 
     def expect(self, worker: str) -> None:
-        """This process is the node's, too."""
+        """Accept messages of this process as well."""
         self._workers.add(worker)
 
     def gone(self, worker: str) -> None:
-        """A process ended, and what it forked with it: forget what they asked for, and free what they hold."""
-        if self._held is not None:  # it may be the last
+        """A process and its children ended: drop their requests and report that their shards are free."""
+        if self._held is not None:  # it may be the last step
             self._tell_step(self._held)
         self._workers.discard(worker)
         for name in [name for name in self._connections if _belongs(name, worker)]:
@@ -73,14 +73,13 @@ class Relay:
         self._forget({name for name in self._takers if _belongs(name, worker)})
 
     def repeat(self) -> None:
-        """Say again, to a master that has just greeted us, what the last one may not have heard."""
+        """Repeat to a master that has just admitted this node what an earlier one may not have received."""
         for name in self._gone:
             self._send(WorkerGone(worker=name))
         for request in self._open.values():
             self._send(request)
 
     def on_message(self, connection: Connection, message: WorkerMessage) -> None:
-        """One message of a training process."""
         match message:
             case Attach(worker=worker):
                 if not any(_belongs(worker, known) for known in self._workers):
@@ -106,7 +105,7 @@ class Relay:
                     self._send(message)
 
     def on_close(self, connection: Connection, _: str) -> None:
-        """A process hung up. One that was forked is gone with its line; of the others the agent sees the end itself."""
+        """A connection ended. A forked child counts as gone then; the agent sees the end of other processes itself."""
         name = connection.owner
         if name is None or self._connections.get(name) is not connection:
             return
@@ -135,5 +134,5 @@ class Relay:
 
 
 def _belongs(name: str, worker: str) -> bool:
-    """Whether `name` is this process or a child that it forked."""
+    """True if `name` is this process or a forked child of it."""
     return name == worker or name.startswith(f"{worker}/")

@@ -21,7 +21,6 @@ from resile.checkpoint.dcp_metadata import data_file, metadata
 from resile.checkpoint.errors import (
     NotReadable,
     NotWritable,
-    StorageError,
     is_hopeless,
     not_read,
     not_stored,
@@ -29,7 +28,7 @@ from resile.checkpoint.errors import (
     unwritable,
 )
 from resile.checkpoint.layout import Layout, Part, chunks
-from resile.checkpoint.storage import METADATA, attempt_word, sealed
+from resile.checkpoint.storage import METADATA, StepStorage, attempt_word, sealed
 
 _STEP = re.compile(r"step-(\d{1,18})")
 _PART = re.compile(r"__\d{1,9}\.(?P<attempt>.+)\.resile\.json")
@@ -37,7 +36,7 @@ _BLOCK = 16 << 20
 DAMAGED = "damaged.metadata"
 
 
-class ObjectStorage:
+class ObjectStorage(StepStorage):
     """The checkpoints under one URL."""
 
     def __init__(self, url: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
@@ -46,6 +45,7 @@ class ObjectStorage:
         Raises:
             NotWritable: fsspec is not installed, or knows no such store.
         """
+        super().__init__(keep_last=keep_last, keep_every=keep_every)
         try:
             from fsspec.core import url_to_fs
         except ImportError:
@@ -58,40 +58,21 @@ class ObjectStorage:
             raise NotWritable(f"{url} cannot be used: {error}") from None
         self.directory = url.rstrip("/")
         self._root = str(root).rstrip("/")
-        self._keep_last = keep_last
-        self._keep_every = keep_every
         self._attempts: dict[int, str] = {}
         """For each step, the attempt of the parts that were read last."""
 
     def where(self, step: int) -> str:
-        """The URL for `torch.distributed.checkpoint.load` with its FsspecReader."""
         return f"{self.directory}/step-{step}"
 
     def has(self, step: int) -> bool:
-        """True if the whole step is there.
-
-        Raises:
-            NotReadable: the store does not answer.
-        """
         with self._answering(self.where(step)):
             return self._is_there(f"{self._path(step)}/{METADATA}")
 
-    def steps(self) -> list[int]:
-        """The committed steps, oldest first.
-
-        Raises:
-            NotReadable: the store does not answer.
-        """
+    def _step_directories(self) -> list[int]:
         with self._answering(self.directory):
-            directories = self._directories()
-        return sorted(step for step in directories if self.has(step))
+            return [int(match[1]) for name in self._list(self._root) if (match := _STEP.fullmatch(name))]
 
     def check_writable(self) -> None:
-        """Test the store by writing an object and removing it again.
-
-        Raises:
-            NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
-        """
         probe = f"{self._root}/{probe_name()}"
         try:
             self._fs.makedirs(self._root, exist_ok=True)
@@ -102,22 +83,12 @@ class ObjectStorage:
         with contextlib.suppress(Exception):  # the right to write need not include the right to remove
             self._fs.rm_file(probe)
 
-    def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write the part that a buffer holds. Returns True if that completed the step.
+    def _is_taken(self, step: int) -> bool:
+        return self.has(step)
 
-        Raises:
-            StorageError: the buffer was overwritten meanwhile, or the store refused it.
-        """
-        try:
-            layout = buffer.layout(record)
-            if self.has(record.step) or (layout.replicated and not layout.whole):
-                return False
-            layout = layout.alone() if layout.whole else layout
-            sums = sealed(buffer, record)[: chunks(layout.stored)]
-            blocks = _blocks_of(buffer, record, layout.stored)
-            return self.put(record.step, layout, blocks, sums)
-        except (IncompleteBuffer, NotReadable) as error:
-            raise StorageError(f"step {record.step} was not stored: {error}") from None
+    def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool:
+        sums = sealed(buffer, record)[: chunks(layout.stored)]
+        return self.put(record.step, layout, _blocks_of(buffer, record, layout.stored), sums)
 
     def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
         """Write one rank's part. Returns True if that completed the step.
@@ -149,17 +120,10 @@ class ObjectStorage:
         return True
 
     def progress(self, step: int) -> int:
-        """A number that changes while a step is being written, as far as the store shows that."""
         with self._answering(self.where(step)):
             return len(self._names(step))
 
     def parts(self, step: int) -> list[Part]:
-        """The parts of a step, by rank; none if plain DCP wrote it.
-
-        Raises:
-            IncompleteBuffer: a part is damaged, or `.metadata` belongs to none of the attempts there.
-            NotReadable: the store does not return them.
-        """
         self._attempts[step], parts = self._committed(step)
         return parts
 
@@ -181,23 +145,11 @@ class ObjectStorage:
         return "", []
 
     def metadata(self, step: int) -> bytes:
-        """The contents of DCP's `.metadata`.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: the store does not return it.
-        """
         with self._reading(step, METADATA):
             return bytes(self._fs.cat_file(f"{self._path(step)}/{METADATA}"))
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
-        """Open the data of a part for reading.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: the store does not return it, now or during the reading.
-        """
         if step not in self._attempts:
             self.parts(step)
         name = data_file(part.rank, self._attempts[step])
@@ -233,10 +185,6 @@ class ObjectStorage:
             raise not_read(error, what) from None
 
     def set_aside(self, step: int) -> str:
-        """Stop a damaged step from being a checkpoint, but keep it for inspection. A sound one can replace it.
-
-        Returns the new name of its metadata; empty if the store refused.
-        """
         with contextlib.suppress(Exception):  # the caller passes the step over in any case
             self._fs.pipe_file(f"{self._path(step)}/{DAMAGED}", self.metadata(step))
             self._fs.rm_file(f"{self._path(step)}/{METADATA}")
@@ -244,17 +192,14 @@ class ObjectStorage:
         return ""
 
     def sweep(self) -> None:
-        """Remove steps that retention does not keep, and parts of uncommitted steps older than the newest."""
         with contextlib.suppress(Exception):  # the next writer tries again
             steps = self.steps()
             newest = steps[-1] if steps else -1
-            old = set(steps[: -self._keep_last] if self._keep_last else ())
-            for step in self._directories():
-                if step in old:
-                    if not self._keep_every or step % self._keep_every:
-                        self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that no reader sees half of it
-                        self._fs.rm(self._path(step), recursive=True)
-                elif step < newest and not {METADATA, DAMAGED} & set(names := self._names(step)):
+            for step in self._expired(steps):
+                self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that no reader sees half of it
+                self._fs.rm(self._path(step), recursive=True)
+            for step in self._step_directories():
+                if step < newest and not {METADATA, DAMAGED} & set(names := self._names(step)):
                     for name in names:  # only these: a `.metadata` written at this moment must survive
                         self._fs.rm_file(f"{self._path(step)}/{name}")
                     with contextlib.suppress(Exception):  # some stores have real directories
@@ -286,9 +231,6 @@ class ObjectStorage:
 
     def _path(self, step: int) -> str:
         return f"{self._root}/step-{step}"
-
-    def _directories(self) -> list[int]:
-        return [int(match[1]) for name in self._list(self._root) if (match := _STEP.fullmatch(name))]
 
     def _names(self, step: int) -> list[str]:
         return self._list(self._path(step))

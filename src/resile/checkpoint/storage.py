@@ -14,6 +14,7 @@ does. When processes end or a peer is lost, any node does that sees no other one
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import re
@@ -50,24 +51,25 @@ _BLOCK = 16 << 20
 """Bytes that the kernel copies at a time. After each block the writer checks that its buffer was not overwritten."""
 
 
-class Storage:
-    """The checkpoints in one directory."""
+class StepStorage(abc.ABC):
+    """Committed steps in a directory (`Storage`) or an object store (`ObjectStorage`)."""
 
-    def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Nothing is created before something is stored.
-
-        Args:
-            directory: where; all ranks of the job see the same files there.
-            keep_last: how many steps are kept; 0 keeps all.
-            keep_every: steps divisible by it are kept for ever; 0 for none.
-        """
-        self.directory = Path(directory).absolute()
+    def __init__(self, *, keep_last: int, keep_every: int) -> None:
+        """Keep the last `keep_last` steps (0 keeps all), and for ever those divisible by `keep_every` (0 for none)."""
         self._keep_last = keep_last
         self._keep_every = keep_every
 
-    def path(self, step: int) -> Path:
-        """The directory of a committed step, for `torch.distributed.checkpoint.load`."""
-        return self.directory / f"step-{step}"
+    @abc.abstractmethod
+    def where(self, step: int) -> str:
+        """The directory or URL of a committed step, as torch's DCP readers take it."""
+
+    @abc.abstractmethod
+    def has(self, step: int) -> bool:
+        """True if the whole step is there.
+
+        Raises:
+            NotReadable: storage does not answer.
+        """
 
     def steps(self) -> list[int]:
         """The committed steps, oldest first.
@@ -75,8 +77,103 @@ class Storage:
         Raises:
             NotReadable: storage does not answer.
         """
-        found = [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
-        return sorted(step for step in found if self.has(step))
+        return sorted(step for step in self._step_directories() if self.has(step))
+
+    @abc.abstractmethod
+    def check_writable(self) -> None:
+        """Test storage by writing something and removing it again.
+
+        Raises:
+            NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
+        """
+
+    def store(self, buffer: Buffer, record: Record) -> bool:
+        """Write the part that a buffer holds. Returns True if that completed the step.
+
+        Raises:
+            StorageError: the buffer was overwritten meanwhile, or storage refused the part.
+        """
+        try:
+            layout = buffer.layout(record)
+            if self._is_taken(record.step) or (layout.replicated and not layout.whole):
+                return False
+            return self._store(buffer, record, layout.alone() if layout.whole else layout)
+        except (IncompleteBuffer, NotReadable) as error:
+            raise StorageError(f"step {record.step} was not stored: {error}") from None
+
+    @abc.abstractmethod
+    def progress(self, step: int) -> int:
+        """A number that changes while a step is being written, as far as storage shows that."""
+
+    @abc.abstractmethod
+    def parts(self, step: int) -> list[Part]:
+        """The parts of a step, by rank; none if plain DCP wrote it.
+
+        Raises:
+            IncompleteBuffer: a part is damaged, or `.metadata` does not belong to the parts.
+            NotReadable: storage does not return them.
+        """
+
+    @abc.abstractmethod
+    def metadata(self, step: int) -> bytes:
+        """The contents of DCP's `.metadata`.
+
+        Raises:
+            IncompleteBuffer: it does not exist.
+            NotReadable: storage does not return it.
+        """
+
+    @abc.abstractmethod
+    def data(self, step: int, part: Part) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """Open the data of a part for reading.
+
+        Raises:
+            IncompleteBuffer: it does not exist.
+            NotReadable: storage does not return it, now or during the reading.
+        """
+
+    @abc.abstractmethod
+    def set_aside(self, step: int) -> str:
+        """Stop a damaged step from being a checkpoint, but keep it for inspection. A sound one can replace it.
+
+        Returns the new name of the step or of its metadata; empty if storage refused.
+        """
+
+    @abc.abstractmethod
+    def sweep(self) -> None:
+        """Remove steps that retention does not keep, and unfinished parts of steps older than the newest."""
+
+    @abc.abstractmethod
+    def _step_directories(self) -> list[int]:
+        """Steps that have a directory, committed or not."""
+
+    @abc.abstractmethod
+    def _is_taken(self, step: int) -> bool:
+        """True if a step must not be written again."""
+
+    @abc.abstractmethod
+    def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool: ...
+
+    def _expired(self, steps: list[int]) -> list[int]:
+        """Those of the committed steps, oldest first, that retention does not keep."""
+        old = steps[: -self._keep_last] if self._keep_last else []
+        return [step for step in old if not self._keep_every or step % self._keep_every]
+
+
+class Storage(StepStorage):
+    """The checkpoints in one directory, which all ranks of the job see."""
+
+    def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
+        """Nothing is created before something is stored."""
+        super().__init__(keep_last=keep_last, keep_every=keep_every)
+        self.directory = Path(directory).absolute()
+
+    def path(self, step: int) -> Path:
+        """The directory of a committed step, for `torch.distributed.checkpoint.load`."""
+        return self.directory / f"step-{step}"
+
+    def _step_directories(self) -> list[int]:
+        return [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
 
     def draft(self, step: int, attempt: str) -> Path:
         """The directory for the parts of an uncommitted step; created if necessary."""
@@ -85,11 +182,6 @@ class Storage:
         return path
 
     def check_writable(self) -> None:
-        """Test the directory by creating it and a file in it, which is removed again.
-
-        Raises:
-            NotWritable: nothing can be written, and waiting does not cure that. A full disk is left to `store`.
-        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             probe = self.directory / probe_name()
@@ -99,27 +191,17 @@ class Storage:
             if is_hopeless(error) or isinstance(error, FileNotFoundError):  # its parents cannot be made, as in /proc
                 raise unwritable(error, str(self.directory)) from None
 
-    def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write the part that a buffer holds. Returns True if that completed the step.
+    def _is_taken(self, step: int) -> bool:
+        return self.path(step).exists()
 
-        Raises:
-            StorageError: the buffer was overwritten meanwhile, or the disk refused it.
-        """
+    def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool:
         try:
-            layout = buffer.layout(record)
-            if self.path(record.step).exists():
-                return False
-            if layout.replicated and not layout.whole:
-                return False
-            layout = layout.alone() if layout.whole else layout
             draft = self.draft(record.step, layout.attempt)
             if layout.stored:
                 with new_file(draft / data_file(layout.rank)) as target:
                     _copy(buffer, record, layout.stored, target)
             sums = sealed(buffer, record)[: chunks(layout.stored)]
             return self.finish(draft, record.step, layout, sums)
-        except IncompleteBuffer as error:
-            raise StorageError(f"step {record.step} was not stored: {error}") from None
         except OSError as error:
             raise not_stored(error, record.step, str(self.directory)) from error
 
@@ -133,7 +215,6 @@ class Storage:
         return self._commit(draft, step, layout.world)
 
     def progress(self, step: int) -> int:
-        """A number that changes while a step is being written."""
         size = 0
         with contextlib.suppress(OSError, NotReadable):  # a draft that has just been committed
             for name in self._names():
@@ -142,15 +223,9 @@ class Storage:
         return size
 
     def where(self, step: int) -> str:
-        """The directory of a committed step, as text."""
         return str(self.path(step))
 
     def has(self, step: int) -> bool:
-        """True if the whole step is there.
-
-        Raises:
-            NotReadable: storage does not answer.
-        """
         try:
             return stat.S_ISREG(os.stat(self.path(step) / METADATA).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -159,12 +234,6 @@ class Storage:
             raise not_read(error, str(self.path(step))) from None
 
     def parts(self, step: int) -> list[Part]:
-        """The parts of a step, by rank; none if plain DCP wrote it.
-
-        Raises:
-            IncompleteBuffer: a part is damaged, or `.metadata` does not belong to them.
-            NotReadable: storage does not return them.
-        """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
         if parts and self.metadata(step) != metadata(parts):
@@ -172,23 +241,11 @@ class Storage:
         return parts
 
     def metadata(self, step: int) -> bytes:
-        """The contents of DCP's `.metadata`.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: storage does not return it.
-        """
         with self._reading(step, METADATA):
             return (self.path(step) / METADATA).read_bytes()
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
-        """Open the data of a part for reading.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: storage does not return it, now or during the reading.
-        """
         name = data_file(part.rank)
         with self._reading(step, name), (self.path(step) / name).open("rb") as file:
             yield file
@@ -215,10 +272,6 @@ class Storage:
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
-        """Rename a damaged step, which keeps it for inspection. A sound one can replace it.
-
-        Returns the new name; empty if it could not be renamed.
-        """
         for number in range(100):
             name = f"damaged-step-{step}{f'.{number}' if number else ''}"
             with contextlib.suppress(OSError):
@@ -227,7 +280,6 @@ class Storage:
         return ""
 
     def sweep(self) -> None:
-        """Remove steps that retention does not keep, and drafts of steps older than the newest."""
         try:
             steps = self.steps()
         except NotReadable:  # the next writer tries again
@@ -241,9 +293,8 @@ class Storage:
                 self._remove(self.directory / name)
             elif name.startswith(_DOOMED):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
-        for step in steps[: -self._keep_last] if self._keep_last else ():
-            if not self._keep_every or step % self._keep_every:
-                self._remove(self.path(step))
+        for step in self._expired(steps):
+            self._remove(self.path(step))
 
     def _remove(self, path: Path) -> None:
         """Rename before removing, so that no other process reads half of it or commits it."""

@@ -1,1 +1,1 @@
-"""Checkpoints in the agent's memory: served to processes, replicated to a node, flushed to storage."""
+"""Checkpoints in the agent's memory: given to processes, copied to another node, written to storage."""

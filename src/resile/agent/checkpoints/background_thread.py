@@ -1,6 +1,7 @@
-"""A thread that does one thing after the other: storage and networks may take minutes, and the event loop must not.
+"""A thread for work with storage and networks, which may take minutes and must not block the event loop.
 
-The thread is a daemon: work that hangs does not keep the agent from ending. In return no work may rely on being done.
+The thread is a daemon, so work that hangs does not keep the agent from ending. The price: when the agent ends, pending
+work is lost.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ log = logging.getLogger("resile.agent")
 
 
 class WorkThread:
-    """Does what it is given in order, and knows which buffers that concerns."""
+    """Runs queued work in order, and knows which buffers the work uses."""
 
     def __init__(self, name: str, level: int) -> None:
-        """Nothing is done before `start`; what could not be done is logged at this level."""
+        """Nothing runs before `start`. Failures of work are logged at this level."""
         self._name = name
         self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
         self._work = queue.SimpleQueue()
@@ -35,12 +36,12 @@ class WorkThread:
     def submit(
         self, work: Callable[[], str], *buffers: Buffer, answer: Callable[[str], object] = lambda error: None
     ) -> None:
-        """Do something with these buffers when it is its turn.
+        """Queue work with these buffers, which are in `claimed` until it is done.
 
         Args:
-            work: does it; returns nothing, or why it could not be done.
-            buffers: they are claimed until then.
-            answer: is told in any case what came of it, whatever the work raises.
+            work: called by the thread; returns an empty string, or a sentence that says why it failed.
+            buffers: the buffers that the work uses.
+            answer: called with that string, also if the work raises.
         """
         future: Future[None] = Future()
         self.pending[future] = buffers
@@ -49,7 +50,7 @@ class WorkThread:
 
     @property
     def claimed(self) -> set[Buffer]:
-        """The buffers that it works on, or will."""
+        """The buffers of all pending work."""
         return {buffer for buffers in list(self.pending.values()) for buffer in buffers}
 
     def _run(self) -> None:
@@ -58,7 +59,7 @@ class WorkThread:
             try:
                 error = work()
                 self._complaints.say(error)
-            except Exception as unforeseen:  # this thread must outlive whatever a disk or a network does
+            except Exception as unforeseen:  # this thread must survive any error of a disk or a network
                 log.exception("%s failed", self._name)
                 error = f"{self._name} failed: {unforeseen}"
             with contextlib.suppress(RuntimeError):  # the agent has ended

@@ -1,9 +1,9 @@
-"""The agent's hold on checkpoints: two buffers of memory for each training process, and the ways out of it.
+"""The checkpoint server: two buffers of memory for each training process, their way to storage and to another node.
 
-Buffers are the agent's, so they outlive the processes that fill them; they are anonymous, so nothing of them outlives
-the agent and its processes. What is in them is not the agent's business: it gives room, counts it, and copies bytes to
-storage in a thread of its own, when a process asks for it, when the processes of the node have ended, and when a peer
-on another node is lost. Another thread copies them to another node, for state that no other node has.
+The agent owns the buffers, so they outlive the processes that fill them. They are anonymous memory, so nothing of them
+outlives the agent and its processes. The agent allocates and counts the memory, and does not interpret its contents. A
+thread copies buffers to storage when a process asks for it, when the processes of the node have ended, and when another
+node is lost. Another thread copies sharded state to the partner node.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from resile.protocol.reports import ReplicaEndpoint
 log = logging.getLogger("resile.agent")
 
 LOOK_AGAIN = 5.0
-"""Seconds between two looks at whether the copies of another node are still needed."""
+"""Seconds between two checks if the copies of another node are still needed."""
 
 
 class CheckpointServer:
-    """The buffers of one node."""
+    """Owns the checkpoint buffers of one node."""
 
     def __init__(
         self,
@@ -63,14 +63,13 @@ class CheckpointServer:
         yield_memory: Callable[[], bool] = lambda: False,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Nothing is there before `start`.
+        """Nothing runs before `start`.
 
         Args:
-            path: of the socket.
-            token: the job's secret, asked for at every call of another node and to it.
-            yield_memory: asks the rest of the agent to give memory back; whether there was any.
-            pause: lets so many seconds pass before storage is tried again with what ended processes left; called by
-                a thread.
+            path: where to listen for training processes.
+            token: returns the job's secret; called for every connection between nodes.
+            yield_memory: asks the rest of the agent to free memory; returns False if it freed none.
+            pause: waits so many seconds between tries to store what ended processes left; called by a thread.
         """
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
@@ -82,33 +81,32 @@ class CheckpointServer:
         self._yield_memory = yield_memory
         self._alone: asyncio.TimerHandle | None = None
         self._leaves = threading.Event()
-        """The node ends."""
+        """Set when the node ends."""
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
-        """What the buffers held when they were last flushed."""
+        """The records of all buffers at the last flush."""
         self._rescuing = False
-        """It was asked for, and has not begun yet."""
+        """True while a rescue is queued."""
         self._rescued: Buffer | None = None
 
     def start(self) -> None:
-        """Serve the training processes of this node."""
         self._socket.start()
         self._storing.start()
         self._copying.start()
 
     def keep_replicas(self, host: str, *, tls: bool) -> None:
-        """Keep copies for another node from now on; if this node cannot, the reason is logged."""
+        """Listen for copies of another node. If that fails, the reason is logged."""
         try:
             self.replicas.open(host, tls=tls)
         except OSError as error:
             log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
 
     def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
-        """Where other nodes bring their copies, if they reach this one by that address; None: they cannot."""
+        """Where other nodes send copies, if they reach this node by this address; None if it keeps none."""
         return self.replicas.replica_endpoint(address)
 
     def enter(self, round_: Round, partner: ReplicaEndpoint | None) -> None:
-        """This node is in another round now."""
+        """A new round has begun, with this partner."""
         self.replicas.enter(round_)
         self.replica_client.enter(round_, partner)
         if self._alone is not None:
@@ -118,7 +116,7 @@ class CheckpointServer:
             self._outlive_copies({rank: self._newest(rank) for rank in self._buffers})
 
     def _outlive_copies(self, before: dict[int, int]) -> None:
-        """Alone, a node needs copies for restoring: once its processes have saved again, their memory is given back."""
+        """Free the copies of another node once every process here has saved again. Called when there is no partner."""
         filled = self._socket.filled_ranks
         if filled and all(self._newest(rank) > before.get(rank, 0) for rank in filled):
             self.replicas.give_back()
@@ -130,26 +128,23 @@ class CheckpointServer:
         return max((record.sequence for record in records if record is not None), default=0)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Stop serving and free the memory."""
         self._socket.close()
         if self._alone is not None:
             self._alone.cancel()
         self.replicas.close()
         if self._storing.pending or self._copying.pending:
-            return  # their memory goes with this process: a descriptor given back now could become another file's
+            return  # the threads still use descriptors; the memory is freed when this process ends
         for buffers in self._buffers.values():
             for buffer in buffers:
                 buffer.close()
         self._buffers.clear()
 
     def flush(self, what_next: str = "") -> None:
-        """Begin to store what processes that have ended left in memory. Until it is, others do not overwrite it.
+        """Begin to store what ended processes left in memory; `what_next` is added to the log line about it.
 
-        That holds for the newest of each rank, unless the one before it is on its way still: their successors are to
-        have a buffer to save into, however long storage takes.
-
-        Args:
-            what_next: to add to the words that tell where it is.
+        New processes do not overwrite the newest checkpoint of each rank until it is stored, unless the rank's other
+        buffer is still being stored: one buffer must stay free for new saves, however long storage takes.
         """
         held = {rank: [buffer.record() for buffer in buffers] for rank, buffers in self._buffers.items()}
         if held == self._flushed:
@@ -166,13 +161,13 @@ class CheckpointServer:
             self._storing.submit(work, *buffers, answer=self._note_flush)
 
     def rescue(self) -> None:
-        """Begin to store the newest step that this node has all of; its processes live, and go on meanwhile."""
+        """Begin to store the newest step that is complete on this node, while its processes go on."""
         if not self._rescuing:
             self._rescuing = True
             self._storing.submit(self._rescue)
 
     def _rescue(self) -> str:
-        """In the thread that stores, when it is its turn: what is the newest by then."""
+        """Store the step that is the newest when the storing thread gets to it."""
         self._rescuing = False
         held = whole_in(list(self._buffers.values()))
         if held is None:
@@ -181,7 +176,7 @@ class CheckpointServer:
         self._rescued = buffer
         try:
             buffer.want(record.sequence)
-            if buffer.record() != record:  # its process was quicker
+            if buffer.record() != record:  # its process has begun to overwrite it
                 buffer.release(record.sequence)
                 return ""
             return store_last([held], [], PAUSES, self._pause)
@@ -189,15 +184,15 @@ class CheckpointServer:
             self._rescued = None
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
-        """What a process has asked for; at the node's end without pauses, as all that is left is tried again then."""
+        """Store a checkpoint on request of a process. Without pauses once the node ends: `flush` tries again then."""
         return store_committed(buffer, sequence, PAUSES, self._leaves.wait)
 
     def _note_flush(self, error: str) -> None:
-        if error:  # the next end of processes tries again
+        if error:  # the next flush tries again
             self._flushed = {}
 
     async def flushed(self, patience: float) -> None:
-        """The node ends: wait for storage, but not for ever, and not when in a hurry."""
+        """The node ends: wait for storage, at most `patience` seconds or until `hurry` is called."""
         self._leaves.set()
         waiting = [asyncio.wrap_future(future) for future in list(self._storing.pending)]
         if not waiting:
@@ -211,7 +206,7 @@ class CheckpointServer:
             task.cancel()
 
     def hurry(self) -> None:
-        """Wait for storage no longer."""
+        """End the wait of `flushed`."""
         self._hurry.set()
 
     # what processes ask for -------------------------------------------------------------------------------------------
@@ -251,7 +246,7 @@ class CheckpointServer:
         peer.send(Opened(), [buffer.descriptor for buffer in buffers])
 
     def _take_over(self, buffers: list[Buffer]) -> None:
-        """Another process fills these from now on: what the last one wanted stored, and did not live to say, is."""
+        """Another process fills these buffers from now on: store what the last one wanted stored."""
         for buffer in buffers:
             if buffer.wanted and buffer not in self._storing.claimed and buffer is not self._rescued:
                 record = buffer.record()
@@ -268,7 +263,7 @@ class CheckpointServer:
             return "it asked for room in no buffer"
         need = sum(max(0, size - buffer.size) for buffer in buffers)
         why = self._room_for(need) if need else ""
-        if why and LIMIT not in why and self._yield_memory():  # a bound of our own is none of theirs
+        if why and LIMIT not in why and self._yield_memory():  # freeing memory does not help against this limit
             why = self._room_for(need)
         if why:
             return why
@@ -280,7 +275,7 @@ class CheckpointServer:
         return ""
 
     def _room_for(self, need: int) -> str:
-        """Why there is no memory for so much more; empty if there is. Any thread may ask."""
+        """Why there is no memory for so many more bytes; empty if there is. Any thread may call it."""
         own = [buffer for each in list(self._buffers.values()) for buffer in each]
         taken, untouched = self.replicas.sizes()
         taken, untouched = taken + sum(each.size for each in own), untouched + sum(each.untouched for each in own)
@@ -289,7 +284,7 @@ class CheckpointServer:
     def _do(
         self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaFetched]
     ) -> None:
-        """Have a buffer stored or copied, and answer in any case: a process saves nothing while it waits for it."""
+        """Queue the storing or copying of a buffer. The process always gets an answer, because it waits for it."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
 
         def answer(error: str) -> None:

@@ -1,8 +1,8 @@
 """The socket on which training processes ask their agent for checkpoint memory.
 
-One packet is one message, and an answer may carry descriptors of buffers. Only processes of this user (or root) are
-heard. Nothing here waits: a process that does not read its answers does without, and one that sends what cannot be
-decoded is cut off.
+One packet is one message, and an answer may carry descriptors of buffers. Only processes of this user or of root may
+connect. Nothing here waits: answers to a process that does not read are dropped, and a process that sends what cannot
+be decoded is disconnected.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _decoder = msgspec.msgpack.Decoder(ToAgent)
 
 
 class Peer:
-    """A training process on the line."""
+    """A connected training process."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
         self.local_rank: int | None = None
-        """Of the buffers that it has opened."""
+        """The local rank whose buffers it has opened."""
         self.fills = False
-        """It writes to those buffers; else it only looks at them."""
+        """True if it writes to the buffers, False if it only reads them."""
 
     def send(self, answer: FromAgent, descriptors: list[int] | None = None) -> None:
-        """Answer without waiting; a process that reads nothing gets no answer."""
+        """Send an answer without waiting; it is dropped if the process does not read."""
         with contextlib.suppress(OSError):
             socket.send_fds(self.line, [msgspec.msgpack.encode(answer)], descriptors or [])
 
 
 class MemorySocket:
-    """Listens in a directory that is private to this user."""
+    """A listening Unix socket and the connected training processes."""
 
     def __init__(self, path: Path, on_message: Callable[[Peer, ToAgent], None]) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class MemorySocket:
 
     @property
     def filled_ranks(self) -> set[int]:
-        """The local ranks whose buffers a living process fills."""
+        """The local ranks whose buffers a connected process writes to."""
         return {peer.local_rank for peer in self._peers.values() if peer.fills and peer.local_rank is not None}
 
     def start(self) -> None:
@@ -66,7 +66,6 @@ class MemorySocket:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
-        """Hang up on all processes."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -96,7 +95,7 @@ class MemorySocket:
             self._on_message(peer, _decoder.decode(packet))
         except BlockingIOError:
             return
-        except OSError:  # it ended with answers unread
+        except OSError:  # the process ended with unread answers
             self._hang_up(peer)
         except msgspec.MsgspecError as error:
             log.warning("a process that asked for checkpoint memory was cut off: %s", error)

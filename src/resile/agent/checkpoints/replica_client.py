@@ -1,4 +1,4 @@
-"""The way to the node that keeps copies of this one's checkpoints: one buffer at a time, no faster than allowed."""
+"""Copies checkpoints to the partner node, one buffer at a time and no faster than RESILE_COPY_RATE."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from resile.wire.handshake import HandshakeRefused
 log = logging.getLogger("resile.agent")
 
 RATE = "RESILE_COPY_RATE"
-"""Bytes a second that copies may take of the network, as in `500Mi`; at least 16Mi."""
+"""Bytes per second that copies may take of the network, as in `500Mi`; at least 16Mi."""
 USUAL_RATE = 1 << 30
 BLOCK = 4 << 20
-"""Bytes between two looks at the clock, and at whether the buffer was overwritten meanwhile."""
+"""Bytes that are sent before the rate and the buffer are checked again."""
 
 
 class ReplicaClient:
-    """The other node, as the newest round names it."""
+    """The connection to the partner of the newest round."""
 
     def __init__(self, token: Callable[[], bytes], environ: Mapping[str, str] = os.environ) -> None:
-        """There is no other node before `enter`; `token` is the job's secret, asked for at every call."""
+        """There is no partner before `enter`; `token` returns the job's secret and is called at every connect."""
         self._round: Round = NO_ROUND
-        self._door: ReplicaEndpoint | None = None
+        self._partner: ReplicaEndpoint | None = None
         self._token = token
         self._rate = _rate(environ)
         self._stream: BulkStream | None = None
-        """What is being sent on."""
+        """The connection of the copy that is being sent."""
 
     @property
     def there(self) -> bool:
-        """Whether there is another node to copy to."""
-        return self._door is not None
+        """True if this node has a partner."""
+        return self._partner is not None
 
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
-        """In this round, send replicas of this node's checkpoints to `replica_endpoint`; with None, send none."""
-        self._round, self._door = round_, replica_endpoint
-        if (stream := self._stream) is not None:  # of an older round: no node takes it any more
+        """From this round on, copy checkpoints to this partner; None if there is none."""
+        self._round, self._partner = round_, replica_endpoint
+        if (stream := self._stream) is not None:  # the partner refuses copies of an older round
             stream.cut()
 
     def copy(self, local_rank: int, buffer: Buffer, sequence: int) -> str:
-        """Bring what was committed as `sequence` to the other node: an empty answer, or why it is not there."""
-        round_, replica_endpoint, record = self._round, self._door, buffer.record()
+        """Copy the checkpoint `sequence` to the partner. Returns an empty string, or why that failed."""
+        round_, replica_endpoint, record = self._round, self._partner, buffer.record()
         if replica_endpoint is None:
             return "there is no other node to copy to"
         if record is None or record.sequence != sequence:

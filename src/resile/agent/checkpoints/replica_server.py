@@ -1,8 +1,8 @@
-"""Copies of another node's checkpoints, in this node's memory: so that losing a node costs no shard of a sharded state.
+"""Keeps copies of another node's checkpoints in memory, so that the loss of a node loses no part of a sharded state.
 
-Two buffers for each process of that node, like its own: while one is being filled the other holds the copy before it,
-so a node that is lost in mid-copy has still a whole one here. Whoever brings a copy must hold the job's token, and know
-of no older round than this agent. Copies come in on threads of their own; the agent's event loop has no part in it.
+There are two buffers for each process of that node. While one is being filled, the other holds the copy before it, so
+there is a complete copy even if the node is lost in the middle of copying. The sender has the job's token and must
+not be in an older round than this agent. Threads receive the copies, not the agent's event loop.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from resile.wire.tls import OLDEST
 log = logging.getLogger("resile.agent")
 
 UNPROVEN = 16
-"""Callers at a time that have not shown the job's token yet; one more, and the one that took longest must go."""
+"""Connections at a time that have not proved the job's token. With one more, an old one is closed."""
 PROOF = 5.0
-"""Seconds that each of them has; it takes milliseconds."""
+"""Seconds that a sender has to prove the token; it takes milliseconds."""
 PAUSE = 0.2
-"""Seconds until the next try, when no caller can be let in for lack of descriptors or threads."""
+"""Seconds until the next try if there are no descriptors or threads for a connection."""
 GIVE_WAY = 5.0
-"""Seconds that a copy has to end when a newer one takes its place."""
+"""Seconds for a copy to end after a newer one cut it off."""
 BACKLOG = 16
 LARGEST = 1 << 62
 SUM = 8
@@ -47,33 +47,33 @@ SUM = 8
 
 
 def copy_deadline(data: int) -> float:
-    """Until when a copy of so many bytes must be through."""
+    """When a copy of so many bytes must be done, on the monotonic clock."""
     return time.monotonic() + COPY_GRACE + data / COPY_SLOWEST
 
 
 class _Arrival(NamedTuple):
-    """A copy that is whole."""
+    """A complete copy."""
 
     number: int
-    """They are counted: senders' own numbers do not tell which is newer, as their clocks may differ."""
+    """Counts arrivals. Senders' sequences do not tell which copy is newer, because their clocks may differ."""
     round: Round
 
 
 class ReplicaServer:
-    """What this node keeps for another."""
+    """The replicas that this node keeps for another."""
 
     def __init__(self, room: Callable[[int], str], token: Callable[[], bytes]) -> None:
-        """Nothing comes in before `open`.
+        """Nothing is received before `open`.
 
         Args:
-            room: why there is no memory for so many more bytes; empty if there is. Called from any thread.
-            token: the job's secret, asked for at every call.
+            room: returns why there is no memory for so many more bytes; empty if there is. Called from any thread.
+            token: returns the job's secret; called for every connection.
         """
         self._room = room
         self._buffers: dict[int, list[Buffer]] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._coming: dict[int, tuple[Round, BulkStream]] = {}
-        """By local rank: whose copy is coming in."""
+        """For each local rank, the round and connection of the copy that is being received."""
         self._arrivals: dict[Buffer, _Arrival] = {}
         self._guard = threading.RLock()
         self._round: Round = NO_ROUND
@@ -83,21 +83,21 @@ class ReplicaServer:
         self._token = token
         self._tls: ssl.SSLContext | None = None
         self._unproven: dict[socket.socket, str] = {}
-        """In the order in which they came: a second descriptor of each connection, and the caller's address."""
+        """Connections without proof, oldest first: a second descriptor of each, and the sender's address."""
 
     @property
     def buffers(self) -> list[Buffer]:
-        """All of them, whether they hold something or not."""
+        """All buffers, also empty ones."""
         with self._guard:
             return [buffer for pair in self._buffers.values() for buffer in pair]
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes that they take, and those of them that were not written to yet."""
+        """Bytes of all buffers, and how many of them were never written to."""
         with self._guard:
             return sum(each.size for each in self.buffers), sum(each.untouched for each in self.buffers)
 
     def descriptors(self, most: int) -> list[int]:
-        """Of those that hold a copy, as far as there are descriptors to be had; the caller closes them."""
+        """New descriptors of at most `most` buffers that hold a copy. The caller closes them."""
         found: list[int] = []
         with self._guard, contextlib.suppress(OSError):
             for each in [each for each in self.buffers if each.record() is not None][:most]:
@@ -105,16 +105,12 @@ class ReplicaServer:
         return found
 
     def give_back(self) -> None:
-        """Keep nothing any longer, except what is coming in."""
+        """Free all copies except those that are being received."""
         with self._guard:
             self._forget(self._buffers)
 
     def open(self, host: str, *, tls: bool) -> None:
-        """Let copies in.
-
-        Args:
-            host: the address to listen on.
-            tls: whether the job speaks TLS: then so does this door, with a certificate made here and now.
+        """Listen on this address for copies, with a new self-signed certificate if `tls`.
 
         Raises:
             OSError: there is no port to listen on.
@@ -126,13 +122,13 @@ class ReplicaServer:
         threading.Thread(target=self._serve, args=(listener,), name="resile-copies", daemon=True).start()
 
     def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
-        """Where others bring their copies, if they reach this node by that address; None: they cannot."""
+        """Where other nodes send copies, if they reach this node by this address; None if it keeps none."""
         if self._listener is None:
             return None
         return ReplicaEndpoint(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
 
     def enter(self, round_: Round) -> None:
-        """From now on nothing is taken from nodes that know only older rounds, nor the rest of what they have begun."""
+        """Refuse copies of older rounds from now on, also those that are being received."""
         with self._guard:
             self._round = round_
             for known, stream in self._coming.values():
@@ -140,7 +136,7 @@ class ReplicaServer:
                     stream.cut()
 
     def close(self) -> None:
-        """Let no caller in any more. The memory goes with this process: a thread may be writing to it."""
+        """Stop listening. The memory is freed when this process ends, because a thread may be writing to it."""
         self._closed.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -154,7 +150,7 @@ class ReplicaServer:
             try:
                 sock, peer = listener.accept()
                 self._let_in(sock, peer[0])
-            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the caller is gone: it may pass
+            except (OSError, RuntimeError) as error:  # no descriptor or thread, or the sender is gone: this may pass
                 if self._closed.wait(PAUSE):
                     return
                 if said != str(error):
@@ -189,7 +185,7 @@ class ReplicaServer:
                 self._take(stream)
         except (OSError, HandshakeRefused) as error:
             log.warning("no copy of a checkpoint was taken from %s: %s", peer, error)
-        except Exception:  # the thread of one caller: the next must not suffer from what this one sent
+        except Exception:  # what one sender sent must not harm the others
             log.exception("no copy of a checkpoint was taken from %s", peer)
 
     def _proven(self, sock: socket.socket, grip: socket.socket, peer: str) -> BulkStream:
@@ -215,14 +211,15 @@ class ReplicaServer:
             stream.say(ReplicaAnswer(error=error), deadline)
             if not error:
                 self._fill(stream, copy, deadline)
-        if not error:  # only now: the sender may send the next one at once
+        if not error:  # only now, because the sender may send the next copy at once
             stream.say(ReplicaAnswer(), deadline)
 
     @contextlib.contextmanager
     def _turn(self, copy: ReplicaOffer, stream: BulkStream) -> Iterator[bool]:
-        """Whether the buffers of this rank are free; they are this thread's meanwhile.
+        """Take the buffers of this rank for this thread; yields False if another copy holds them.
 
-        A node brings one copy at a time, so one that is still coming in is of who was lost or frozen: it gives way.
+        A node sends one copy at a time, so a copy that is still being received is of a node that was lost or hangs. It
+        is cut off.
         """
         with self._guard:
             lock = self._locks.setdefault(copy.local_rank, threading.Lock())
@@ -242,7 +239,7 @@ class ReplicaServer:
                 lock.release()
 
     def _refusal(self, copy: ReplicaOffer) -> str:
-        """Why a copy is not taken; empty: there is a buffer for it."""
+        """Why a copy is refused; empty if there is a buffer for it."""
         if copy.round < self._round:
             return self._too_late(copy)
         buffer = self._oldest(copy.local_rank)
@@ -293,7 +290,7 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """The second copy of a round is sent when all nodes have a first one: what is of older rounds has no use."""
+        """Free copies of older rounds once a rank has two of this round: all nodes have one of this round then."""
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
             for rank, pair in self._buffers.items()
@@ -310,7 +307,7 @@ class ReplicaServer:
 
 
 def _is_checkpoint(copy: ReplicaOffer) -> bool:
-    """Whether its numbers can be those of a checkpoint: looked at before anything is done by them."""
+    """True if its numbers can be those of a checkpoint. Checked before they are used."""
     return (
         0 <= copy.local_rank < MAX_LOCAL_RANKS
         and 0 <= copy.step < LARGEST
@@ -322,7 +319,7 @@ def _is_checkpoint(copy: ReplicaOffer) -> bool:
 
 
 def _own_identity() -> tuple[ssl.SSLContext, str]:
-    """A certificate that this process alone has the key of, and what it is known by."""
+    """A TLS context with a new self-signed certificate, and the fingerprint of that certificate."""
     from resile.common.certificates import self_signed
 
     pair = self_signed("resile-agent", ["resile-agent"])

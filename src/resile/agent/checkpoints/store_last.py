@@ -1,8 +1,7 @@
-"""What processes leave in memory when they end, or have in it when a peer is lost, and its way to storage.
+"""Stores checkpoints that ended processes left in memory, or that living ones have when another node is lost.
 
-Storage that refuses is tried again, for all ranks of the node together: a node that ends has a grace period before it
-is killed (30 s as a rule, which its processes may have used a part of), and one that is taken away for another should
-not be held up for as many pauses as it has processes.
+All ranks of the node share the retries (`store_retries`), so that many processes do not take many times as long: a node
+that ends is killed after a grace period.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Held = tuple[Buffer, Record]
 
 
 def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
-    """Of the buffers of each rank: the newest that is not in storage, and the ones before it."""
+    """For each rank, the newest checkpoint that is not in storage, and the ones before it."""
     newest: list[Held] = []
     older: list[Held] = []
     for buffers in ranks:
@@ -35,9 +34,9 @@ def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
 
 
 def whole_in(ranks: Iterable[list[Buffer]]) -> Held | None:
-    """The newest whole step that living processes have saved, if it is not in storage.
+    """The newest complete step that living processes have saved and that is not in storage; None if there is none.
 
-    The other buffer is left to its process, to save into: so nothing is taken while that is on its way to storage.
+    Ranks that are storing a buffer are passed over, because their process needs the other one for its next save.
     """
     found = []
     for buffers in ranks:
@@ -58,16 +57,16 @@ def store_last(
     pause: Callable[[float], object],
     what_next: str = "",
 ) -> str:
-    """Store the newest step of each rank; if that does not make one step whole, the one before it as well.
+    """Store the newest step of each rank, and the step before it if the newest is not complete in storage then.
 
-    An empty answer, or why something was not stored. Nobody wants the buffers kept any longer then.
+    Returns an empty string, or why something was not stored. All buffers are released.
 
     Args:
-        newest: of each rank.
-        older: of the ranks that have two.
-        pauses: seconds before each further try, if storage does not take something; for all of it together.
-        pause: lets them pass.
-        what_next: to add to the words that tell where it is.
+        newest: the newest checkpoint of each rank.
+        older: the checkpoint before it, of ranks that have two.
+        pauses: seconds before each further try, for all checkpoints together.
+        pause: waits so many seconds.
+        what_next: added to the log line that says where the checkpoint is.
     """
     left = iter(pauses)
     try:
@@ -89,7 +88,7 @@ def store_last(
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
-    """What a buffer holds, unless that or something newer of its rank is in storage."""
+    """The record of a buffer; None if that step or a newer one of its rank is in storage."""
     record = buffer.record()
     try:
         stored = max(each.stored for each in siblings)
@@ -108,7 +107,7 @@ def _is_storable(layout: Layout) -> bool:
 def _store_each(
     found: list[Held], pauses: Iterable[float], pause: Callable[[float], object]
 ) -> tuple[set[tuple[str, int]], list[str]]:
-    """Directory and step of each part that was stored (the step is there once every rank's is), and what went wrong."""
+    """Returns directory and step of each part that was stored, and the errors."""
     places, held, errors = [], [], []
     for buffer, record in found:
         if buffer.record() == record and not buffer.wanted:

@@ -1,9 +1,9 @@
-"""What a training process left behind when it ended badly: read it, and tell it.
+"""Reads why a training process failed, from what it left behind.
 
-Three witnesses, the best first: the error file that torch's `@record` writes, a Python traceback at the end of
-the log, the exit status. None of them is trusted to be well-formed: a process that crashed may have written half a file
-or filled it with anything, and a failure must be reported whatever is found. Everything kept is cut to a size that ten
-thousand failing processes can send to one master.
+There are three sources, the best first: the error file that torch's `@record` writes, a Python traceback at the end of
+the log, and the exit status. A process that crashed may have written half a file or anything else, and its failure must
+be reported in any case, so no source is trusted to be well-formed. All texts are cut to a size that 10,000 failing
+processes can send to one master.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import msgspec
 from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 MAX_ERROR_FILE = 1024 * 1024
-"""In bytes. `@record` writes a message and a call stack; a bigger file holds something else and is left alone."""
+"""Bytes. `@record` writes a message and a call stack; a larger file is something else and is not read."""
 
 _CUT = "…"
 _CLOCKS_AGREE = 2.0
-"""In seconds. `@record` notes whole seconds; the file's own time is finer and is taken when the two agree."""
+"""Seconds. `@record` notes whole seconds; the file's modification time is finer and is used if both agree."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -38,7 +38,7 @@ _NO_HOST_MEMORY = ("MemoryError", "DefaultCPUAllocator: can't allocate memory", 
 
 
 class ErrorFile(NamedTuple):
-    """The content of an error file, or of a traceback in a log; empty where there was nothing."""
+    """The content of an error file, or of a traceback in a log; fields are empty if nothing was found."""
 
     error: str = ""
     traceback: str = ""
@@ -57,17 +57,10 @@ def read_failure(
     log_tail: bytes = b"",
     oom_killed: bool = False,
 ) -> WorkerFailure:
-    """The report of one process that ended badly. Never fails; reads at most `MAX_ERROR_FILE` bytes.
+    """The failure of a process that ended with `returncode` (negative for a signal) at `ended_at`. Never raises.
 
-    Args:
-        returncode: As `Popen.returncode` and `os.waitstatus_to_exitcode` give it: a signal is negative.
-        global_rank: Of the process in its round.
-        local_rank: Of the process on its node.
-        pid: Of the process.
-        ended_at: Wall-clock seconds when its end was seen.
-        error_file: What TORCHELASTIC_ERROR_FILE was; it need not exist.
-        log_tail: The end of what the process wrote, stderr last (see `tail_of`).
-        oom_killed: The agent knows that the kernel killed it for want of memory.
+    `error_file` is the path of its TORCHELASTIC_ERROR_FILE, which need not exist; `log_tail` is the end of its output;
+    `oom_killed` is True if the kernel killed it for lack of memory.
     """
     tail = readable(log_tail.decode("utf-8", errors="replace"))
     recorded = read_error_file(error_file) if error_file else ErrorFile()
@@ -90,17 +83,17 @@ def read_failure(
 
 
 def root_cause(failures: Iterable[WorkerFailure]) -> WorkerFailure | None:
-    """The failure that came first: the others usually failed because of it. None if there is none."""
+    """The earliest failure, which usually caused the others; None if there is none."""
     return min(failures, key=lambda failure: (failure.at, failure.global_rank), default=None)
 
 
 def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:
-    """The last bytes of a log; empty if it cannot be read. Costs one seek, however long the log."""
+    """The last bytes of a log; empty if it cannot be read. Takes the same time for any length."""
     return _read(path, limit, from_end=True) or b""
 
 
 def read_error_file(path: str) -> ErrorFile:
-    """What `@record` wrote, in either of its two forms, or as much of it as makes sense."""
+    """The error that `@record` wrote, in either of its two formats; empty fields where it cannot be read."""
     data = _read(path, MAX_ERROR_FILE + 1)
     if not data or len(data) > MAX_ERROR_FILE:
         return ErrorFile()
@@ -124,7 +117,7 @@ def read_error_file(path: str) -> ErrorFile:
 
 
 def find_traceback(text: str) -> ErrorFile:
-    """The last Python traceback in a text, with those that it was chained to; its start may have been cut off."""
+    """The last Python traceback in a text, with chained ones before it. Its start may be missing."""
     lines = without_rank(text).splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
@@ -146,24 +139,24 @@ def find_traceback(text: str) -> ErrorFile:
 
 
 def without_rank(text: str) -> str:
-    """A log without the rank that torch sets before each line of an exception while there is a process group."""
+    """The text without the `[rank0]: ` that torch puts before each line of an exception."""
     return _RANK.sub("", text)
 
 
 def readable(text: str) -> str:
-    """A text fit for terminal and wire: no escapes or control characters, progress bars at their last state."""
+    """The text without escapes and control characters, and of progress bars only the last state."""
     text = _ESCAPES.sub("", text).replace("\r\n", "\n")
     text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _CONTROLS.sub("", text).encode("utf-8", errors="replace").decode("utf-8")
 
 
 def head(text: str, limit: int) -> str:
-    """The beginning of a text, with a mark where it was cut."""
+    """The first `limit` characters of a text, with a mark if it was cut."""
     return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
 
 
 def last_part(text: str, limit: int) -> str:
-    """The end of a text from the start of a line, with a mark where it was cut."""
+    """The last lines of a text within `limit` characters, with a mark if it was cut."""
     if len(text) <= limit:
         return text
     kept = text[len(text) - limit + len(_CUT) + 1 :]
@@ -172,7 +165,7 @@ def last_part(text: str, limit: int) -> str:
 
 
 def _read(path: str, limit: int, from_end: bool = False) -> bytes | None:
-    """At most `limit` bytes of a regular file; None if there is no such file. A pipe or device is not waited for."""
+    """At most `limit` bytes of a regular file; None for all else. Never waits."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -196,7 +189,7 @@ def _mtime(path: str) -> float | None:
 
 
 def _moment(noted: Any, written: float | None) -> float | None:
-    """When the error was recorded: as finely as the file knows if that agrees with what was noted in it."""
+    """When the error was recorded: the file's modification time if it agrees with the time noted in the file."""
     try:
         seconds = float(noted)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether the kernel killed something in this node's cgroup for want of memory."""
+"""Counts the processes of this node's cgroup that the kernel killed for lack of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _V2 = Path("/sys/fs/cgroup")
 
 
 def oom_kills() -> int:
-    """How many processes of this cgroup the kernel has killed for want of memory; 0 where the kernel does not tell."""
+    """How many processes of this cgroup the kernel has killed for lack of memory; 0 if it does not say."""
     for path in _candidates():
         try:
             lines = path.read_text().splitlines()

@@ -1,7 +1,7 @@
-"""The block printed at the end of a failed run: which rank failed first, why, and which followed.
+"""The report at the end of a failed run: which rank failed first, why, and which ranks followed.
 
-Written for a person who sees nothing else: the first line answers the question, the rest is evidence. One screen, as
-wide as the terminal within bounds, however much the process wrote.
+It is written for a person who reads nothing else: the first line names the cause, the rest is evidence. It fits on one
+screen, whatever the process printed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _HINTS = {
 }
 _SHELL_SIGNALS = 128
 _NOT_STARTED = (126, 127)
-"""A shell's exit codes for a program that cannot be run or is not there."""
+"""A shell's exit codes for a program that cannot be run or does not exist."""
 _PYTHON_CANNOT_START = re.compile(
     r"^\S*python\S*: (can't open file|No module named|Error while finding module) ?.*", re.M
 )
 
 
 def terminal_width() -> int:
-    """The columns of the terminal on standard error, within bounds; the widest where there is none."""
+    """The columns of the terminal on standard error, from NARROWEST to WIDTH; WIDTH if there is none."""
     try:
         columns = int(os.environ.get("COLUMNS", "")) or WIDTH
     except ValueError:
@@ -63,15 +63,7 @@ def report(
     log_file: str = "",
     width: int = WIDTH,
 ) -> str:
-    """The block, without a final newline.
-
-    Args:
-        failure: The one that came first.
-        node: The name of the node it happened on.
-        others: Those that failed too; shown in the order of time, at most `SHOWN_OTHERS` of them.
-        log_file: Where the whole log is, if it was kept on this machine.
-        width: Longest line, in characters.
-    """
+    """The report of the first failure, without a final newline; at most `SHOWN_OTHERS` of the others are shown."""
     facts = {
         "why": _why(failure),
         "how": _how(failure),
@@ -109,7 +101,7 @@ def _why(failure: WorkerFailure) -> str:
 
 
 def _both_ends(text: str, limit: int) -> str:
-    """A text that is too long without its middle: how a message begins and how it ends both tell something."""
+    """The text, without its middle if it is too long."""
     if len(text) <= limit:
         return text
     return f"{head(text, limit // 2)}{text[len(text) - limit + limit // 2 :]}"
@@ -155,7 +147,7 @@ def _last(lines: Sequence[str], count: int) -> list[str]:
 
 
 def _log_lines(tail: str, stack: Sequence[str]) -> list[str]:
-    """The log up to the traceback that is shown above it anyway, without blank lines at the end."""
+    """The lines of the log before the traceback, which the report shows separately."""
     lines = [line.rstrip() for line in without_rank(tail).splitlines()]
     logged = find_traceback("\n".join(lines))
     if logged.error and logged.error in stack:

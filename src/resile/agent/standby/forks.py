@@ -1,9 +1,9 @@
-"""Standbys that were asked for and have not answered yet, and processes that wait for one.
+"""Standbys that are being forked, and the queue of processes that wait for one.
 
-A warm interpreter forks another one when it is asked to, and that one answers on a line of its own. It is an orphan at
-first, so the agent adopts orphans until the last of them has come. Nothing here blocks: a standby that does not answer
-within `FORK_WITHIN` makes the interpreter that was asked count as one that hangs. A process that waits for a standby
-gets the first that comes, and may have a deadline of its own.
+A template forks a standby when the agent asks, and the standby answers on a socket of its own. The standby is an orphan
+at first, so the agent adopts orphans until the last standby has answered. Nothing here blocks. If a standby does not
+answer within `FORK_WITHIN`, its template counts as hung. A process that waits gets the first standby that is ready, and
+may have a deadline of its own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger("resile.agent")
 FORK_WITHIN = Seconds(10.0)
 
 Answered = Callable[[Standby | None], None]
-"""Told of an interpreter that was asked for; None if it was lost before it was ready."""
+"""Called with the new standby; with None if it was lost before it was ready."""
 
 
 class Forks:
-    """The lines of all that are on their way."""
+    """The sockets of all standbys that are being forked."""
 
     def __init__(self, hangs: Callable[[], None]) -> None:
-        """`hangs` is called for each that does not answer in time."""
+        """`hangs` is called for each standby that does not answer in time."""
         self._hangs = hangs
         self._loop = asyncio.get_running_loop()
         self._lines: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -42,7 +42,7 @@ class Forks:
         return len(self._lines)
 
     def ask(self, old: Standby, answered: Answered) -> bool:
-        """Ask for one more; False if there is no room for its line."""
+        """Have `old` fork a standby, and call `answered` with it. False if no socket can be opened."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
@@ -50,12 +50,12 @@ class Forks:
         self._lines[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
         self._loop.add_reader(ours, lambda: answered(self._arrived(ours)))
         process_control.adopt_orphans(True)
-        with contextlib.suppress(OSError), theirs:  # it may be ending: then this line ends, too
+        with contextlib.suppress(OSError), theirs:  # the template may be ending; then this socket ends too
             old.send(FORK, [theirs.fileno()])
         return True
 
     def rest(self) -> list[Standby]:
-        """Wait for those that are on their way, a moment at most for each; `answered` is not called for them."""
+        """Wait at most COLLECT_WITHIN for each standby that is being forked. `answered` is not called for them."""
         late = []
         for line in list(self._lines):
             select.select([line], [], [], COLLECT_WITHIN)
@@ -64,7 +64,7 @@ class Forks:
         return late
 
     def _arrived(self, line: socket.socket) -> Standby | None:
-        """The interpreter that has just answered on this line; None if there is none."""
+        """The standby that has just answered on this socket; None if it was lost."""
         self._loop.remove_reader(line)
         self._lines.pop(line).cancel()
         if not self._lines:
@@ -77,11 +77,11 @@ class Forks:
 
 
 Come = Callable[[Standby | None], None]
-"""Told of a standby that was waited for; None if there will be none."""
+"""Called with the standby that a process waited for; with None if there will be none."""
 
 
 class ForkQueue:
-    """Processes that wait for a standby, the first of them first."""
+    """Processes that wait for a standby, in the order in which they came."""
 
     def __init__(self) -> None:
         self._all: dict[Come, asyncio.TimerHandle | None] = {}
@@ -91,23 +91,23 @@ class ForkQueue:
         return len(self._all)
 
     def add(self, come: Come, within: Seconds | None = None) -> Callable[[], None]:
-        """Let one more process wait, for so long or without a deadline; returns what calls that off, twice is fine."""
+        """Queue a process, with a deadline in seconds or None. Returns an idempotent cancel function."""
         self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
         return lambda: self._leave(come)
 
     def serve(self, standby: Standby | None) -> None:
-        """Give a standby to the process that has waited longest; None: that process starts from scratch."""
+        """Give a standby to the process that has waited longest. With None, that process starts from scratch."""
         come = next(iter(self._all))
         self._leave(come)
         come(standby)
 
     def disappoint(self) -> None:
-        """No standby will come: all that wait start from scratch."""
+        """No standby will come: all waiting processes start from scratch."""
         while self._all:
             self.serve(None)
 
     def dismiss(self) -> None:
-        """Forget all that wait without telling them: they are about to be ended."""
+        """Drop all waiting processes without a call: the caller ends them."""
         for come in list(self._all):
             self._leave(come)
 

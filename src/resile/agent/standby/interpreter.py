@@ -1,18 +1,17 @@
-"""A warm interpreter: it has imported what a script will import, and waits to become one of its processes.
+"""A warm interpreter: a process that has imported a script's modules and waits to become a training process.
 
-The first one, the *template*, does the importing and forks a *standby* whenever the agent asks for one: what was
-imported is shared memory then, and another standby costs milliseconds. A standby can do the same, so that one of them
-goes on as the template where the template itself becomes a process. Where imports left threads or open files behind,
-which a fork would not survive, the template is a standby itself, good for one start.
+The *template* does the imports and forks a *standby* whenever the agent asks for one. Both share the memory of the
+imported modules, so a standby costs milliseconds. A standby can fork too, so that one of them replaces a template that
+becomes a process itself. If imports left threads or open files behind, which a fork would not survive, the template
+does not fork and is the only standby, good for one start.
 
-A standby knows nothing of the round it will serve. It gets command, environment and streams when it begins, undoes
-whatever this module did to the process, draws new random numbers, and runs the script as `python SCRIPT` or
-`python -m MODULE` would: same variables, same words, same /proc, same tracebacks, same exit codes. What it has
-imported must not be older than the files it came from: if one of them has changed since, it says so and ends, and the
-agent starts the process from scratch.
+A standby does not know its round. When it begins, it gets its command, environment and streams, undoes what this module
+did to the process, seeds its random numbers anew, and runs the script as `python SCRIPT` or `python -m MODULE` would,
+with the same variables, arguments, /proc entries, tracebacks and exit codes. If an imported file has changed since the
+import, the standby says so and ends, and the agent starts the process from scratch.
 
-The agent is on the other end of a socket. Its end ends template and standbys, and so does the agent's death.
-This module imports nothing but the standard library, so that it leaves no traces in a training process.
+The agent is at the other end of a socket. When the agent closes it or dies, template and standbys end. This module
+imports nothing but the standard library, so that it leaves no traces in a training process.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ BOOT = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); from resile.agent.standby.interpreter import main; "
     "main(int(sys.argv[1]))"
 )
-"""What the template is started with, as `python -u -c`, so that its flags are those of `python -u SCRIPT`."""
+"""The program of the template, for `python -u -c`: the same flags as `python -u SCRIPT`."""
 NAME = "resile-standby"
 ADOPTION = 5.0
-"""Seconds that a new standby has to become the agent's child."""
+"""Seconds for the agent to adopt a new standby."""
 MAX_PACKET = 64 * 1024
 BEGIN, FORK = b"begin", b"fork"
-"""What the agent may say: become a process (with its command and its streams), or fork a standby (with its line)."""
+"""Messages of the agent: become a process (with command and streams), or fork a standby (with its socket)."""
 STDOUT, STDERR = 1, 2
 
 
@@ -52,15 +51,15 @@ class Unfit(Exception):
 
 
 class Changed(Unfit):
-    """A file is not what was read; another interpreter may do."""
+    """A file has changed since it was read; a new template may do."""
 
 
 class NotWanted(Unfit):
-    """Nothing is to be imported ahead."""
+    """There is nothing to import for this script."""
 
 
 class Unripe(Unfit):
-    """A module can only be imported by the process that needs it; an interpreter without it may do."""
+    """A module can only be imported by the training process itself; a template without it may do."""
 
     def __init__(self, module: str, variable: str) -> None:
         super().__init__(f"{module} reads {variable} when it is imported")
@@ -68,7 +67,7 @@ class Unripe(Unfit):
 
 
 def main(control: int) -> None:
-    """Serve the agent at the other end of this descriptor until it hangs up, or become a training process."""
+    """Run the template: serve the agent at the other end of this socket, or become a training process."""
     line = socket.socket(fileno=control)
     request = json.loads(line.recv(MAX_PACKET))
     script = Script(request["command"])
@@ -77,7 +76,7 @@ def main(control: int) -> None:
     opened = _descriptors()
     began = time.time_ns()
     try:
-        # First of all, since a process that cannot show what it is could not be found.
+        # First, because a process that does not show what it is could not be found.
         process_control.show_command([NAME, *request["command"]], os.environ)
         process_control.show_name(NAME)
         score, priority = process_control.die_first(), os.getpriority(os.PRIO_PROCESS, 0)
@@ -87,7 +86,7 @@ def main(control: int) -> None:
         names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
         _import(names, script.needed, request["changing"])
         files = _states({*script.files, *_module_files()}, began)
-    except Exception as error:  # of whatever kind: the agent is to know why there will be no standby
+    except Exception as error:  # the agent must learn of any error why there will be no standby
         without = error.module if isinstance(error, Unripe) else ""
         kind = {"again": isinstance(error, Changed), "quiet": isinstance(error, NotWanted), "without": without}
         _say(line, unfit=str(error), **kind)
@@ -103,30 +102,30 @@ def main(control: int) -> None:
 
 
 class Script:
-    """What is to be run, and how: a file, or a module."""
+    """The script to run: a file or a module."""
 
     def __init__(self, command: list[str]) -> None:
         """`command` is `[python, "-u", SCRIPT, …]` or `[python, "-u", "-m", MODULE, …]`."""
         self.module = command[3] if command[2] == "-m" else ""
         self.file = "" if self.module else command[2]
         self.needed: set[str] = set()
-        """Modules that `--preload` names: they must be there."""
+        """Modules of `--preload`; it is an error if they cannot be imported."""
         self.files: list[str] = [sys.executable]
-        """On whose content it depends what may be imported ahead."""
+        """Files that decide what may be imported."""
 
     @property
     def path(self) -> list[str]:
-        """What Python puts in front of `sys.path` for it."""
+        """The entries that Python puts in front of `sys.path` for the script."""
         if sys.flags.safe_path:
             return []
         return [os.getcwd() if self.module else os.path.dirname(os.path.realpath(self.file))]
 
     def wanted(self, named: list[str]) -> list[str]:
-        """Modules to import ahead: what of torch the source surely imports, and what was asked for.
+        """Modules to import: those of torch that the script's source imports, and those of `--preload`.
 
         Raises:
-            Unfit: it needs a torch that is imported later.
-            NotWanted: it needs none.
+            Unfit: the script sets variables before it imports torch.
+            NotWanted: there is nothing to import.
         """
         from resile.agent.standby import (
             script_imports,  # here, so that agents, which import this module too, do not pay for it
@@ -144,8 +143,8 @@ class Script:
         return wanted
 
     def run(self) -> None:
-        """Be it, from here to the end."""
-        # As the interpreter makes it; code that looks for `__main__` from now on finds the script.
+        """Run the script in this process."""
+        # As the interpreter makes it, so that code that looks for `__main__` finds the script.
         program = types.ModuleType("__main__")
         vars(program).update(__annotations__={}, __builtins__=sys.modules["builtins"])
         sys.modules["__main__"] = program
@@ -162,7 +161,7 @@ class Script:
 
 
 class Start:
-    """What a standby needs to know to begin; the same for all that a template forks."""
+    """What a standby needs to begin; the same for all standbys of a template."""
 
     def __init__(self, script: Script, files: Mapping[str, tuple[int, int]], score: int) -> None:
         self._script = script
@@ -170,11 +169,10 @@ class Start:
         self._score = score
 
     def wait(self, line: socket.socket) -> None:
-        """Wait for the agent's word, and become the process that it asks for."""
+        """Wait for the agent, and become the process that it asks for."""
         self.begin(line, _hear(line)[1])
 
     def begin(self, line: socket.socket, descriptors: list[int]) -> None:
-        """Become the process that the agent has asked for."""
         with open(descriptors[0], "rb") as file:
             order = json.load(file)
         changed = next((path for path, state in self._files.items() if _state(path) != state), "")
@@ -207,7 +205,7 @@ class Start:
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]
-    """The environment, noting which of the variables that change from start to start an import asks for."""
+    """An environment that notes which variables of `changing` an import reads."""
 
     changing: frozenset[str] = frozenset()
     asked: set[str] = set()  # noqa: RUF012 - there is one environment
@@ -225,11 +223,11 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> None:
-    """Import all of them.
+    """Import modules.
 
     Raises:
-        Unfit: one that was asked for cannot be imported.
-        Unripe: one wants to know what is not known yet.
+        Unfit: a module of `--preload` cannot be imported.
+        Unripe: a module reads a variable of `changing`, whose value is not known yet.
     """
     plain = type(os.environ)
     _Watched.changing = frozenset(changing)
@@ -238,7 +236,7 @@ def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> 
         for name in names:
             try:
                 importlib.import_module(name)
-            except (Exception, SystemExit) as error:  # whatever a module does then, the script will see it, too
+            except (Exception, SystemExit) as error:  # the script will see the same error
                 if name in needed:
                     raise Unfit(f"cannot import {name}: {error}") from error
             if _Watched.asked:
@@ -253,10 +251,10 @@ def _module_files() -> set[str]:
 
 
 def _states(paths: Iterable[str], began: int) -> dict[str, tuple[int, int]]:
-    """What tells whether a file has changed, for those that are there.
+    """Modification time and size of each file that exists.
 
     Raises:
-        Changed: one changed while it was being read.
+        Changed: a file changed after `began`.
     """
     states = {path: state for path in paths if (state := _state(path)) is not None}
     for path, (modified, _) in states.items():
@@ -274,18 +272,18 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 def _descriptors() -> set[str]:
-    """The numbers of all files that are open, without the one that is open only to list them."""
+    """The numbers of all open descriptors, without the one that lists them."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
 
 
 def _left_behind(opened: set[str]) -> str:
-    """What imports left behind that a fork would not survive: one sentence, or nothing.
+    """A sentence about threads or files that imports left and a fork would not survive; empty if there are none.
 
-    Those threads of OpenBLAS that wait for work end before any fork, and come back when there is work: one fork tells.
+    OpenBLAS ends its idle threads before a fork and starts them again later, so a test fork shows which threads remain.
     """
     if _threads():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads before a fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks with threads
             if (tried := os.fork()) == 0:
                 os._exit(0)
         os.waitpid(tried, 0)
@@ -297,7 +295,6 @@ def _left_behind(opened: set[str]) -> str:
 
 
 def _threads() -> int:
-    """How many threads there are beside this one."""
     return len(os.listdir("/proc/self/task")) - 1
 
 
@@ -305,10 +302,10 @@ def _threads() -> int:
 
 
 def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
-    """Fork a standby whenever the agent says so; it returns only in an interpreter that has become a process and ended.
+    """Fork a standby whenever the agent asks. Returns only in a standby that became a process whose script has ended.
 
-    Template and standbys are alike here. Of a fork, the process in between ends at once, so that the agent, which
-    adopts orphans while it asks for one, is the parent.
+    Standbys run the same loop as the template. A fork is a double fork whose middle process ends at once. The agent
+    adopts orphans meanwhile, so it becomes the parent.
     """
     while True:
         word, descriptors = _hear(line)
@@ -330,7 +327,7 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
 
 
 def _hear(line: socket.socket) -> tuple[bytes, list[int]]:
-    """The agent's next word, and the descriptors that come with it; the end of this process if the agent hung up."""
+    """The agent's next message and its descriptors. Ends this process if the agent hung up."""
     word, descriptors, _, _ = socket.recv_fds(line, MAX_PACKET, 3)
     if not word:
         os._exit(0)
@@ -352,7 +349,7 @@ def _become_child_of(agent: int) -> None:
 
 
 def _take_over(stream: int, descriptor: int) -> None:
-    """Write to this from now on, beginning with what imports have printed: they would have printed it here, too."""
+    """Redirect a stream to this descriptor, and first write there what imports have printed."""
     printed = os.pread(stream, os.fstat(stream).st_size, 0)
     os.dup2(descriptor, stream)
     os.close(descriptor)
@@ -362,9 +359,9 @@ def _take_over(stream: int, descriptor: int) -> None:
 
 
 def _be_another() -> None:
-    """Draw anew what must differ from process to process, and forget where modules were not found."""
+    """Seed what must differ between processes, and forget which modules were not found."""
     importlib.invalidate_caches()
-    modules: dict[str, Any] = sys.modules  # those that are there; `random` draws anew by itself after a fork
+    modules: dict[str, Any] = sys.modules  # only modules that were imported
     if (numbers := modules.get("random")) is not None:
         numbers.seed()
     if (numbers := modules.get("numpy.random")) is not None:
@@ -374,7 +371,7 @@ def _be_another() -> None:
 
 
 def _without_us(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook for exceptions that shows the script's part of the stack alone."""
+    """An exception hook that shows only the script's part of the stack."""
 
     def shown(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
@@ -387,5 +384,5 @@ def _without_us(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(line: socket.socket, **words: object) -> None:
-    with contextlib.suppress(OSError):  # the agent is gone; the end of the line says so
+    with contextlib.suppress(OSError):  # the agent is gone
         line.send(json.dumps(words).encode())

@@ -1,14 +1,14 @@
 """Warm standbys: interpreters that have imported torch and wait to take the place of a lost process.
 
-Importing torch is most of what a restart costs. So the agent has one interpreter, the template, import what the script
-imports, and fork as many standbys as there may be processes to replace at once. They cost little beyond the template,
-since what was imported is shared. The first process of a node starts from it, too: while the node is still finding its
-master the import is under way, and as soon as it is done there are standbys. `interpreter.py` tells what they do, and
-`docs/decisions/0011-warm-standbys.md` why.
+Importing torch is most of the cost of a restart. So the agent has one interpreter, the template, import the script's
+modules and fork as many standbys as there may be processes to replace at once. Standbys cost little beyond the
+template, because they share the memory of the imports. The first processes of a node start from the template too: it
+imports while the node still looks for its master. `interpreter.py` is the program of template and standbys;
+`docs/decisions/0011-warm-standbys.md` gives the reasons.
 
-They are there to help and must never hurt. Whatever goes wrong with one (it was killed, it hangs, a file changed since
-it was imported, there is no memory), the process that was wanted is started from scratch. Too many failures in a row,
-and there are none any more; a sentence says so.
+Standbys must never do harm. Whatever goes wrong with one (it was killed, it hangs, a file changed since it was
+imported, there is no memory), the process is started from scratch. After too many failures in a row the agent makes no
+more standbys and logs that.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from resile.common.backoff import Backoff
 log = logging.getLogger("resile.agent")
 
 WARM_WITHIN = Seconds(300.0)
-"""For imports; a network disk may be slow."""
+"""Time for a template to finish its imports; a network disk may be slow."""
 WAIT_WITHIN = Seconds(2.0)
-"""For a standby that is forked when it is wanted; a start from scratch takes longer."""
+"""How long a process waits for a standby that is forked for it; a start from scratch takes longer."""
 REFILL_AFTER = Seconds(0.5)
-"""Between the use of a standby and the fork of another: processes that start have the cores first."""
+"""Pause between the use of a standby and the fork of another, so that starting processes have the cores."""
 YIELDED_FOR = Seconds(60.0)
-"""Before memory that was given back is asked for again; if it is still short, there is a sentence and no standby."""
+"""Pause before standbys are made again after their memory was given to checkpoints."""
 MAX_FAILURES = 5
-"""Templates and standbys that are lost in a row before there are none any more."""
+"""Failures in a row after which no more standbys are made."""
 ASIDE_FOR = Seconds(5.0)
-"""After a template became a process and left no other, until one is made: processes that start have the cores first."""
+"""Pause before another template after one became a process, so that starting processes have the cores."""
 BACKOFF = Backoff(first=1.0, limit=8.0)
-"""Before a lost template is made again."""
+"""Pauses before a lost template is replaced."""
 
 
 class StandbyFacts(NamedTuple):
-    """What is to be seen of standbys from outside."""
+    """Number and memory of the standbys, as the master is told."""
 
     ready: int = 0
     memory: Bytes = Bytes(0)
-    """Of all of them and their template."""
+    """Bytes of all standbys and their template."""
 
 
 class StandbyPool:
@@ -66,13 +66,13 @@ class StandbyPool:
         stdin: int | None = None,
         changed: Callable[[StandbyFacts], None] = lambda _: None,
     ) -> None:
-        """Nothing runs before `warm`.
+        """Nothing runs before `ahead`, `later` or `warm`.
 
         Args:
             options: the flags.
             environ: the agent's own variables.
-            stdin: where training processes read from; None: where the agent does.
-            changed: told whenever there are more or fewer of them.
+            stdin: the stdin of training processes; None for the agent's own.
+            changed: called whenever the number of standbys changes.
         """
         self._wanted = options.standbys
         self._off_because = cold_because(options) if self._wanted else "--standbys is 0"
@@ -84,20 +84,20 @@ class StandbyPool:
         """The template has imported everything and can fork."""
         self._ready: list[Standby] = []
         self._beginning: set[Standby] = set()
-        """Standbys that were told to begin and have not said that they have."""
+        """Standbys that were asked to begin and have not confirmed it."""
         self._forks = Forks(self._hangs)
-        """Standbys that were asked for and have not answered."""
+        """Standbys that are being forked."""
         self._awaits_heir = False
-        """One of the forks that are under way will be the next template."""
+        """True if a standby that is being forked will be the next template."""
         self._hurried: Standby | None = None
-        """It was the template, imports, and is to leave an heir before it becomes a process."""
+        """A former template that still imports, and will fork its successor before it becomes a process."""
         self._queue = ForkQueue()
-        """Processes that wait for a standby that is forked for them: now, or when the import is done."""
+        """Processes that wait for a standby, which is forked now or when the import is done."""
         self._reading: asyncio.Future[bool] | None = None
-        """Whether the script imports torch; dropped when the first process is wanted before the answer."""
+        """Reads the script to see if it imports torch; None once the first process starts."""
         self._failures = 0
         self._failing = False
-        """Something went wrong since the last time that standbys were wanted."""
+        """True if something went wrong since the last call of `warm`."""
         self._said = ""
         self._timer: asyncio.TimerHandle | None = None
         self.facts = StandbyFacts()
@@ -105,9 +105,9 @@ class StandbyPool:
     # what the agent asks ----------------------------------------------------------------------------------------------
 
     def ahead(self) -> None:
-        """Import at once, so that the first process can start from there, if the script imports torch and nothing else.
+        """Start a template at once for the first processes, if the script imports torch and `--preload` is not given.
 
-        What `--preload` names may turn out to be not importable ahead, which would delay the first start.
+        A module of `--preload` may turn out not to be importable by a template, which would delay the first start.
         """
         if not self._off_because and not self._preload.preload:
             self._reading = self._loop.run_in_executor(None, self._preload.imports_torch)
@@ -120,12 +120,12 @@ class StandbyPool:
         self._reading = None
 
     def later(self, seconds: float) -> None:
-        """Warm up when so many seconds have passed, unless something else is asked for first."""
+        """Call `warm` after so many seconds, unless another call comes first."""
         self._call_off()
         self._timer = self._loop.call_later(seconds, self.warm)
 
     def warm(self) -> None:
-        """Have as many standbys as were asked for, unless that is so, under way or hopeless."""
+        """Make the missing standbys, unless that is under way or has been given up."""
         self._call_off()
         self._failing = False
         if self._off_because:
@@ -137,9 +137,9 @@ class StandbyPool:
             self._fork()
 
     def take(self, environment: Mapping[str, str]) -> Standby | None:
-        """A standby for a process with these variables, or the template if it is still importing; None: there is none.
+        """A standby for a process with these variables, or the template if it still imports; None if there is neither.
 
-        An import that is under way is ahead of one that starts now, and beside it both would take longer.
+        The template's import will end before one that starts now, and two imports at once would slow each other down.
         """
         self._reading = None
         if not self._ready and (self._template is None or self._warm):
@@ -157,17 +157,16 @@ class StandbyPool:
         return taken
 
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
-        """Have a standby that is forked now, or when an import that is under way is done; None: nothing can be forked.
+        """Call `come` with a standby that is forked now, or when the running import is done.
 
-        Returns:
-            What calls it off.
+        Returns a function that cancels the wait; None if no standby can be forked.
         """
         template = self._template if self._warm else None
         if (template is None and self._hurried is None and not self._awaits_heir) or not self._serves(environment):
             return None
         if template is None:
             return self._queue.add(come)
-        enough = len(self._forks) > len(self._queue)  # those that are on their way anyhow come first
+        enough = len(self._forks) > len(self._queue)  # standbys that are being forked anyway serve the queue first
         if not enough and not self._forks.ask(template, self._answered):
             return None
         return self._queue.add(come, WAIT_WITHIN)
@@ -187,7 +186,7 @@ class StandbyPool:
         begun: Callable[[], None],
         lost: Callable[[int], None],
     ) -> None:
-        """Have a standby become a process: either `begun` is called or, with its exit code, `lost`."""
+        """Turn a standby into a process. Calls `begun`, or `lost` with its exit code if the standby ended before."""
         try:
             order = StartOrder(command, environment, streams)
         except OSError:
@@ -241,14 +240,14 @@ class StandbyPool:
             order.give(standby)
 
     def discard(self, standby: Standby) -> None:
-        """End one that was taken, and not begun."""
+        """End a standby that was taken and did not begin."""
         standby.end()
         if self._hurried is standby:
             self._hurried = None
             self._queue.disappoint()
 
     def close(self) -> None:
-        """Leave nothing behind. Processes that wait for a standby are for the caller to end; none is started."""
+        """End all standbys. The caller ends the processes that wait for one."""
         self._queue.dismiss()
         self._off_because = self._off_because or "this node leaves"
         self._call_off()
@@ -289,10 +288,10 @@ class StandbyPool:
             self._fork()
 
     def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
-        """No standby comes of this interpreter; perhaps one does of another."""
+        """A template cannot be used; make another one if that may help."""
         if without and self._preload.leave_out(without):
             log.info("%s is not imported ahead: %s", without, unfit)
-            if self._template is None:  # a process waited for this one, and starts from scratch now
+            if self._template is None:  # it was to become a process, which starts from scratch now
                 self.later(ASIDE_FOR)
             else:
                 self._drop()
@@ -322,14 +321,14 @@ class StandbyPool:
                 break
 
     def _make_heir(self, old: Standby) -> None:
-        """Have an interpreter that becomes a process leave another one as the template."""
+        """Have a template that becomes a process fork its successor first."""
         if self._template is None and not self._awaits_heir and not self._off_because:
             self._awaits_heir = self._forks.ask(old, self._inherited)
         if not self._awaits_heir:
             self._queue.disappoint()
 
     def _inherited(self, heir: Standby | None) -> None:
-        """The next template has come, warm."""
+        """The next template is ready; it has all imports."""
         self._awaits_heir = False
         if heir is None:
             self._failed("a standby was lost before it was ready")
@@ -345,12 +344,12 @@ class StandbyPool:
             self._came(standby)
 
     def _hangs(self) -> None:
-        """The template does not do what it is asked to do; those that are ready came from it."""
+        """The template does not answer: end it and its standbys."""
         self._drop()
         self._failed("the interpreter that makes standbys hangs")
 
     def _came(self, standby: Standby) -> None:
-        """One more has come; it is ended if no process waits for it any more, and there are enough."""
+        """A standby is ready: give it to a waiting process or keep it; end it if there are enough."""
 
         def gone() -> None:
             self._ready.remove(standby)
@@ -372,7 +371,7 @@ class StandbyPool:
     # when it goes wrong -----------------------------------------------------------------------------------------------
 
     def _failed(self, why: str) -> None:
-        """Try again after a while, but not for ever; what goes wrong at once counts once."""
+        """Try again after a pause; give up after MAX_FAILURES. Failures before the next try count once."""
         self._queue.disappoint()
         if self._off_because or self._failing:
             return
@@ -391,7 +390,7 @@ class StandbyPool:
         self._drop()
 
     def yield_memory(self) -> bool:
-        """Give memory back to checkpoints, which need it more, and take none for a while; whether there was any."""
+        """End all standbys for YIELDED_FOR, because checkpoints need the memory. False if there were none."""
         had = self._template is not None or bool(self._ready)
         if had:
             log.info("standbys are ended: checkpoints need their memory")
@@ -403,16 +402,16 @@ class StandbyPool:
         if not self._failing:
             log.info("standbys are thrown away: %s", why)
         self._drop()
-        self._failing = True  # standbys that begin just now will find out, too
+        self._failing = True  # standbys that begin now will fail in the same way
         self.later(BACKOFF.first)
 
     def _drop(self) -> None:
-        """End all of them, also those that are on their way; when this returns nothing is left."""
+        """End template and standbys, also those that are being forked. All are gone when this returns."""
         self._queue.disappoint()
         template, ended = self._template, self._ready
         self._template, self._warm, self._ready = None, False, []
         if template is not None:
-            template.kill(alone=True)  # not its group: a standby that is just being forked would never be heard of
+            template.kill(alone=True)  # not its group, or a standby that is just being forked would be lost unnoticed
         ended += self._forks.rest()
         self._awaits_heir = False
         ended += [template] if template is not None else []
@@ -423,7 +422,7 @@ class StandbyPool:
             self._tell()
 
     def _collect(self) -> None:
-        """Collect standbys that came after their deadline, and other orphans that came with them."""
+        """Reap ended standbys that came after their deadline, and other adopted orphans."""
         known = {self._template.pid} if self._template is not None else set()
         known |= {standby.pid for standby in (*self._ready, *self._beginning)}
         for pid in process_control.adopted(NAME) if not self._forks else ():
@@ -437,7 +436,7 @@ class StandbyPool:
             self._timer = None
 
     def _tell(self, *, measured: bool = False) -> None:
-        """Their number has changed. Their memory is looked at when all have come: that takes some milliseconds."""
+        """Report the number of standbys. `measured` also measures their memory, which takes some milliseconds."""
         all_ = [*self._ready, *([self._template] if self._template is not None else [])]
         memory = self.facts.memory if all_ else Bytes(0)
         if measured:

@@ -1,4 +1,4 @@
-"""What an agent has imported ahead: for which runs, by what interpreter, and how much memory that takes."""
+"""Starts the template of a run: which modules it imports, for which runs, and with how much memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from resile.checkpoint.memory_limits import short_of
 log = logging.getLogger("resile.agent")
 
 MEMORY = "RESILE_STANDBY_MEMORY"
-"""How much memory standbys may take on a node, as in `1Gi`; without it, what machine and container have."""
+"""How much memory standbys may use on a node, as in `1Gi`. Without it, all that machine and container have."""
 USUAL = Bytes(384 * MiB)
-"""What torch takes in an interpreter, as long as it was not measured."""
+"""Memory that an interpreter with torch is assumed to take until it is measured."""
 TORCH = ("torch", "torch._dynamo")
-"""What standbys are for: without it there is no use in them."""
+"""Modules without which standbys are useless."""
 
 
 def cold_because(options: RunOptions) -> str:
-    """Why no process of this run can start from a standby: one sentence; empty if it can."""
+    """A sentence that says why no process of this run can start from a standby; empty if processes can."""
     command = options.command
     if command[:2] != (sys.executable, "-u") or len(command) < 3:
         return "it is not run by the interpreter that runs resile"
@@ -50,45 +50,45 @@ class NotEnoughMemory(Exception):
 
 
 class Preload:
-    """How one agent imports ahead, and what it has learned of it."""
+    """Starts templates for one agent, and knows how much memory they take."""
 
     def __init__(self, options: RunOptions, environ: Mapping[str, str], stdin: int | None) -> None:
         self._environment = shared_environment(environ, options=options)
         self._environ = environ
         self._program = list(options.command[: 4 if "-m" in options.command[2:3] else 3])
-        """Without what it is told, which comes with the order."""
+        """The command without arguments, which come with the order to begin."""
         self.preload = options.preload
         self._without: list[str] = []
-        """Modules that cannot be imported ahead."""
+        """Modules that only the training process can import."""
         self._stdin = stdin
         self._loop = asyncio.get_running_loop()
         self._began = 0.0
         self._need = USUAL
 
     def imports_torch(self) -> bool:
-        """Whether an import of torch is a start for a process of this run, told from its source."""
+        """True if the source of the script imports torch. Reads files."""
         try:
             return bool(Script(self._program).wanted([]))
         except Unfit:
             return False
 
     def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process with these variables can start from what is imported here."""
+        """True if a process with these variables can start from a standby."""
         return {name: value for name, value in environment.items() if name not in CHANGING} == self._environment
 
     def leave_out(self, module: str) -> bool:
-        """Import this no more; False if it is what all this is for."""
+        """Do not import this module in later templates. False if standbys are useless without it."""
         if module in TORCH:
             return False
         self._without.append(module)
         return True
 
     def start(self, taken: Bytes, *, urgent: bool) -> Standby:
-        """Start an interpreter that imports, beside what `taken` of memory others have.
+        """Start a template; `taken` bytes of memory are used by others of this node.
 
         Raises:
             NotEnoughMemory: there is no memory for it.
-            OSError: the machine has no room for another process or file.
+            OSError: no process or file can be made.
         """
         if why := short_of(self._need, taken, what="a standby", limit=MEMORY, environ=self._environ):
             raise NotEnoughMemory(why)
@@ -104,7 +104,7 @@ class Preload:
         return new
 
     def imported(self, new: Standby, words: Mapping[str, Any]) -> None:
-        """One is done, and says what it has imported."""
+        """A template has finished its imports: measure its memory and log it."""
         self._need = Bytes(max(process_control.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
         took = self._loop.time() - self._began
@@ -117,7 +117,7 @@ class Preload:
         )
 
     def too_big(self, others: Iterable[Standby]) -> str:
-        """Why what was imported takes more memory than it may: it has it already, so nothing more is needed."""
+        """A sentence if template and standbys take more than RESILE_STANDBY_MEMORY allows; otherwise empty."""
         if not self._environ.get(MEMORY):
             return ""
         total = self._need + sum(process_control.memory_of(other.pid) for other in others)

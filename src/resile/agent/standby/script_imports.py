@@ -1,10 +1,10 @@
-"""Which modules of torch a script surely imports, told from its source alone, and what it does before.
+"""Reads from a script's source which modules of torch it imports, and if it sets variables before.
 
-A module that was imported ahead has read the environment already. So a script that sets variables before it imports
-torch must import torch itself: then nothing is imported ahead for it. The script's own modules are followed in the
-order in which they are imported; installed ones are not looked into.
+A module that a template imported has read the environment already. So a script that sets variables before it imports
+torch gets no standbys. The script's own modules are followed in the order in which they are imported; installed ones
+are not read.
 
-Imports nothing but the standard library: it runs in a warm interpreter, and so in what becomes a training process.
+Imports nothing but the standard library, because it runs in a template that may become a training process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 MAX_SOURCE = 4 * 1024 * 1024
 MAX_MODULES = 200
-"""Of the script's own that are looked into."""
+"""How many of the script's own modules are read."""
 PROMPTED = ("torch._dynamo",)
-"""What torch imports as soon as an optimizer is made; it takes as long as torch itself."""
+"""Modules that torch imports when the first optimizer is made; they take as long as torch itself."""
 
 _WRITES = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
 _TORCH = ("torch", "resile.torch")
@@ -26,26 +26,26 @@ WITHOUT_TORCH = tuple(
     f"resile.torch.{name}"
     for name in ("progress", "report_step", "sampler", "ElasticBatchSampler", "ElasticSampler", "Share")
 )
-"""What of `resile.torch` does not import torch; a script that needs no more starts faster without it."""
+"""Parts of `resile.torch` that do not import torch; a script that only needs these starts faster without it."""
 _BRING_TORCH = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "timm", "torchaudio", "torchvision")
-"""Libraries that import torch; they themselves are imported ahead only if `--preload` says so."""
+"""Libraries that import torch. A template imports the libraries themselves only if `--preload` names them."""
 _FOR_LIBRARIES = ("resile.torch.huggingface", "resile.torch.lightning")
-"""Ours that import such libraries."""
+"""Modules of resile that import such libraries."""
 
 
 class Source(NamedTuple):
-    """What a script does on its way."""
+    """What a script's source shows."""
 
     modules: tuple[str, ...] = ()
-    """torch itself, what of it and of resile the script names, and what an optimizer brings; empty if it needs none."""
+    """torch, the modules of torch and resile that the script names, and PROMPTED; empty if it needs no torch."""
     sets_variables: str = ""
-    """Where it sets variables before it imports torch, as in `train.py line 3`; empty if it does not."""
+    """Where the script sets variables before it imports torch, as in `train.py line 3`; empty if it does not."""
     files: tuple[str, ...] = ()
-    """What was read to know this."""
+    """All files that were read."""
 
 
 def read(paths: Sequence[str], root: str) -> Source:
-    """What a program in these files does, one after the other; modules that it finds in `root` are its own."""
+    """Read the files of a program in order, and its own modules, which are found in `root`."""
     reader = _Reader(root)
     for path in paths:
         reader.follow(path)
@@ -54,7 +54,7 @@ def read(paths: Sequence[str], root: str) -> Source:
 
 
 def files_of(module: str, roots: Sequence[str]) -> list[str]:
-    """What `python -m` would execute, packages first, found without importing anything; empty if it is not there."""
+    """The files that `python -m` would execute, packages first. Imports nothing; empty if there is no such module."""
     *packages, _ = parts = module.split(".")
     for root in roots:
         stem = os.path.join(root or os.curdir, *parts)
@@ -80,7 +80,7 @@ class _Reader:
             with open(path, "rb") as file:
                 tree = ast.parse(file.read(MAX_SOURCE))
         except (OSError, SyntaxError, ValueError, RecursionError):
-            return  # running the script will say what is wrong
+            return  # running the script will show the error
         for node in _in_order(tree):
             match node:
                 case ast.Import():
@@ -109,7 +109,7 @@ class _Reader:
             self._own(os.path.join(self._root, *each.split(".")))
 
     def _near(self, path: str, node: ast.ImportFrom) -> None:
-        """An import relative to the module that it stands in."""
+        """Follow a relative import in the module at `path`."""
         base = path
         for _ in range(node.level):
             base = os.path.dirname(base)
@@ -125,7 +125,7 @@ class _Reader:
 
 
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
-    """Everything in a tree as it stands in the text; what is in functions counts, too, as they may be called."""
+    """All nodes of a tree in the order of the source, also those in functions, which may be called."""
     for child in ast.iter_child_nodes(tree):
         yield child
         yield from _in_order(child)

@@ -1,7 +1,7 @@
-"""The agent's side of one warm interpreter: what it says, whether it lives, and how it becomes a training process.
+"""The agent's side of a template or standby: receives its messages, sees its end, and turns it into a training process.
 
-`interpreter.py` is the other side. Nothing here ever waits: a standby that is told to begin either says that
-it has begun, or is dead and collected; one that does neither in time is killed.
+`interpreter.py` is the other side. Except for `end`, nothing here waits: a standby that is asked to begin confirms that
+or ends, and is killed if it does neither in time.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from resile.agent.standby.interpreter import BEGIN, BOOT, MAX_PACKET
 from resile.agent.workers import process_control
 
 BEGIN_WITHIN = 2.0
-"""Seconds that a standby has to begin what it is told; a start from scratch takes longer."""
+"""Seconds for a standby to confirm that it begins; a start from scratch takes longer."""
 IMPORT_WITHIN = 120.0
-"""Seconds that one has to finish its imports when it is wanted: on a busy machine another one would not be faster."""
+"""Seconds for a template that is needed at once to finish its imports."""
 COLLECT_WITHIN = 2.0
-"""Seconds that a killed process has to be gone, before the agent waits no longer."""
+"""Seconds that the agent waits for the end of a process that it killed."""
 
 
 class Standby:
-    """A child of this process on the other end of a line: told when it speaks and when it has ended."""
+    """A template or standby, which is a child of this process at the other end of a socket."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
-        """The process is a child of this one, and leads a process group of its own."""
+        """The process must be a child of this one and lead a process group."""
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self._line: socket.socket | None = line
@@ -41,12 +41,12 @@ class Standby:
         self._timer: asyncio.TimerHandle | None = None
         self._watched = False
         self.importing = False
-        """It is wanted, and has not finished its imports."""
+        """True if it is to become a process and has not finished its imports."""
         self._on_words: Callable[[dict[str, Any]], None] = lambda _: None
         self._on_end: Callable[[], None] = lambda: None
 
     def watch(self, on_words: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
-        """Call these for each of its words, and when it has ended, which is after the last of them."""
+        """Call `on_words` for each of its messages, and `on_end` when it has ended."""
         self._on_words, self._on_end = on_words, on_end
         if not self._watched:
             self._watched = True
@@ -55,44 +55,39 @@ class Standby:
                 self._loop.add_reader(self._line, self._hear)
 
     def send(self, word: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Say something; never waits.
-
-        Raises:
-            OSError: it does not listen.
-        """
+        """Send a message without waiting. Raises OSError if the process does not read."""
         if self._line is None:
             raise BrokenPipeError
         socket.send_fds(self._line, [word], descriptors, socket.MSG_DONTWAIT)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill it, unless `call_off` comes first."""
+        """Kill it after so many seconds, unless `call_off` comes first."""
         self.call_off()
         self._timer = self._loop.call_later(seconds, self.kill)
 
     def call_off(self) -> None:
-        """Call the deadline off."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def hurry(self) -> None:
-        """It is still importing, and already wanted: have it do so as fast as any other process, or be killed."""
+        """Raise its priority while it imports, because a process needs it now. It is killed after IMPORT_WITHIN."""
         self.importing = True
         self.kill_after(IMPORT_WITHIN)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def kill(self, *, alone: bool = False) -> None:
-        """SIGKILL to it and, unless it is meant alone, to what it forked."""
+        """Kill it and, unless `alone`, its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.kill if alone else os.killpg)(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Collect it; its exit code, negative for a signal. Its pid is free then."""
+        """Reap it. Returns its exit code, negative for a signal."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def let_go(self) -> None:
-        """Watch it no longer, and hang up: it is a training process now, and its pidfd is for the caller to close."""
+        """Stop watching it and close the socket: it is a training process now. The caller closes its pidfd."""
         self.call_off()
         if self._watched:
             self._watched = False
@@ -100,7 +95,7 @@ class Standby:
         self._hang_up()
 
     def end(self) -> None:
-        """Kill and collect it; neither callback of `watch` is called."""
+        """Kill and reap it. The callbacks of `watch` are not called."""
         self.let_go()
         self.kill()
         if select.select([self.pidfd], [], [], COLLECT_WITHIN)[0]:
@@ -117,12 +112,12 @@ class Standby:
         except OSError:
             packet = b""
         if not packet:
-            self._hang_up()  # it is ending; its pidfd tells when it has
+            self._hang_up()  # the process is ending; its pidfd shows when it has
             return
         self._on_words(json.loads(packet))
 
     def _ended(self) -> None:
-        self._hear()  # its last words, if any, were said before it ended
+        self._hear()  # it may have sent a message before it ended
         if self._watched:
             self.let_go()
             self._on_end()
@@ -135,11 +130,7 @@ class Standby:
 
 
 def template(environment: Mapping[str, str], request: Mapping[str, object], stdin: int | None) -> Standby:
-    """Start an interpreter that imports what `request` says.
-
-    Raises:
-        OSError: the machine has no room for another process or file.
-    """
+    """Start a template that imports the modules of `request`. Raises OSError if no process or file can be made."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     printed: list[int] = []
     try:
@@ -161,31 +152,27 @@ def template(environment: Mapping[str, str], request: Mapping[str, object], stdi
         theirs.close()
         for descriptor in printed:
             os.close(descriptor)
-    process.returncode = 0  # its end is for `Standby` to collect
+    process.returncode = 0  # `Standby` reaps the process
     interpreter = Standby(process.pid, ours)
     interpreter.send(json.dumps(request).encode())
     return interpreter
 
 
 def die_with_agent(agent: int) -> Callable[[], None]:
-    """What a new process does before its program: see to it that it dies when the agent does."""
+    """A `preexec_fn` that makes a new process die when the agent does."""
 
     def ask() -> None:
-        if not process_control.die_with(agent):  # it died before we could ask
+        if not process_control.die_with(agent):  # the agent died before this call
             os._exit(1)
 
     return ask
 
 
 class StartOrder:
-    """What a standby is to become: a command, its environment, and where its streams go. To be closed."""
+    """Command, environment and streams for a standby to become. The owner closes it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-        """The streams stay the caller's.
-
-        Raises:
-            OSError: there is no room for another file, or no memory for the words.
-        """
+        """The caller still closes the streams. Raises OSError if no file can be made."""
         with contextlib.ExitStack() as undo:
             words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
             undo.callback(os.close, words)
@@ -199,14 +186,14 @@ class StartOrder:
             self._undo = undo.pop_all()
 
     def give(self, standby: Standby) -> None:
-        """Tell a standby to begin; it is killed if it does not in time."""
+        """Ask a standby to begin; it is killed if it does not confirm in time."""
         try:
             standby.send(BEGIN, self._descriptors)
-        except OSError:  # it does not listen
+        except OSError:
             standby.kill()
         standby.kill_after(BEGIN_WITHIN)
         self.close()
 
     def close(self) -> None:
-        """Give back what it holds; twice is fine."""
+        """Close its descriptors. May be called twice."""
         self._undo.close()

@@ -1,11 +1,11 @@
-"""One start of all processes of a node: what they are told, and which of them failed by their own fault.
+"""One start of all processes of a node: their environment and files, and which of them failed by their own fault.
 
-Processes that restart serve one round and end with it. Those of an elastic script stay for round after round, and one
-that fails is replaced by itself.
+Processes that restart serve one round and end with it. Those of an elastic script stay from round to round, and one
+that fails is replaced without its siblings.
 
-When one process fails its siblings are stopped, and how those end says nothing. But a sibling may have failed first
-and taken longer to die (a long traceback, a slow exit): if its error was recorded before it was asked to stop, it
-counts, and the earliest is the one to blame. That rests on the clock of one machine, and on nothing else.
+When one process fails, its siblings are stopped, and how they end is no failure. But a sibling may have failed first
+and taken longer to die (a long traceback, a slow exit). If its error was recorded before it was asked to stop, it is a
+failure too, and the earliest one is the cause. The comparison only needs the clock of one machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LogDirectory:
     """
 
     def __init__(self, options: RunOptions, private: Path) -> None:
-        """Make it: in `private`, which is removed at exit, unless the flags ask for files.
+        """Make the directory: in `private`, which is removed at exit, unless the flags ask for files.
 
         Raises:
             OSError: it cannot be made.
@@ -49,7 +49,6 @@ class LogDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=f"{options.run_id.replace('/', '_')}_", dir=base))
 
     def of(self, attempt: int, local_rank: int) -> Path:
-        """The directory of one process."""
         return self.path / f"attempt_{attempt}" / str(local_rank)
 
 
@@ -93,9 +92,9 @@ class Attempt:
         self.number = number
         self.names = {rank: f"{node.owner}.{number}.{rank}" for rank in range(node.options.nproc)}
         self.failures: list[WorkerFailure] = []
-        """Of processes that were not replaced."""
+        """Failures of processes that were not replaced."""
         self.ranks = {rank: assignment.first_rank + rank for rank in self.names}
-        """The global rank of each local rank that has a place in the round."""
+        """The global rank of each local rank that is in the round."""
         self._numbers = dict.fromkeys(self.names, number)
         self._node = node
         self._dismissed: set[int] = set()
@@ -110,33 +109,32 @@ class Attempt:
 
     @property
     def is_running(self) -> bool:
-        """Whether some process runs."""
         return self._group.alive > 0
 
     @property
     def is_sound(self) -> bool:
-        """Whether its processes run, and were not asked to stop."""
+        """True if processes run and were not asked to stop."""
         return self.is_running and self._stopped_at is None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its processes were asked to stop, or could not be started."""
+        """True if the processes were asked to stop, or could not be started."""
         return self._stopped_at is not None
 
     @property
     def has_finished(self) -> bool:
-        """Whether all processes ended well, of their own accord."""
+        """True if all processes ended well without being asked to stop."""
         return self._started and not self.is_running and self._stopped_at is None and not self.failures
 
     def log_of(self, failure: WorkerFailure) -> str:
-        """The file with the last words of a process of this attempt; empty if none was kept."""
+        """The path of the log of the process that failed; empty if no log was kept."""
         if not self._logs.kept or all(own.pid != failure.pid for own in self.failures):
             return ""
         directory = self._logs.of(self._numbers[failure.local_rank], failure.local_rank)
         return next((str(file) for n in ("stderr", "stdout") if (file := directory / f"{n}.log").exists()), "")
 
     def start(self) -> None:
-        """Start all processes; if one cannot be started, that is a failure like any other and is told at once."""
+        """Start all processes. If that fails, `on_end` is called with the failure."""
         try:
             self._group.start([self._spawn(rank) for rank in range(self._options.nproc)])
             self._started = True
@@ -155,22 +153,18 @@ class Attempt:
             self._on_end(None, "", self.failures[-1:])
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Ask all processes to end, kill them after `grace` seconds; returns when nothing of them is left."""
+        """Send all processes the signal and kill them after `grace` seconds. Returns when all are gone."""
         self._stopped_at = self._stopped_at or time.time()
         self._stop_signal = number
         await self._group.stop(grace, number)
 
     def enter(self, round_: Round, assignment: RoundAssignment, local_ranks: list[int]) -> None:
-        """These of the same processes are in another round now, in this order."""
+        """Note that these processes are in another round now, in the order of their ranks."""
         self.round, self.assignment = round_, assignment
         self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
     def replace(self, local_rank: int, number: int) -> str:
-        """Start a process in the place of one that failed, as attempt `number`; returns its name.
-
-        Raises:
-            CannotStart: it cannot be started.
-        """
+        """Start a process for the local rank of one that failed. Returns its name, or raises CannotStart."""
         self._numbers[local_rank] = number
         self.names[local_rank] = f"{self._node.owner}.{number}.{local_rank}"
         try:
@@ -181,20 +175,19 @@ class Attempt:
         return self.names[local_rank]
 
     def runs(self, local_rank: int) -> bool:
-        """Whether this process runs, or is about to."""
         return self._group.runs(local_rank)
 
     def kill_one(self, local_rank: int) -> None:
-        """End one process; that is a failure like any other."""
+        """Kill one process. Its end counts as a failure."""
         self._group.kill_one(local_rank)
 
     def dismiss(self, local_rank: int) -> None:
-        """End one process that is not needed any more; how it ends says nothing."""
+        """Kill one process that is not needed any more. Its end does not count as a failure."""
         self._dismissed.add(local_rank)
         self._group.kill_one(local_rank)
 
     def kill(self) -> None:
-        """End all processes and what they forked at once."""
+        """Kill all processes and their children."""
         self._stopped_at = self._stopped_at or time.time()
         self._group.kill()
 
@@ -264,10 +257,9 @@ class Attempt:
 
 
 def _without_signal(failure: WorkerFailure, asked: int) -> WorkerFailure:
-    """The failure of a process that had recorded its error, and was still ending when the agent asked it to stop.
+    """The failure of a process that had recorded its error and was still ending when the agent stopped it.
 
-    A signal of the agent that ended it then would mislead: the exit code becomes the one that Python gives for an
-    error that nothing caught.
+    The agent's signal would mislead readers, so it is replaced by the exit code of a Python program with an error.
     """
     if failure.oom or failure.signal not in (asked, signal.SIGKILL):
         return failure

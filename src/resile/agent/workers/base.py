@@ -1,7 +1,7 @@
-"""What an agent asks of its workers, whichever way they survive a change of members.
+"""The interface between an agent and its workers, for both ways to survive a change of members.
 
-Workers that restart end with their round, as under torchrun; workers that stay meet again in the next one. Both
-implement `Workers`, so the agent passes every message on and never asks which of the two it has.
+Workers that restart end with their round, as under torchrun; workers that stay join the next one. Both implement
+`Workers`, so the agent passes every message on and never asks which of the two it has.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from resile.protocol.worker_to_agent import WorkerReady
 
 
 class Standing(NamedTuple):
-    """What a greeting tells the master of the workers."""
+    """The workers' part of a Hello."""
 
     running: bool
-    """They are in the newest round, or on their way into it."""
+    """The workers are in the newest round, or are being started for it."""
     finished: bool
-    """They ended well in the newest round."""
+    """All workers ended well in the newest round."""
     elastic: bool
-    """They stay from round to round."""
+    """The workers stay from round to round."""
 
 
 class Workers(Protocol):
     """The workers of one node, from the first round to the last."""
 
     newest: Round
-    """The newest round that the master has spoken of."""
+    """The newest round that the master has named."""
 
     @property
     def is_training(self) -> bool:
-        """Whether they have work that goes on without a master."""
+        """True if the workers have work that goes on without a master."""
 
     def standing(self) -> Standing: ...
 
     def is_news(self, over: Round) -> bool:
-        """Whether the end of this round concerns them: it is not one that they have left already."""
+        """True if the workers have not left this round yet, so that its end concerns them."""
 
     def on_welcome(self) -> None:
-        """A master has greeted this node: say again what the last one may not have heard."""
+        """A master has admitted this node: repeat what an earlier master may not have received."""
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None: ...
 
     def on_round_over(self, over: RoundOver) -> None: ...
 
     def on_state_held(self, round_: Round) -> None:
-        """Another node has the state of a round: no process that stays in it is the last one that has."""
+        """Another node has the state of this round, so a process that hangs in it may be killed."""
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """All processes are gone: start those of the round that was formed meanwhile, or see to it that one is."""
+        """All processes are gone: start new ones in the round that was formed meanwhile, or ask for a round."""
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """A process ended, badly if there are failures; None: no process could be started."""
+        """A process ended; it failed if there are failures. `local_rank` None: no process could be started."""
 
     def on_ready(self, line: Line, message: WorkerReady) -> None: ...
 
     def on_last_step(self, line: Line, message: LastStepTaken) -> None: ...
 
     def on_close(self, line: Line) -> None:
-        """A process hung up the connection on which it said that it is ready."""
+        """A process closed the connection on which it said that it is ready."""
 
     def stop(self) -> None:
-        """This node leaves: wait for nothing any more. Ending the processes is for the caller to do."""
+        """This node leaves: cancel all deadlines. The caller ends the processes."""

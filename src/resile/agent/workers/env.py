@@ -1,8 +1,8 @@
-"""The environment of one training process: what a script may rely on under `resile run`.
+"""The environment variables of a training process under `resile run`.
 
-A script cannot tell the difference from torchrun (or dlrover-run) by its variables, so it runs unchanged under either.
-One thing differs on purpose: TORCHELASTIC_USE_AGENT_STORE is False. The agent imports no torch and holds no store;
-rank 0 of the round hosts it, on a port that belongs to this round alone, so nothing of an older round can reach it.
+They are those of torchrun (or dlrover-run), so a script runs unchanged under either. One value differs on purpose:
+TORCHELASTIC_USE_AGENT_STORE is False. The agent imports no torch and has no store. Rank 0 of the round hosts the store,
+on a port that is used for this round only, so no process of an older round can reach it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from resile.protocol.reports import RoundAssignment
 from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 
 KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", OWNER)
-"""Secrets are for the agent alone: a training process speaks to its agent only, over a socket that needs none.
-The last says whose channel an older process had, and would be wrong here."""
+"""Variables that training processes do not get. Secrets are for the agent alone: its socket needs none.
+OWNER names the process that had the name before and would be wrong."""
 
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _DLROVER_FILES = {
     "DLROVER_PARAL_CONFIG_PATH": "/tmp/dlrover/auto_paral_config.json",
     "RUNTIME_METRICS_PATH": "/tmp/dlrover/runtime_metrics.json",
 }
-"""Where DLRover's own trainer library looks; a value that the user set is kept."""
+"""Files that DLRover's trainer library reads; a value that the user set is kept."""
 
 _TUNABLES = "GLIBC_TUNABLES"
 _PAST_THE_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x400000"
-"""From 4 MiB on, copies within memory go past the caches: a checkpoint of many tensors then takes as long as one copy
-of all its bytes, where glibc's own threshold (104 MB on a machine with a large cache) makes it take 1.6 times as long.
-Ignored where it means nothing; a value that the user set is kept."""
-
-
+"""Copies of 4 MiB and more bypass the CPU caches. Saving many tensors then takes as long as one copy of all bytes;
+with glibc's threshold (104 MB on a machine with a large cache) it takes 1.6 times as long. Other C libraries ignore the
+variable. A value that the user set is kept."""
 CHANGING = frozenset(
     {
         "LOCAL_RANK",
@@ -51,11 +49,11 @@ CHANGING = frozenset(
         ROUND,
     }
 )
-"""What differs from process to process and from start to start; all else is the same for every process of an agent."""
+"""Variables that differ between processes and starts. All others are the same for every process of an agent."""
 
 
 class NoDeviceError(ValueError):
-    """A process has no GPU of its own to see; the message says which and why."""
+    """There is no GPU for a process; the text is one sentence."""
 
 
 def worker_environment(
@@ -70,10 +68,10 @@ def worker_environment(
     agent_socket: str,
     worker: str,
 ) -> dict[str, str]:
-    """All variables of the process with `local_rank`, from the agent's own (`base`) and its place in the round.
+    """All variables of the process with `local_rank`, made from the agent's own (`base`) and its assignment.
 
-    Pure: the same words give the same environment. Every node is taken to be of one role, so ROLE_RANK is the global
-    rank and ROLE_WORLD_SIZE the world size, as torchrun has it for a single role.
+    All nodes have the same role here, so ROLE_RANK is the global rank and ROLE_WORLD_SIZE the world size, as torchrun
+    sets them for a single role.
 
     Raises:
         NoDeviceError: `--virtual-local-rank` with more processes than entries in CUDA_VISIBLE_DEVICES.
@@ -106,7 +104,7 @@ def worker_environment(
 
 
 def shared_environment(base: Mapping[str, str], *, options: RunOptions) -> dict[str, str]:
-    """The variables that all processes of this agent have alike, in every round: all but those in `CHANGING`."""
+    """The variables that all processes of this agent share in every round: all but those in `CHANGING`."""
     environment = {name: value for name, value in base.items() if name not in KEPT_BACK and name not in CHANGING}
     environment.update(options.environment)
     environment.update(
@@ -125,7 +123,7 @@ def shared_environment(base: Mapping[str, str], *, options: RunOptions) -> dict[
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:
-    """The one GPU that a process with its own view of the devices sees."""
+    """The GPU that a process with `--virtual-local-rank` sees."""
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")

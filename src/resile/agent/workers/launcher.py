@@ -1,7 +1,7 @@
 """Starts and stops the processes of a node, one attempt after the other.
 
-An attempt ends before the next one begins: two sets of processes would fight for the same GPUs. So a change of rounds
-is a stop that takes up to the grace period, and only then a start, in the newest round that was formed meanwhile.
+An attempt ends before the next one begins: two sets of processes would compete for the same GPUs. So a change of rounds
+first stops the old processes, which takes up to the grace period, and then starts new ones in the newest round.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from resile.protocol.reports import RoundAssignment, WorkerFailure
 log = logging.getLogger("resile.agent")
 
 IDLE_FOR = Seconds(1.0)
-"""That a node waits for a round before it uses the time to warm up standbys."""
+"""How long a node waits for a round before it uses the time to warm up standbys."""
 
 
 class WorkerLauncher:
-    """The processes of one node; at most one attempt is under way."""
+    """Starts and stops the processes of one node. At most one attempt runs."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class WorkerLauncher:
 
         Args:
             node: what processes are started with.
-            relay: told which processes there are.
-            waits: told when the node waits for a round, and when one has come.
-            in_background: runs a stop that takes its time; an error in it must not be lost.
-            on_end: called for every process that ends, with its local rank and the failures that this shows; with
+            relay: learns which processes there are.
+            waits: learns when the node begins and ends to wait for a round.
+            in_background: runs a coroutine as a task; an error in it ends the agent.
+            on_end: called for every process that ends, with its local rank and the failures that its end shows; with
                 None if no process could be started.
-            on_stopped: called when the processes of a round are gone, with the round to start in, if one was formed.
+            on_stopped: called when all processes are gone, with the round to start in, if one was formed.
         """
         self._node = node
         self._relay = relay
@@ -57,7 +57,7 @@ class WorkerLauncher:
         self._on_stopped = on_stopped
         timeouts = node.options.timeouts
         self.regroup_grace: float = timeouts.regroup_grace
-        """Seconds that processes have to end when their round is over; the master may set it."""
+        """Seconds that processes have to end when their round is over; the master may change this."""
         self.restarts = RestartCount(node.options.rendezvous.max_restarts, timeouts.budget_window)
         self.attempt: Attempt | None = None
         self._attempts = 0
@@ -65,37 +65,35 @@ class WorkerLauncher:
         self._stopping: asyncio.Task[None] | None = None
         self._closed = False
         self._has_stepped = False
-        """The processes of this attempt have taken a step."""
 
     @property
     def is_running(self) -> bool:
-        """Whether some process runs."""
         return self.attempt is not None and self.attempt.is_running
 
     @property
     def has_next(self) -> bool:
-        """Whether a round is to be started in as soon as the processes of the last one are gone."""
+        """True if processes will be started in a round as soon as those of the last round are gone."""
         return self._next is not None
 
     def owns(self, worker: str) -> bool:
-        """Whether a process of this name was started by the present attempt, which is not being stopped."""
+        """True if the present attempt started a process of this name and is not being stopped."""
         attempt = self.attempt
         return attempt is not None and not attempt.is_stopped and worker in attempt.names.values()
 
     # changing rounds --------------------------------------------------------------------------------------------------
 
     def move_to(self, round_: Round, assignment: RoundAssignment) -> None:
-        """Stop what runs, then start in this round, unless a newer one is formed before that."""
+        """Stop the processes, then start new ones in this round, or in a newer one if it is formed before."""
         self._next = (round_, assignment)
         self.regroup()
 
     def leave_round(self) -> None:
-        """Stop what runs; a round that was to be started in is over as well."""
+        """Stop the processes and start none until a round is formed."""
         self._next = None
         self.regroup()
 
     def regroup(self) -> None:
-        """Stop what runs and call `on_stopped`, unless that is under way or the node leaves."""
+        """Stop the processes and call `on_stopped`, unless that is under way or the node leaves."""
         if self._stopping is None and not self._closed:
             self._stopping = self._in_background(self._stop_and_go_on())
 
@@ -107,26 +105,24 @@ class WorkerLauncher:
         self._on_stopped(following)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Stop what runs for good; returns when nothing of it is left."""
+        """Stop the processes for good. Returns when all are gone."""
         self.close()
         if self.attempt is not None:
             await self.attempt.stop(grace, number)
 
     def close(self) -> None:
-        """Start nothing any more."""
         self._closed = True
         if self._stopping is not None:
             self._stopping.cancel()
 
     def kill(self) -> None:
-        """End all processes at once."""
         if self.attempt is not None:
             self.attempt.kill()
 
     # starting ---------------------------------------------------------------------------------------------------------
 
     def start(self, round_: Round, assignment: RoundAssignment) -> Attempt:
-        """Start all processes in a round. Failing to do so is told as the end of a process."""
+        """Start all processes in a round. If that fails, `on_end` is called."""
         if self.attempt is not None and self.attempt.failures:
             log.info("restarting (%s)", self.restarts)
         elif self.attempt is not None:
@@ -137,7 +133,7 @@ class WorkerLauncher:
         return attempt
 
     def start_ahead(self) -> Attempt:
-        """Start processes that meet without restarts, so that they are up before other nodes stand still for them."""
+        """Start elastic processes before there is a round, so that other nodes need not wait for their start."""
         log.info("starting processes ahead of the next round")
         nproc = self._node.options.nproc
         nowhere = RoundAssignment(
@@ -156,18 +152,14 @@ class WorkerLauncher:
         return attempt
 
     def replace(self, local_rank: int) -> None:
-        """Start one process in the place of one that failed.
-
-        Raises:
-            CannotStart: it cannot be started.
-        """
+        """Start one process for the local rank of one that failed. Raises CannotStart if that fails."""
         assert self.attempt is not None
         log.info("starting another process for local rank %d, ahead of the next round", local_rank)
         self._relay.expect(self.attempt.replace(local_rank, self._attempts))
         self._attempts += 1
 
     def idle(self) -> None:
-        """Processes are started when a round is formed: say so if that takes long, and use the time."""
+        """The node waits for a round: log that if it takes long, and warm up standbys meanwhile."""
         self._waits.joined(again=self._attempts > 0)
         self._node.standbys.later(IDLE_FOR)
 
@@ -181,7 +173,7 @@ class WorkerLauncher:
         self._relay.begin(attempt.round, set(attempt.names.values()), leads=attempt.assignment.group_rank == 0)
 
     def on_step(self) -> None:
-        """A process took a step: training is under way, and there is time to warm up standbys."""
+        """A process took a step: training has begun, so standbys may be warmed up."""
         if not self._has_stepped:
             self._has_stepped = True
             self._node.standbys.warm()
@@ -193,7 +185,7 @@ class WorkerLauncher:
 
     def _set_off(self, attempt: Attempt) -> None:
         self._has_stepped = False
-        # A script that tells no steps has imported what it needs by then, and trains.
+        # A script that reports no steps has finished its imports by then, and trains.
         self._node.standbys.later(self._node.options.timeouts.recovery_budget)
         attempt.start()
 

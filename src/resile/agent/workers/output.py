@@ -1,9 +1,9 @@
-"""What training processes print: to the console, to files, and the last lines kept for when one fails.
+"""Moves the output of training processes to the console and to files, and keeps the last lines for failure reports.
 
-A thread does the writing, so a console that does not read (a pager, a slow terminal) stops the printing processes,
-as it would without us, but never the agent: its heartbeats go on. For the same reason the agent's own words go this
-way too. Reading never waits, so the last words of a process that just died can be had at once. A stream that goes to
-a file alone is not read here at all: the process writes the file itself.
+A thread does the writing. So a console that does not read (a pager, a slow terminal) stops the processes that print, as
+it would without an agent, but never the agent and its heartbeats. The agent's own log lines go the same way for the
+same reason. Reading never waits, so the last output of a process that just died is available at once. A stream that
+only goes to a file is not read here: the process writes the file itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from resile.protocol.reports import MAX_LOG_TAIL
 
 CHUNK = Bytes(64 * 1024)
 BACKLOG = Bytes(MiB)
-"""Read but not written yet, per stream, before reading stops and the process has to wait."""
+"""Bytes of a stream that are read ahead of writing. Beyond that, reading stops and the process has to wait."""
 LONGEST_LINE = Bytes(64 * 1024)
-"""A longer line is written in parts, perhaps with lines of other processes between them."""
+"""A longer line is written in parts, and lines of other processes may come between the parts."""
 IDLE = Seconds(0.1)
-"""A line without an end (a progress bar) is shown after this long."""
+"""Seconds after which an unfinished line (a progress bar) is shown."""
 MAX_WORDS = Bytes(MiB)
-"""Of the agent's own words, kept for a console that does not read; older ones give way."""
+"""Bytes of the agent's own lines that are kept for a console that does not read; older lines are dropped."""
 
 STDOUT, STDERR = 1, 2
 
@@ -46,16 +46,15 @@ class Outlet(NamedTuple):
 
 
 class Tail:
-    """The last words of one process, over both its streams in the order in which they were read."""
+    """The end of what one process printed, on both streams in the order in which they were read."""
 
     def __init__(self, *files: Path) -> None:
-        """`files` are those that the process writes itself; they are read when the words are asked for."""
+        """`files` are those that the process writes itself; `read` reads them."""
         self._files = files
         self._chunks: deque[bytes] = deque()
         self._held = 0
 
     def add(self, data: bytes) -> None:
-        """Remember the end of it."""
         data = data[-MAX_LOG_TAIL:]
         self._chunks.append(data)
         self._held += len(data)
@@ -63,12 +62,12 @@ class Tail:
             self._held -= len(self._chunks.popleft())
 
     def read(self) -> bytes:
-        """What is known now; at most `MAX_LOG_TAIL` bytes and a chunk for each source."""
+        """At most `MAX_LOG_TAIL` bytes and one chunk from each source."""
         return b"".join([*(tail_of(str(path)) for path in self._files), *self._chunks])
 
 
 class Stream:
-    """One pipe from a process, and where its bytes go. It owns its files and closes them at the end."""
+    """A pipe from a process, and the file and console that its bytes go to. Closes its files at the end."""
 
     def __init__(self, descriptor: int, console: int | None, file: int | None, prefix: bytes, tail: Tail) -> None:
         os.set_blocking(descriptor, False)
@@ -83,7 +82,7 @@ class Stream:
         self.ended = False
 
     def take(self, *, everything: bool) -> bytes:
-        """Whole lines, and what comes after them if it is long, old or the last there will be."""
+        """Remove and return complete lines; also an unfinished one if it is long, old or the last."""
         stale = time.monotonic() - self.waiting_since >= IDLE
         if everything or self.ended or stale or len(self.unwritten) >= LONGEST_LINE:
             end = len(self.unwritten)
@@ -107,10 +106,10 @@ class Stream:
 
 
 class Output:
-    """Moves the output of all processes of a node. `close` before exit writes what is left."""
+    """Moves the output of all processes of a node. Call `close` before exit to write the rest."""
 
     def __init__(self, words_to: int = STDERR) -> None:
-        """Start the writing thread; the agent's own words go to the descriptor `words_to`."""
+        """Start the writing thread; the agent's own lines go to the descriptor `words_to`."""
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._streams: set[Stream] = set()
@@ -126,11 +125,7 @@ class Output:
         self._thread.start()
 
     def open(self, outlet: Outlet, prefix: bytes, tail: Tail) -> tuple[int, Stream | None]:
-        """A descriptor for a process to write to (the caller closes it), and the stream if it is read here.
-
-        Raises:
-            OSError: no file or pipe can be opened.
-        """
+        """A descriptor for a process to write to (the caller closes it), and the stream if it is read here."""
         file = None
         if outlet.file is not None:
             file = os.open(outlet.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -150,14 +145,14 @@ class Output:
         return writing, stream
 
     def collect(self, streams: Sequence[Stream]) -> None:
-        """Read what these pipes hold now, so that the tail is up to date. Never waits."""
+        """Read all that is in these pipes now, so that the tail is up to date. Never waits."""
         with self._lock:
             for stream in streams:
                 self._read(stream)
         self._poke()
 
     def say(self, words: str) -> None:
-        """Print a line of the agent's own. Never waits; if the terminal is not read, older lines give way to newer."""
+        """Print a line of the agent's own. Never waits; if the console does not read, older lines are dropped."""
         data = words.encode(errors="replace") + b"\n"
         with self._lock:
             self._words.append(data)
@@ -167,7 +162,7 @@ class Output:
         self._poke()
 
     def close(self, patience: float = 2.0) -> None:
-        """Write what is left, waiting at most so long for a console that does not read."""
+        """Write the rest, waiting at most `patience` seconds for a console that does not read."""
         self._closing = True
         self._poke()
         self._thread.join(patience)
@@ -178,7 +173,7 @@ class Output:
                 os.close(descriptor)
 
     def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of pokes: it is awake
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of pokes: the thread is awake
             os.write(self._wake, b".")
 
     def _run(self) -> None:
@@ -205,7 +200,7 @@ class Output:
             return IDLE if any(stream.unwritten for stream in self._streams) else None
 
     def _read(self, stream: Stream) -> bool:
-        """Take what the pipe holds; whether there was any. With the lock held."""
+        """Read all that is in the pipe; True if there was any. The caller holds the lock."""
         some = False
         while not stream.ended and len(stream.unwritten) < BACKLOG:
             try:
@@ -225,7 +220,7 @@ class Output:
         return some
 
     def _write(self, stream: Stream) -> None:
-        """Without the lock while it waits for the console or the disk."""
+        """Write the finished lines of a stream. The lock is not held while this waits for the console or the disk."""
         with self._lock:
             data = stream.take(everything=self._closing)
             over = stream.ended and not stream.unwritten
@@ -250,19 +245,18 @@ class Output:
 
 
 class OutputLines(logging.Handler):
-    """Log records as words of the agent: writing them never holds up the event loop."""
+    """Sends log records to the writing thread, so that logging never blocks the event loop."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand one record to the writing thread."""
         self._output.say(self.format(record))
 
 
 def console(stream: str) -> int:
-    """The descriptor of this process's `stdout` or `stderr`, with what Python holds back of it written first."""
+    """The descriptor of this process's `stdout` or `stderr`. Python's own buffer of it is flushed first."""
     file = getattr(sys, stream)
     with contextlib.suppress(OSError, ValueError):
         file.flush()
@@ -270,7 +264,7 @@ def console(stream: str) -> int:
 
 
 def _write_all(descriptor: int, data: bytes) -> bool:
-    """Write all of it, waiting as long as it takes; False if the other end is closed."""
+    """Write all bytes, waiting as long as it takes; False if the other end is closed."""
     view = memoryview(data)
     while view:
         try:

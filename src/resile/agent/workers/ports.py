@@ -1,4 +1,4 @@
-"""A free port for the store of a round, outside the range from which the system hands out ports for outgoing calls."""
+"""Finds a free port for the store of a round, outside the range that the system uses for outgoing connections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ class NoFreePort(Exception):
 
 
 def free_port(environ: Mapping[str, str] = os.environ) -> int:
-    """A port that no process listens on now; one of `HOST_PORTS` if that is set.
-
-    Raises:
-        NoFreePort: none is free.
-    """
+    """A port that no process listens on; one of `HOST_PORTS` if that is set. Raises NoFreePort if none is free."""
     for port in _candidates(environ):
         with socket.socket() as probe:
-            # As the store itself does: what connections of the last store leave behind does not matter.
+            # As the store itself does, so that closed connections of the last store do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", port))

@@ -1,6 +1,6 @@
-"""What agents and standbys ask of the kernel: which process dies with which, which adopts which, and what `ps` shows.
+"""Linux calls of agents and standbys: parent-death signals, adopting orphans, OOM scores, and what `ps` shows.
 
-Imports nothing but the standard library: it is in every warm interpreter, and so in training processes.
+Imports nothing but the standard library, because every standby imports it and becomes a training process.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _MM_MAP = struct.Struct("=11Q Q I I")
 """`struct prctl_mm_map`: eleven addresses, the auxiliary vector and its size, the executable's descriptor."""
 _NO_EXECUTABLE = 0xFFFFFFFF
 _FIRST_FIELD = 3
-"""The number, in proc(5), of the first field of /proc/PID/stat behind the name."""
+"""The number in proc(5) of the first field after the name in /proc/PID/stat."""
 _LOWER = 5
-"""A third of the share that others get: on a machine whose cores are always busy, more would take for ever."""
+"""Added niceness: a third of the usual CPU share. With less, imports on a busy machine would take too long."""
 _OOM_SCORE = "/proc/self/oom_score_adj"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _shown: list[ctypes.Array[ctypes.c_char]] = []
-"""The words that /proc shows of this process: they must live as long as it does."""
+"""The memory that /proc/PID/cmdline shows; it must live as long as this process."""
 
 
 def die_with(parent: int) -> bool:
-    """Have this process killed when its parent dies; False if `parent` is not (any more) its parent."""
+    """Have the kernel kill this process when its parent dies. False if `parent` is not its parent any more."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent
 
 
 def adopt_orphans(on: bool) -> None:
-    """Whether processes below this one that lose their parent become children of this one."""
+    """Turn on or off that descendants whose parent ends become children of this process."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def show_name(name: str) -> None:
-    """Set the short name that `ps` and `top` show; the kernel keeps 15 bytes of it."""
+    """Set the short name that `ps` and `top` show, of at most 15 bytes."""
     _libc.prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0)
 
 
@@ -75,7 +75,7 @@ def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def die_first() -> int:
-    """Be the first that the kernel ends when memory is short; returns the score to go back to."""
+    """Have the kernel kill this process first when memory is short. Returns the previous OOM score."""
     with open(_OOM_SCORE, encoding="ascii") as file:
         before = int(file.read())
     set_oom_score(1000)
@@ -83,21 +83,17 @@ def die_first() -> int:
 
 
 def set_oom_score(score: int) -> None:
-    """Set how likely the kernel is to end this process when memory is short.
-
-    Raises:
-        OSError: it may not be set to this.
-    """
+    """Set how likely the kernel kills this process when memory is short. Raises OSError if that is not allowed."""
     with open(_OOM_SCORE, "w", encoding="ascii") as file:
         file.write(str(score))
 
 
 def yield_cpu() -> int:
-    """Take a smaller share of busy cores, if that can be taken back; returns the priority to go back to."""
+    """Lower the priority of this process, if it can be raised again. Returns the previous priority."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(before + _LOWER, 19)
     probe = os.fork()
-    if probe == 0:  # whether it can be taken back is a matter of rights and limits: one that can be lost finds out
+    if probe == 0:  # rights and limits decide whether it can be raised again: a child tries it
         try:
             os.setpriority(os.PRIO_PROCESS, 0, lower)
             os.setpriority(os.PRIO_PROCESS, 0, before)
@@ -110,7 +106,7 @@ def yield_cpu() -> int:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of a process, each shared page divided among those that share it; 0 if it is gone."""
+    """Memory of a process in bytes (PSS: shared pages count in part); 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
@@ -119,10 +115,10 @@ def memory_of(pid: int) -> int:
 
 
 def adopted(name: str) -> list[int]:
-    """Children that this process may have adopted, also those that have ended; none where the kernel cannot tell.
+    """Pids of children that this process may have adopted, also of ended ones; empty where the kernel cannot tell.
 
-    They have this short name, or belong to the process group of another process: what this process starts leads a
-    group of its own, or is in that of this process.
+    An adopted child has this short name, or is in the process group of another process. Children that this process
+    started lead a group of their own or are in the group of this process.
     """
     found = []
     with contextlib.suppress(OSError):

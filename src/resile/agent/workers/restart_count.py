@@ -1,8 +1,8 @@
-"""How many restarts a node has used up, as far as the node itself can tell.
+"""Counts how many restarts a node has used, as far as the node itself can tell.
 
-The master counts, and has the last word: it measures the window in seconds of training, which pass no faster than
-those of the clock. So a budget that is spent by this count is spent by the master's, too, unless the master's memory
-begins later. That is enough to announce nothing that the master will not allow, and too little to refuse anything.
+The master's own count decides. It measures `budget_window` in training time, which never passes faster than the clock.
+So if the budget is spent by this count, it is spent by the master's too, unless a new master has forgotten failures.
+The agent therefore uses this count for its log and its pauses only, and refuses nothing because of it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ from resile.api.ids import NO_ROUND, Round, Seconds
 
 
 class RestartCount:
-    """Failures of this node's own processes. All that fail in one round count as one, as they do for the master."""
+    """Failures of this node's processes. All failures of one round count as one, as they do for the master."""
 
     def __init__(self, allowed: int, window: Seconds, clock: Callable[[], float] = time.monotonic) -> None:
-        """None was used yet.
-
-        Args:
-            allowed: `--max-restarts`.
-            window: seconds after which a failure counts no longer.
-            clock: tells the time, in seconds.
-        """
+        """Allow `--max-restarts` failures within a window of so many seconds."""
         self._allowed = allowed
         self._window = window
         self._clock = clock
@@ -31,19 +25,19 @@ class RestartCount:
         self._last_round: Round = NO_ROUND
 
     def count(self, placed: Round) -> None:
-        """A process failed; `placed` is the round in which it had a place, or NO_ROUND."""
+        """Count a failure; `placed` is the round that the process was in, or NO_ROUND."""
         if placed == NO_ROUND or placed != self._last_round:
             self._failures.append(self._clock())
         self._last_round = placed or self._last_round
 
     @property
     def is_spent(self) -> bool:
-        """Whether the master will not have this node start again after the last failure."""
+        """True if the last failure was one too many, so that the master will end the job."""
         since = self._clock() - self._window
         return sum(at > since for at in self._failures) > self._allowed
 
     def __str__(self) -> str:
         used = len(self._failures)
-        if used > self._allowed:  # the master forgives what is long ago
+        if used > self._allowed:  # older failures left the window
             return f"of {self._allowed} restarts some older ones do not count any more"
         return f"{used} of {self._allowed} restarts used"

@@ -1,7 +1,7 @@
 """Workers that restart: all processes of a node serve one round and end with it, as under torchrun.
 
-Nothing is asked of the script for that. The price is a new start, and whatever was not saved, for every change of
-members.
+The script needs no change for that. The price of every change of members is a new start of all processes, and the loss
+of what they had not saved.
 """
 
 from __future__ import annotations
@@ -27,25 +27,17 @@ class RestartingWorkers:
     """Implements `Workers`: a change of rounds stops all processes and starts new ones."""
 
     def __init__(self, send: Callable[[Message], None], launcher: WorkerLauncher) -> None:
-        """Nothing runs before a master has spoken.
-
-        Args:
-            send: speaks to the master.
-            launcher: starts and stops the processes.
-        """
         self.newest: Round = NO_ROUND
         self._send = send
         self._launcher = launcher
         self._join: Join | None = None
-        """Said, and not answered by a round yet."""
+        """The node's request for a round, until a round answers it."""
 
     @property
     def is_training(self) -> bool:
-        """Whether processes run."""
         return self._launcher.is_running
 
     def standing(self) -> Standing:
-        """What a greeting tells the master."""
         attempt = self._launcher.attempt
         current = attempt is not None and attempt.round == self.newest
         return Standing(
@@ -55,11 +47,11 @@ class RestartingWorkers:
         )
 
     def is_news(self, over: Round) -> bool:
-        """A node that has asked for the next round has left the newest one already."""
+        """True if the round is newer than all known ones, or the node has not asked for the next one yet."""
         return over > self.newest or (over == self.newest and self._join is None)
 
     def on_welcome(self) -> None:
-        """Repeat failures and the wish for a round; ask for the first one."""
+        """Repeat failures and the request for a round; ask for the first round."""
         attempt = self._launcher.attempt
         if attempt is not None and attempt.round == self.newest:
             for failure in attempt.failures:
@@ -70,20 +62,17 @@ class RestartingWorkers:
             self._launcher.regroup()
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
-        """Stop what runs, and start in the new round."""
         self.newest, self._join = round_, None
         self._launcher.move_to(round_, assignment)
 
     def on_round_over(self, over: RoundOver) -> None:
-        """Stop what runs, and ask for another round."""
         self.newest, self._join = over.round, None
         self._launcher.leave_round()
 
     def on_state_held(self, round_: Round) -> None:
-        """Nothing: these processes are stopped with their round, whatever state they have."""
+        """Do nothing: these processes are stopped with their round in any case."""
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """Start in the round that was formed meanwhile, or ask for one."""
         if following is not None:
             self._launcher.start(*following)
         else:
@@ -92,7 +81,7 @@ class RestartingWorkers:
             self._launcher.idle()
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """A failure ends the round for all processes; the node has finished when all have ended well."""
+        """A failure stops all processes of the node. The node has finished when all have ended well."""
         attempt = self._launcher.attempt
         assert attempt is not None
         for failure in failures:
@@ -105,14 +94,14 @@ class RestartingWorkers:
             self._send(NodeFinished(round=attempt.round))
 
     def on_ready(self, line: Line, message: WorkerReady) -> None:
-        """Turn it away: it is none of this node's processes, or one that is being stopped."""
+        """Refuse: no process with that name runs here, or it is being stopped."""
         line.close(f"no process '{message.worker}' runs here")
 
     def on_last_step(self, line: Line, message: LastStepTaken) -> None:
-        """Nothing: only processes that said that they are ready are in a round of their own accord."""
+        """Do nothing: only processes that stay say this."""
 
     def on_close(self, line: Line) -> None:
-        """Nothing: the end of a process is what counts."""
+        """Do nothing: the agent sees when the process ends."""
 
     def stop(self) -> None:
-        """Nothing is waited for here."""
+        """Do nothing: there are no deadlines."""

@@ -1,9 +1,9 @@
 """The training processes of one node in one round: started together, watched by pidfd, stopped together.
 
-The end of a process is known within a millisecond (its pidfd becomes readable; nothing polls). A process and
-whatever it forked form a process group, so stopping it leaves nothing behind; the agent's own death ends it too (but
-not what it forked, if the agent was killed with SIGKILL). Where a shell stands around the program, a signal that ends
-the shell is passed on to the rest of its group, which then has the rest of the time.
+The end of a process is known within a millisecond, because its pidfd becomes readable; nothing polls. A process and
+its children form a process group, so stopping it leaves nothing behind. The agent's own death ends the process too (but
+not its children, if the agent was killed with SIGKILL). If the program runs in a shell and the stop signal ends the
+shell, the signal is passed on to the rest of its group, which then has the rest of the grace period.
 """
 
 from __future__ import annotations
@@ -26,28 +26,25 @@ from resile.agent.workers.output import Outlet, Output, Stream, Tail
 log = logging.getLogger("resile.agent")
 
 CANNOT_RUN = 127
-"""The exit code that shells give for a program that cannot be started."""
+"""A shell's exit code for a program that cannot be started."""
 
 
 class Ended(NamedTuple):
-    """How one process ended."""
-
     local_rank: int
     pid: int
     returncode: int
     at: float
-    """Wall-clock seconds when its end was seen."""
+    """Wall-clock seconds when the agent saw its end."""
     tail: bytes
-    """The end of what it printed."""
+    """The last output of the process."""
 
     @property
     def well(self) -> bool:
-        """Whether it ended as it should."""
         return self.returncode == 0
 
 
 class Spawn(NamedTuple):
-    """What one process is started with."""
+    """Command, environment and outlets of a process to start."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -57,7 +54,7 @@ class Spawn(NamedTuple):
 
     @property
     def outlets(self) -> tuple[Outlet, Outlet]:
-        """Where its streams go, in the order of their numbers."""
+        """Where stdout and stderr go."""
         return self.stdout, self.stderr
 
 
@@ -66,12 +63,12 @@ class CannotStart(Exception):
 
 
 class Process(Protocol):
-    """A child of ours."""
+    """A child of the agent, from `Popen` or from a standby."""
 
     pid: int
 
     def wait(self) -> int:
-        """Collect it, once it has ended; its exit code, negative for a signal."""
+        """Reap the ended process. Returns its exit code, negative for a signal."""
 
 
 class _Worker(NamedTuple):
@@ -80,37 +77,35 @@ class _Worker(NamedTuple):
     streams: list[Stream]
     tail: Tail
     fallen: bool = False
-    """It died of the signal that asked it to stop, and is kept as a zombie while the rest of its group saves."""
+    """The stop signal ended it. It is kept as a zombie while the rest of its process group saves."""
 
 
 class WorkerGroup:
-    """All training processes of this node in one round."""
-
     def __init__(self, output: Output, on_end: Callable[[Ended], None], standbys: StandbyPool | None = None) -> None:
         self._output = output
         self._on_end = on_end
         self._standbys = standbys
         self._beginning: set[int] = set()
-        """Local ranks whose standby was told to begin and has not said that it has."""
+        """Local ranks whose standby was asked to begin and has not confirmed it."""
         self._awaited: dict[int, Callable[[], None]] = {}
-        """What calls off the wait for a standby, of each local rank that waits for one."""
+        """For each local rank that waits for a standby, the function that cancels the wait."""
         self._alive: dict[int, _Worker] = {}
         self._loop = asyncio.get_running_loop()
         self._empty = asyncio.Event()
         self._empty.set()
         self._asked: int | None = None
-        """The signal by which all were asked to stop."""
+        """The signal that asked all processes to stop; None before."""
 
     @property
     def alive(self) -> int:
-        """How many processes run, or are about to."""
+        """How many processes run or wait for a standby."""
         return len(self._alive) + len(self._awaited)
 
     def start(self, spawns: Sequence[Spawn]) -> None:
         """Start one process per entry, local rank 0 first.
 
         Raises:
-            CannotStart: the program cannot be run; those already started are killed, and their end is told.
+            CannotStart: the program cannot be run. Processes that were started are killed; `on_end` follows for them.
         """
         try:
             for local_rank, spawn in enumerate(spawns):
@@ -120,18 +115,14 @@ class WorkerGroup:
             raise CannotStart(_cannot_start(spawns[0], error)) from error
 
     def start_one(self, local_rank: int, spawn: Spawn) -> None:
-        """Start one more process, in the place of one that ended.
-
-        Raises:
-            CannotStart: the program cannot be run.
-        """
+        """Start a process for the local rank of one that ended. Raises CannotStart if that fails."""
         try:
             self._start(local_rank, spawn)
         except OSError as error:
             raise CannotStart(_cannot_start(spawn, error)) from error
 
     def kill_one(self, local_rank: int) -> None:
-        """SIGKILL to one process and what it forked; fine if it is gone."""
+        """Kill one process and its children. Does nothing if it is gone."""
         worker = self._alive.get(local_rank)
         if worker is None:
             self._call_off([local_rank], signal.SIGKILL)
@@ -140,16 +131,16 @@ class WorkerGroup:
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def pid_of(self, local_rank: int) -> int:
-        """The pid of a process that runs; 0 if it does not."""
+        """The pid of a process; 0 if it does not run."""
         worker = self._alive.get(local_rank)
         return worker.process.pid if worker is not None else 0
 
     def runs(self, local_rank: int) -> bool:
-        """Whether this process runs, or is about to."""
+        """True if this process runs or waits for a standby."""
         return local_rank in self._alive or local_rank in self._awaited
 
     def _start(self, local_rank: int, spawn: Spawn) -> None:
-        """Start a process from a standby, if there is one or one can be forked in time, or else from scratch."""
+        """Start a process from a standby if there is one or one can be forked in time, otherwise from scratch."""
         standby = None
         if self._standbys is not None:
             standby = self._standbys.take(spawn.environment)
@@ -164,7 +155,7 @@ class WorkerGroup:
         self._start_from(standby, local_rank, spawn)
 
     def _start_late(self, local_rank: int, spawn: Spawn, standby: Standby | None) -> None:
-        """Start a process that was waited with, from a standby or from scratch; its failure is told as its end."""
+        """Start a process that waited for a standby; without one, from scratch. If that fails, `on_end` is called."""
         self._awaited.pop(local_rank, None)
         try:
             self._start_from(standby, local_rank, spawn)
@@ -211,7 +202,7 @@ class WorkerGroup:
         self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
 
     def _begin(self, local_rank: int, spawn: Spawn, standby: Standby, streams: Sequence[int]) -> None:
-        """Have a standby become this process; should it not, start one from scratch, unless none is wanted any more."""
+        """Turn a standby into this process. If the standby is lost, start from scratch, unless the group stops."""
 
         def begun() -> None:
             self._beginning.discard(local_rank)
@@ -233,16 +224,16 @@ class WorkerGroup:
         self._standbys.begin(standby, spawn.command, spawn.environment, streams, begun, lost)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to every process, but not to what they forked: a data loader must live until the last save."""
+        """Send a signal to every process but not to its children: data loaders must live until the last save."""
         for worker in self._alive.values():
             if worker.fallen:
                 _signal_group(worker.process.pid, number)
-            else:  # by its pidfd: Popen would reap one that is dead, and its group's number would be free for others
+            else:  # by its pidfd: Popen would reap a dead process, and another one could get its group's number
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(worker.pidfd, number)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Signal all, and after `grace` seconds kill them; returns when all are gone, with all they forked."""
+        """Signal all processes and kill them after `grace` seconds. Returns when they and their children are gone."""
         self._asked = number
         self.pass_on(number)
         self._call_off(list(self._awaited), number)
@@ -254,14 +245,14 @@ class WorkerGroup:
             await self._empty.wait()
 
     def kill(self) -> None:
-        """SIGKILL to every process and what it forked."""
+        """Kill every process and its children."""
         self._beginning.clear()
         self._call_off(list(self._awaited), signal.SIGKILL)
         for worker in self._alive.values():
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def _call_off(self, local_ranks: list[int], number: int) -> None:
-        """A signal for processes that wait for a standby, if they do: they end of it before they began."""
+        """End processes that wait for a standby as if this signal had ended them."""
         for local_rank in local_ranks:
             call_off = self._awaited.get(local_rank)
             if call_off is not None:
@@ -274,7 +265,7 @@ class WorkerGroup:
             self._tell_end(Ended(local_rank, 0, -number, time.time(), b""))
 
     def _ended(self, local_rank: int) -> None:
-        """The process ended, or one of those that were to save when it fell."""
+        """A process ended, or one of the group of a process that the stop signal ended."""
         worker = self._alive[local_rank]
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
@@ -290,7 +281,7 @@ class WorkerGroup:
 
     def _over(self, local_rank: int, worker: _Worker) -> None:
         del self._alive[local_rank]
-        # Before its pid is given back, so that the number is not yet that of another process.
+        # Before its pid is free again, so that no other process can have it yet.
         _signal_group(worker.process.pid, signal.SIGKILL)
         returncode, at = worker.process.wait(), time.time()
         self._output.collect(worker.streams)
@@ -308,9 +299,9 @@ def _cannot_start(spawn: Spawn, error: OSError) -> str:
 
 
 def stdin() -> int | None:
-    """Where training processes read from; None: where the agent does.
+    """The stdin of training processes: the agent's own (None), or /dev/null if that is a terminal.
 
-    Not from a terminal: a process group in the background that reads from its terminal is stopped, without a word.
+    The kernel silently stops a background process group that reads from its terminal.
     """
     terminal = sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
     return subprocess.DEVNULL if terminal else None
@@ -322,7 +313,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _fell_to(number: int, pid: int) -> bool:
-    """Whether an ended child died of a signal, or says so in a shell's way; the child is not reaped."""
+    """True if an ended child died of this signal, or its exit code says so as shells do. Does not reap it."""
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
         return False
@@ -330,12 +321,12 @@ def _fell_to(number: int, pid: int) -> bool:
 
 
 def _rest_of_group(group: int) -> int | None:
-    """A pidfd of some process of the group that lives; None if there is none. Reads all of /proc."""
+    """A pidfd of any living process of the group; None if there is none. Reads all of /proc."""
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         if _lives_in(group, pid):
             with contextlib.suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)
-                if _lives_in(group, pid):  # still, so the descriptor is of no other process
+                if _lives_in(group, pid):  # still there, so the descriptor is of no other process
                     return pidfd
                 os.close(pidfd)
     return None

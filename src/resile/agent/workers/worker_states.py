@@ -1,10 +1,10 @@
 """The life of one worker that stays from round to round: its states, its events, and which may follow which.
 
-A process that survives rounds is started, gets ready, is placed, is told to leave, hangs, takes its last step, ends:
-in many orders, and some of them only when the node or the network is in trouble. Each state here is a type that holds
-what is known in that state and nothing else, and `TRANSITIONS` lists every order that can happen. An event that the
-table does not list for a state is a mistake of the agent and raises an error that names both, at the moment when it is
-made rather than in a round that never forms. The price is one small type for every situation.
+A process that survives rounds is started, gets ready, joins a round, is asked to leave it, hangs, takes its last step
+or ends, in many orders, some of which only happen when the node or the network is in trouble. Each state here is a type
+that holds only what is known in that state, and `TRANSITIONS` lists every order that can happen. An event that is
+not listed for a state is a defect of the agent. It raises an error at once that names both; without the table, some
+round would never form. The price is one small type for every situation.
 """
 
 from __future__ import annotations
@@ -27,92 +27,90 @@ class Line(Protocol):
 
 
 class Starting(NamedTuple):
-    """The process runs, or is about to, and has not said that it is ready."""
+    """The process runs, or waits for a standby, and has not said that it is ready."""
 
     expected_in: Round = NO_ROUND
-    """The round that keeps a place for it; NO_ROUND for a process started ahead of any."""
+    """The round that it was started for; NO_ROUND if it was started before there was a round."""
 
 
 class Ready(NamedTuple):
-    """It is in no round and waits for a place."""
+    """The process is in no round and waits for an assignment."""
 
     line: Line
     was_member: bool
-    """It has been in a round before."""
+    """True if the process has been in a round before."""
     has_state: bool
-    """It has taken steps: the outcome of training is not lost with others."""
+    """True if the process has taken steps, so that it has the state of the training."""
     agreed: Round
-    """The newest round in which it came to one state with all members."""
+    """The newest round in which all members agreed on one state with this process."""
 
 
 class Member(NamedTuple):
-    """It trains in a round."""
+    """The process trains in a round."""
 
     line: Line
     round: Round
 
 
 class Leaving(NamedTuple):
-    """It was told that its round is over and has a while to leave it."""
+    """The process was told that its round is over, and has a deadline to leave it."""
 
     line: Line
     round: Round
 
 
 class Stuck(NamedTuple):
-    """It did not leave in time, and gets longer because it may be the last process that has the state."""
+    """The process did not leave in time. It gets more time because it may be the only one with the state."""
 
     line: Line
     round: Round
 
 
 class Finishing(NamedTuple):
-    """It took the last step of its round. It stores a checkpoint, evaluates or ends, and is not made to leave."""
+    """The process took the last step of its round. It stores a checkpoint, evaluates or ends, and is not killed."""
 
     round: Round
 
 
 class Detached(NamedTuple):
-    """It took the last step long ago and its script does something else: its siblings go on without it."""
+    """The process took the last step long ago and neither ended nor got ready: its siblings go on without it."""
 
     round: Round
 
 
 class Failed(NamedTuple):
-    """The process ended badly; another one is started in its place."""
+    """The process ended badly; another one will be started for its local rank."""
 
 
 class Dismissed(NamedTuple):
-    """It is being killed because it is not needed any more; how it ends says nothing."""
+    """The process is being killed because it is not needed any more. How it ends is no failure."""
 
 
 class Ended(NamedTuple):
     """The process ended well, or was dismissed."""
 
     last_step_in: Round = NO_ROUND
-    """The round in which it took the last step; NO_ROUND if it took none."""
+    """The round in which it took the last step; NO_ROUND if it did not."""
 
 
 InRound = Member | Leaving | Stuck | Finishing
-"""Its peers may wait for it: it is in a round, or has not got away from the last one."""
+"""States of a process that is in a round or has not left the last one, so that peers may wait for it."""
 State = Starting | Ready | InRound | Detached | Failed | Dismissed | Ended
 S = TypeVar("S", bound=State)
 
 
 class Event(enum.StrEnum):
-    """What happens to a worker."""
-
     START = "start"
     READY = "ready"
     PLACED = "placed"
     ROUND_OVER = "round over"
     OVERDUE = "overdue"
-    """It did not leave its round in time."""
+    """The process did not leave its round in time."""
     STATE_FOUND = "state found"
-    """A sibling that has the state is ready: this process is not the last one that has it."""
+    """A sibling that has the state is ready, so this process is not the only one with it."""
     LAST_STEP = "last step"
     DETACHED = "detached"
-    """It took its last step, and neither ended nor got ready within the time to leave a round."""
+    """The process took its last step, and neither ended nor got ready within the time to leave a round."""
     FAILED = "failed"
     ENDED = "ended"
     DISMISSED = "dismissed"
@@ -135,25 +133,17 @@ TRANSITIONS: dict[type[State], dict[Event, type[State]]] = {
 
 
 class IllegalTransition(Exception):
-    """An event that cannot happen to a worker in this state, or does not lead to the state that was asked for."""
+    """The event cannot happen to a worker in this state, or does not lead to the requested state."""
 
     def __init__(self, state: State, event: Event, to: type[State]) -> None:
-        super().__init__(f"a worker that is {_name(type(state))} cannot become {_name(to)} by '{event}'")
+        super().__init__(f"a worker that is {type(state).__name__} cannot become {to.__name__} by '{event}'")
 
 
 def transition(state: State, event: Event, to: State) -> State:
-    """The state after an event.
-
-    Raises:
-        IllegalTransition: the table does not list it.
-    """
+    """Returns `to` if the table lists that transition, and raises IllegalTransition otherwise."""
     if TRANSITIONS[type(state)].get(event) is not type(to):
         raise IllegalTransition(state, event, type(to))
     return to
-
-
-def _name(kind: type[State]) -> str:
-    return kind.__name__
 
 
 class Worker:
