@@ -4,6 +4,7 @@ Importing this package costs some 40 ms and does not import torch, so a launcher
 need torch import it on first use. Everything works the same under plain `torchrun` or `python`, without an agent.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from resile.torch.progress import report_step
@@ -25,18 +26,10 @@ __all__ = [
 ]
 
 
+_NEED_TORCH = {"Checkpointer": "checkpointer", "Elastic": "elastic", "ElasticLoader": "loader"}
+
+
 def __getattr__(name: str) -> Any:
-    """Import names that need torch on first use."""
-    if name == "Checkpointer":
-        from resile.torch.checkpointer import Checkpointer
-
-        return Checkpointer
-    if name == "Elastic":
-        from resile.torch.elastic import Elastic
-
-        return Elastic
-    if name == "ElasticLoader":
-        from resile.torch.loader import ElasticLoader
-
-        return ElasticLoader
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

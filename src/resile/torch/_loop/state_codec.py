@@ -97,10 +97,6 @@ def moved(value: Any, device: torch.device) -> Any:
     return type(value)(moved(each, device) for each in value) if type(value) in (list, tuple) else value
 
 
-def nbytes(tensors: list[torch.Tensor]) -> int:
-    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
-
-
 def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
     """The value as [kind, content], recursively, so that types such as tuples and integer keys survive."""
     if depth > MAX_DEPTH:

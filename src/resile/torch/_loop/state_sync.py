@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 FROM_CHECKPOINT = -1
 PARCEL = 4 << 20
 """Bytes up to which several tensors are sent as one message."""
-_SIZE = 8
 
 
 class MemberState(NamedTuple):
@@ -135,36 +134,47 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
     step = sync.states[source].step
     if not takers:
         return SyncResult(step, source)
-    described = _described(state, ranks, source)
-    if described is not None:
-        return SyncResult(step, source, None, takers, _give(*described, ranks, source, takers))
-    if ranks.rank not in takers and len(takers) == 1:
+    text, tensors, length = _described(state, ranks, source)
+    takes, gives = ranks.rank in takers, ranks.rank == source
+    if not takes and not gives and len(takers) == 1:
         return SyncResult(step, source, None, takers)
-    description, length = _hear_of(ranks, source, takers)
-    if ranks.rank not in takers:
-        for parcel in _parcels(description.shapes):
-            ranks.hand_over(None, _length(description.shapes, parcel), source, takers)
-        return SyncResult(step, source, None, takers)
-    received = _take(description, ranks, source, takers)
-    return SyncResult(step, source, received, takers, length + sum(shape.nbytes for shape in description.shapes))
+    words = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(length, dtype=torch.uint8)
+    ranks.hand_over(words, length, source, takers)
+    description = state_codec.shapes_of(text or words.numpy().tobytes())
+    shapes = description.shapes
+    if takes:  # into host memory, because a device may not hold a second state beside model and optimizer
+        tensors = [shape.empty(torch.device("cpu")) for shape in shapes]
+    for parcel in _parcels(shapes):
+        parts = [_bytes_of(tensors[number]) for number in parcel] if tensors else []
+        _hand_over(parts, sum(shapes[number].nbytes for number in parcel), ranks, source, takers)
+    received = state_codec.rebuild(description, tensors) if takes else None
+    sent = length + sum(shape.nbytes for shape in shapes) if takes or gives else 0
+    return SyncResult(step, source, received, takers, sent)
 
 
-def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor]] | None:
-    """The description and tensors that the source sends; None on other ranks. All ranks raise BadState together."""
-    described, words, cause = None, "", None
+def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor], int]:
+    """The description and tensors of the source's state, empty on other ranks, and the description's length in bytes.
+
+    All ranks raise BadState together if the state cannot be described.
+    """
+    text, words, cause = b"", "", None
+    tensors: list[torch.Tensor] = []
     if ranks.rank == source:
         try:
-            described = state_codec.describe(state())
+            text, tensors = state_codec.describe(state())
         except Exception as error:
             if _lacks_memory(error):
                 raise  # another member may have enough memory
             cause, words = error, str(error)
             if not isinstance(error, state_codec.BadState):
                 words = f"{type(error).__name__}: {words}"
-    if ranks.gather([len(words)])[source][0]:
+    failed, length = ranks.gather([len(words), len(text)])[source]
+    if failed:
         told = ranks.tell(words)[source]
         raise state_codec.BadState(f"the state of rank {source} cannot be given to others: {told}") from cause
-    return described
+    if not 0 < length <= state_codec.MAX_DESCRIPTION:
+        raise state_codec.BadState(f"rank {source} announced a description of {length} bytes")
+    return text, tensors, length
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -174,41 +184,21 @@ def _lacks_memory(error: Exception) -> bool:
     )
 
 
-def _give(text: bytes, tensors: list[torch.Tensor], ranks: Collectives, source: int, takers: Sequence[int]) -> int:
-    shapes = state_codec.shapes_of(text).shapes
-    ranks.hand_over(_bytes_of(torch.tensor([len(text)])), _SIZE, source, takers)
-    ranks.hand_over(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text), source, takers)
-    for parcel in _parcels(shapes):
-        parts = [_bytes_of(tensors[number]) for number in parcel]
-        data = parts[0] if len(parts) == 1 else torch.cat([part.to(ranks.device) for part in parts])
-        ranks.hand_over(data, _length(shapes, parcel), source, takers)
-    return len(text) + state_codec.nbytes(tensors)
+def _hand_over(parts: list[torch.Tensor], size: int, ranks: Collectives, source: int, takers: Sequence[int]) -> None:
+    """Send some tensors, given as bytes, as one message of `size` bytes. A collective.
 
-
-def _hear_of(ranks: Collectives, source: int, takers: Sequence[int]) -> tuple[state_codec.Description, int]:
-    size = torch.zeros(1, dtype=torch.int64)
-    ranks.hand_over(_bytes_of(size), _SIZE, source, takers)
-    length = int(size)
-    if not 0 < length <= state_codec.MAX_DESCRIPTION:
-        raise state_codec.BadState(f"rank {source} announced a description of {length} bytes")
-    text = torch.empty(length, dtype=torch.uint8)
-    ranks.hand_over(text, length, source, takers)
-    return state_codec.shapes_of(text.numpy().tobytes()), length
-
-
-def _take(description: state_codec.Description, ranks: Collectives, source: int, takers: Sequence[int]) -> Any:
-    """Receive the state into host memory, because a device may not hold a second one beside model and optimizer."""
-    shapes = description.shapes
-    tensors = [shape.empty(torch.device("cpu")) for shape in shapes]
-    for parcel in _parcels(shapes):
-        length = _length(shapes, parcel)
-        parts = [_bytes_of(tensors[number]) for number in parcel]
-        data = parts[0] if len(parts) == 1 else torch.empty(length, dtype=torch.uint8)
-        ranks.hand_over(data, length, source, takers)
-        if len(parts) > 1:
-            for part, values in zip(parts, data.split([len(part) for part in parts]), strict=True):
-                part.copy_(values)
-    return state_codec.rebuild(description, tensors)
+    `parts` are empty on ranks that neither send nor receive.
+    """
+    takes = ranks.rank in takers
+    data: torch.Tensor | None = None
+    if len(parts) == 1:
+        data = parts[0]
+    elif parts:
+        data = torch.empty(size, dtype=torch.uint8) if takes else torch.cat([part.to(ranks.device) for part in parts])
+    ranks.hand_over(data, size, source, takers)
+    if takes and data is not None and len(parts) > 1:
+        for part, values in zip(parts, data.split([len(part) for part in parts]), strict=True):
+            part.copy_(values)
 
 
 def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
@@ -225,10 +215,6 @@ def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
         length += shape.nbytes
     if parcel:
         yield parcel
-
-
-def _length(shapes: Sequence[state_codec.Shape], parcel: Sequence[int]) -> int:
-    return sum(shapes[number].nbytes for number in parcel)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
