@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from resile.master.app import Options
     from resile.platform.base import Platform
 
-
 LOCK_SECONDS = 0.2
-"""Time for another process's look at the lock to be over."""
+"""How long to try for the lock, which a process that only checks for a master holds for a moment."""
 
 
 def main() -> int:
@@ -82,7 +81,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if arguments.platform == "kubernetes":
             return _serve_on_kubernetes(arguments, directory, options)
         make_platform = _local(arguments, directory) if arguments.platform == "local" else None
-        return asyncio.run(_until_told(run_master(directory, options, make_platform)))
+        return asyncio.run(_until_sigterm(run_master(directory, options, make_platform)))
     except (JournalError, CannotListen, DirectoryError, BadTLS) as error:
         print(f"resile master: {error}", file=sys.stderr)
         # A disk may get room and an old port may become free again, and nodes wait for this master. In a pod the
@@ -100,7 +99,7 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
     kind = registry.job_kind(arguments.kind) if arguments.kind else registry.job_kinds()[0]
     where = ClusterOptions(namespace=arguments.namespace, job=arguments.job, kind=kind, advertise=arguments.advertise)
     try:
-        return asyncio.run(_until_told(serve_on_kubernetes(directory, options, where)))
+        return asyncio.run(_until_sigterm(serve_on_kubernetes(directory, options, where)))
     except NoJob as error:
         print(f"resile master: {error}", file=sys.stderr)
         # The server may answer later, and a bad edit may be corrected. For a deleted job the operator starts no master.
@@ -108,7 +107,7 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
 
 
 def _lock(directory: JobDirectory) -> int | None:
-    """Become the job's master. Tries for a moment, as a process that checks for a master holds the lock, too."""
+    """Become the job's master and return the lock, or None if there is another master."""
     until = time.monotonic() + LOCK_SECONDS
     while (lock := directory.lock()) is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -118,7 +117,7 @@ def _lock(directory: JobDirectory) -> int | None:
 def _allow_many_agents() -> None:
     """Allow as many open files as the system permits, since every agent holds a connection.
 
-    This is not done where the master starts the nodes itself: they would inherit the limit, and programs that call
+    A master that starts the nodes itself does not call this: they would inherit the limit, and programs that use
     select() break on high numbers.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -126,8 +125,8 @@ def _allow_many_agents() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _until_told(job: Coroutine[Any, Any, bool]) -> int:
-    """Serve until the job is over, or until SIGTERM, after which another master may go on from the journal."""
+async def _until_sigterm(job: Coroutine[Any, Any, bool]) -> int:
+    """Serve until the job is over, or until SIGTERM, and return the exit code."""
     task = asyncio.ensure_future(job)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

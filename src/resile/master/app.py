@@ -32,16 +32,12 @@ from resile.wire.job_directory import JobDirectory, MasterAddress
 log = logging.getLogger("resile.master")
 
 FAREWELL = Seconds(5.0)
-"""How long, beyond the exit grace, a master whose job is over waits for agents and nodes to be gone."""
-
-
+"""How long, beyond the exit grace, a master whose job is over waits for agents and nodes to end."""
 SCRAPE_SECONDS = Seconds(5.0)
 """How long a scrape of the metrics waits for a busy master."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a master is to serve."""
-
     host: str = "127.0.0.1"
     port: int = 0
     tls: ssl.SSLContext | None = None
@@ -49,14 +45,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """A running master, for the tasks that accompany it."""
+    """The parts of a running master that the tasks beside it use."""
 
     events: EventQueue
     commands: Commands
     observers: list[Callable[[de.Note], None]]
     """Called with every job event."""
     fresh: bool
-    """Whether this is the job's first master."""
+    """True if this is the job's first master."""
 
 
 async def run_master(
@@ -67,18 +63,14 @@ async def run_master(
     journal: Journal | None = None,
     accompany: Callable[[Serving], AbstractAsyncContextManager[None]] | None = None,
 ) -> bool:
-    """Serve a job until it is over, and return whether it succeeded.
+    """Serve the job of this directory until it is over, and return True if it succeeded.
 
-    Args:
-        directory: the job.
-        options: where to listen.
-        make_platform: given the master's address, makes the platform that launches nodes; None on bare machines.
-        journal: of the job; a file in the job's directory if not given. It is closed at the end.
-        accompany: a context that is entered before the first event and left after the last message is sent.
+    `make_platform` gets the master's address and makes the platform that launches nodes; None on bare machines. The
+    journal is a file in the job's directory if none is given, and is closed at the end. The context `accompany` is
+    entered before the first event and left after the last message.
 
     Raises:
-        JournalError: the journal cannot be opened now.
-        JournalDamaged: the journal is not what was written.
+        JournalError: the journal cannot be opened now, or is damaged (JournalDamaged).
         CannotListen: the address is taken.
         DirectoryError: the directory holds no job.
     """
@@ -97,13 +89,8 @@ async def run_master(
             engine = Engine.replay(history.state, history.events)
             clock = Clock(not_before=history.until)
         over = asyncio.Event()
-        events = EventQueue(
-            engine,
-            journal,
-            clock,
-            told=journal.last_told(),
-            replayed=len(history.events) if history else 0,
-        )
+        replayed = len(history.events) if history else 0
+        events = EventQueue(engine, journal, clock, told=journal.last_told(), replayed=replayed)
         cleanup.callback(events.close)
         if history is not None:
             events.submit(ev.MasterReturned())
@@ -132,9 +119,9 @@ async def run_master(
         cleanup.callback(_announce(directory, address))
         log.info("the master of %s listens on %s:%d", spec.name, options.host, server.port)
         if not spec.managed:
-            cleanup.callback(_end_if_nobody_comes(events))
+            cleanup.callback(_stop_without_agents(events))
         if engine.state.phase.over:
-            # The last master died before every agent had heard of the end. They will connect and learn it.
+            # The last master died before it told every agent of the end. The agents will connect and learn it.
             await asyncio.sleep(spec.timeouts.master_recovery)
             over.set()
         await over.wait()
@@ -158,7 +145,7 @@ async def _listen(directory: JobDirectory, options: Options, connections: AgentC
 
 
 async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> None:
-    """Watch a platform. After a restart, compare what it has with what the journal says."""
+    """Watch a platform. After a restart, compare its nodes with those of the journal."""
 
     def seen(observation: Observation) -> ev.NodeSeen:
         return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
@@ -169,7 +156,7 @@ async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> Non
 
 
 def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], None]:
-    """Write down where this master listens, and try again as long as the disk is full."""
+    """Write the master's address to the job directory, and retry while the disk is full. Returns a cancel function."""
     retry: asyncio.TimerHandle | None = None
 
     def announce() -> None:
@@ -188,8 +175,8 @@ def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], N
     return stop
 
 
-def _end_if_nobody_comes(events: EventQueue) -> Callable[[], None]:
-    """End a master that no agent connects to: the agent that started it may have died before."""
+def _stop_without_agents(events: EventQueue) -> Callable[[], None]:
+    """Stop the job if no agent connects in time: the agent that started this master may have died."""
     patience = events.engine.state.spec.timeouts.connect
 
     def look() -> None:

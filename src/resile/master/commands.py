@@ -17,10 +17,8 @@ Answer = Callable[[Result], None]
 
 
 class Commands:
-    """The commands of one job."""
-
     def __init__(self, submit: Callable[[AnyEvent], None], journal: Journal, look: Callable[[], JobView]) -> None:
-        """`submit` brings an event to the core, and `look` returns the job as it is now."""
+        """`submit` queues an event for the core, and `look` returns the job as it is now."""
         self._submit = submit
         self._journal = journal
         self._look = look
@@ -28,7 +26,7 @@ class Commands:
         self._waiting: dict[int, Answer] = {}
 
     def __call__(self, command: Command, answer: Answer) -> None:
-        """Answer one command, now or when the core has decided."""
+        """Execute a command and pass its result to `answer`, now or when the core has decided."""
         match command:
             case Status():
                 answer(JobStatus(job=self._look()))
@@ -43,7 +41,7 @@ class Commands:
                 self._change(change, answer)
 
     async def change(self, change: Change) -> str:
-        """Ask the core for a change. Returns the core's refusal in one sentence, or an empty string."""
+        """Ask the core for a change. Returns an empty string, or why the core refuses it in one sentence."""
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(result: Result) -> None:

@@ -1,11 +1,12 @@
-"""The queue in front of the core: events in, journal, decisions out.
+"""The queue of events in front of the core: it handles events, writes the journal, then executes the decisions.
 
-Everything that happens while the last batch is being written is the next batch. It is handled in order, written to the
-journal in one transaction, and only then executed. So what was executed is always in the journal, and 4,000 agents that
-join at once cost one commit. A thread does the writing, so a slow disk delays decisions but never heartbeats.
+Events that come while a batch is being written are the next batch. A batch is handled in order, written to the journal
+in one transaction, and only then are its decisions executed. So the journal has every event that led to an action, and
+4,000 agents that join at once cost one commit. A thread does the writing, so a slow disk delays decisions but never
+heartbeats.
 
-If the journal cannot be written, for example on a full disk, the batch is held back, new events wait, and the write is
-tried again until there is room. Agents train on, nothing is forgotten, and no agent counts as silent for that time. If
+If the journal cannot be written, for example on a full disk, decisions and new events wait, and the write is tried
+again until there is room. Agents train on, nothing is forgotten, and no agent counts as silent for that time. If
 handling an event raises, the state may be half changed. Then the process ends at once, and the next one replays the
 journal, which never got that event. The process also ends after any other unforeseen error, and when the journal is
 damaged or belongs to another master, because a restart repairs more than a master that goes on half working.
@@ -32,11 +33,11 @@ log = logging.getLogger("resile.master")
 COMPACT_AFTER = 20_000
 """Events in the journal before a snapshot replaces them: a restart replays fewer than this, in well under a second.
 
-The snapshot is written on the event loop, which takes milliseconds on a local disk. A journal behind a network writes
-its own, in the thread that writes.
+The snapshot is written on the event loop, which takes milliseconds on a local disk. A journal behind a network makes
+its own snapshots, in the thread that writes.
 """
 RETRY_SECONDS = 0.5
-"""Between two attempts to write a journal that could not be written."""
+"""Seconds between two attempts to write the journal."""
 
 
 def _die() -> None:
@@ -89,11 +90,11 @@ class EventQueue:
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self.observers: list[Callable[[], None]] = []
-        """Called after every turn, when the state may have changed."""
+        """Called after every batch of events, when the state may have changed."""
         self._watch_own_pulse(self._clock())
 
     def start(self, execute: Callable[[AnyDecision], None]) -> None:
-        """Handle the events queued so far, and those to come; `execute` carries out one decision."""
+        """Begin to handle events; `execute` executes one decision."""
         self._execute = execute
         if self._inbox:
             self._wake = self._loop.call_soon(self._turn)
@@ -101,13 +102,13 @@ class EventQueue:
     def submit(self, event: AnyEvent) -> None:
         """Queue an event. Events are handled in the order in which they were submitted."""
         if self.stalled and not self.engine.durable(event):
-            return  # it only moves gauges, and many could pile up before there is room again
+            return  # such an event only moves gauges, and many could pile up before there is room again
         self._inbox.append(event)
         if self._execute is not None and self._wake is None and not self._closed:
             self._wake = self._loop.call_soon(self._turn)
 
     def heard(self, node: NodeKey) -> None:
-        """Note that an agent spoke, at the cost of one dictionary write."""
+        """Note that an agent sent a message. Costs one dictionary write."""
         self.engine.heard(node, self._clock())
 
     @property
@@ -116,7 +117,7 @@ class EventQueue:
 
     @property
     def stalled(self) -> bool:
-        """Whether decisions are held back because the journal cannot be written."""
+        """True if decisions wait because the journal cannot be written."""
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
@@ -125,14 +126,14 @@ class EventQueue:
             end_master(what, error, self._die)
 
     def close(self) -> None:
-        """Handle no more events, and try once more to write what the journal lacks."""
+        """Stop handling events, and write to the journal what it lacks."""
         self._closed = True
         for handle in (self._wake, self._alarm, self._pulse, self._retry):
             if handle is not None:
                 handle.cancel()
         self._writer.shutdown(wait=True)
         try:
-            # The result of a write that has just ended is not known here yet. The snapshot holds its events anyway.
+            # The result of a write that has just ended may not be known yet. The snapshot holds its events anyway.
             if self._untold and self._untold[-1].number > self._journal.last_told():
                 self._journal.append([], self._untold)
             self._journal.snapshot(self.engine.state, self._clock())
@@ -248,7 +249,7 @@ class EventQueue:
             self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._turn)
 
     def _watch_own_pulse(self, expected: float) -> None:
-        """Restart the silence alarms if this process itself stood still, so that no agent counts as silent."""
+        """Restart the silence alarms if this process itself stood still, so that no agent counts as silent for that."""
         timeouts = self.engine.state.spec.timeouts
         now = self._clock()
         late = now - expected

@@ -16,17 +16,15 @@ from resile.protocol.reports import NodeStatus
 
 
 class StandbyView(NamedTuple):
-    """What an agent reports about its standbys."""
-
     ready: int = 0
     memory: Bytes = Bytes(0)
 
 
 def shown_phase(state: JobState) -> JobPhase:
-    """The phase as people see it, which says what keeps a running job from training as it should.
+    """The phase that users see.
 
-    Restarting means that the job lost a node or a process and does not train again yet. Scaling means that a change of
-    its nodes is not complete yet.
+    A running job is Restarting after the loss of a node or process until it trains again, and Scaling until all changes
+    of its nodes are complete.
     """
     if state.phase is not core.Phase.RUNNING:
         return JobPhase(state.phase.value)
@@ -46,7 +44,7 @@ def _recovers(state: JobState) -> bool:
 
 
 def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
-    """The job as it is now; `standbys` is what connected agents have reported."""
+    """The job at the moment `now`; `standbys` are the reports of connected agents."""
     config, running = state.training.config, state.training.running
     order = state.spec.role_order
     in_order = sorted(state.nodes.values(), key=lambda node: (order(node.key.role), node.key.id))

@@ -1,4 +1,4 @@
-"""The master's /metrics, read from the same view that the command line shows. Costs nothing until it is scraped."""
+"""The master's /metrics, made from the view that the command line shows. Costs nothing until it is scraped."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ class JobCollector:
 
 
 def serve(collector: JobCollector, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve /metrics from a thread; returns the function that ends it.
-
-    Raises:
-        CannotListen: the port is taken.
-    """
+    """Serve /metrics from a thread, and return a function that ends it; `CannotListen` if the port is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
     try:

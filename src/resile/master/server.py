@@ -1,4 +1,4 @@
-"""The connections of a master: messages become events, and decisions become messages."""
+"""The connections of a master: turns messages into events, and decisions into messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answerer = Callable[[Command, Callable[[Result], None]], None]
 
 
 class AgentConnections:
-    """Which node's agent is on which connection. A connection belongs to no node until the core admits it."""
+    """Knows the connection of each node's agent. A connection belongs to no node until the core admits it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class AgentConnections:
         answer: Answerer,
         standbys: dict[NodeKey, StandbyView],
     ) -> None:
-        """`standbys` is filled with what connected agents report. It is only shown, so it is not in the journal."""
+        """`standbys` is filled with the agents' reports. They are only shown to users, so the journal lacks them."""
         self._submit = submit
         self._heard = heard
         self._job = job
@@ -54,7 +54,6 @@ class AgentConnections:
     # what comes in -----------------------------------------------------------------------------------------------
 
     def on_message(self, connection: Connection, message: ToMaster) -> None:
-        """Handle one message of an agent or of a command line."""
         node = self._nodes.get(connection)
         if node is not None:
             self._heard(node)
@@ -109,7 +108,7 @@ class AgentConnections:
     # what goes out -----------------------------------------------------------------------------------------------
 
     def admit(self, session: int, welcome: Welcome) -> None:
-        """Make this connection the one of a node's agent. An older connection of the node is closed."""
+        """Make this the connection of a node's agent, and close an older one."""
         connection, node = self._sessions.get(session), welcome.node
         if connection is None:
             return
@@ -122,14 +121,12 @@ class AgentConnections:
         connection.send(welcome)
 
     def refuse(self, session: int, message: Refused | JobOver) -> None:
-        """Send one message and close the connection."""
         connection = self._sessions.get(session)
         if connection is not None:
             connection.send(message)
             connection.close(message.because if isinstance(message, Refused) else message.message)
 
     def drop(self, node: NodeKey) -> None:
-        """Close a node's connection without a message."""
         connection = self._connections.pop(node, None)
         if connection is not None:
             self._nodes.pop(connection, None)
@@ -137,7 +134,7 @@ class AgentConnections:
             connection.abort(f"{node} was declared lost")
 
     def send(self, nodes: Iterable[NodeKey], message: MasterMessage) -> None:
-        """Send to these nodes' agents, encoded once. An agent that is not connected is skipped."""
+        """Send a message to the agents of these nodes that are connected."""
         frame = encode(message)
         for node in nodes:
             connection = self._connections.get(node)
@@ -149,7 +146,7 @@ class AgentConnections:
 
 
 class Executor:
-    """Executes decisions: messages go to agents, launches to the platform, replies to the command that asked."""
+    """Executes decisions: sends messages to agents, launches to the platform, and replies to commands."""
 
     def __init__(
         self,
@@ -159,7 +156,7 @@ class Executor:
         finished: Callable[[], None],
         observers: Sequence[Callable[[de.Note], None]],
     ) -> None:
-        """`finished` is called when the job has ended, and each of `observers` with every job event."""
+        """`finished` is called when the job has ended, and every observer with each job event."""
         self._connections = connections
         self._platform = platform
         self._reply = reply

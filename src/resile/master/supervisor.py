@@ -18,18 +18,15 @@ from resile.common.backoff import Backoff
 
 BACKOFF = Backoff(first=0.1, limit=5.0)
 FREE_STARTS = 4
-"""How many starts in a row come without a pause: enough for a master that was killed."""
+"""How many starts in a row come without a pause."""
 HEALTHY_SECONDS = 60.0
-"""A master that lived this long was well, and its death begins a new row of starts."""
+"""After a master that lived this long, starts are counted anew."""
 MAX_STARTS = 100
-"""Most starts in a row. With the pauses between them that is about eight minutes of trying."""
+"""Most starts in a row, which take about eight minutes with their pauses."""
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a master until it ends for good, and return its last exit code.
-
-    SIGTERM is passed on to the master and ends the supervision.
-    """
+    """Run a master until it ends for good, and return its last exit code. SIGTERM ends the master and this process."""
     stopping = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 

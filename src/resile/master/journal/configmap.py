@@ -1,8 +1,8 @@
 """The journal as one ConfigMap, for a master whose disk goes with its pod.
 
-    format, writer   which layout this is, and which master process writes
+    format, writer   the layout of the journal, and the master process that writes it
     snapshot         the job's state at one moment, and the number of the first log entry that follows
-    log-000017 ...   what happened since, one entry for each write
+    log-000017 ...   the events since, one entry for each write
     story            the last job events before the snapshot
 
 Every value is compressed and carries a checksum. A write is one merge patch that names the version it is based on, so
@@ -10,9 +10,9 @@ two masters can never both write: the older one gets a conflict and ends. A writ
 API server, a write of the whole ConfigMap. Therefore the log is folded into the snapshot, by replaying it, long before
 the megabyte that a ConfigMap may hold is full. Of the story only the last few hundred lines are kept.
 
-A ConfigMap that is deleted costs nothing as long as its master lives: the master knows all of it and writes it again
-once the operator has made a new one. Without a master it is lost, and the job with it. An empty journal of a job that
-was served before is refused, because otherwise ids and shards would be handed out twice.
+If the ConfigMap is deleted while its master lives, the master writes all of it again once the operator has made a new
+one. If no master lives, the journal and the job are lost. An empty journal of a job that was served before is refused,
+because otherwise ids and shards would be handed out twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LARGEST = Bytes(900 * 1024)
 """Most bytes of all values together; a ConfigMap holds 1 MiB."""
 STORY_LINES = 300
 LOADS = 10
-"""How often the journal is read again because the previous master, which still lives, wrote meanwhile."""
+"""How often to read the journal again if the previous master, which still lives, writes meanwhile."""
 _SNAPSHOT, _STORY, _LOG = "snapshot", "story", "log-"
 
 Values = dict[str, bytes]
@@ -73,17 +73,13 @@ _decode_story = msgspec.msgpack.Decoder(list[JobEvent]).decode
 
 
 def seal(data: bytes) -> bytes:
-    """Compress, and put a checksum in front."""
+    """Compress a value, and put a checksum in front."""
     packed = zlib.compress(data)
     return zlib.crc32(packed).to_bytes(4, "big") + packed
 
 
 def unseal(value: bytes) -> bytes:
-    """Undo `seal`.
-
-    Raises:
-        ValueError: the value is not what `seal` returned.
-    """
+    """Undo `seal`; raises `ValueError` if the checksum does not match."""
     packed = value[4:]
     if zlib.crc32(packed).to_bytes(4, "big") != value[:4]:
         raise ValueError("a value does not match its checksum")
@@ -91,7 +87,7 @@ def unseal(value: bytes) -> bytes:
 
 
 def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
-    """The history, the story, and the numbers of the log's first and next entry; None if nothing was written yet."""
+    """The history, the story, and the numbers of the log's first and next entry; None if the journal is empty."""
     if _SNAPSHOT not in values:
         if values:
             raise ValueError("there are events but no state")
@@ -109,7 +105,7 @@ def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
 
 
 def peek(config_map: Object) -> JobState | None:
-    """The job's state according to its journal, for a caller that only reads; None if it cannot be read."""
+    """The job's state in its journal, for a caller that only reads; None if it cannot be read."""
     if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
         return None
     try:
@@ -126,12 +122,9 @@ class ConfigMapJournal:
     folds_itself = True
 
     def __init__(self, spec: JobSpec, client: BlockingClient, *, served: str = "") -> None:
-        """Nothing is read before `load`.
+        """Prepare; `load` reads the ConfigMap, which must belong to the uid of `spec`. `close` closes `client`.
 
-        Args:
-            spec: the job; its uid decides whether a ConfigMap found is this job's.
-            client: speaks to the API server; closed with the journal.
-            served: how it is known that the job had a master before, as half a sentence; empty if it had none.
+        `served` is half a sentence that says why the job must have had a master before; empty if it had none.
         """
         self._spec = spec
         self._client = client
@@ -148,13 +141,11 @@ class ConfigMapJournal:
         self._lock = threading.Lock()
 
     def load(self) -> History | None:
-        """What was written before, or None; from now on this process is the writer.
-
-        What another master writes until then is included: this process takes over only the version that it has read.
+        """Become the writer, and return all that was written before, or None if the journal is empty.
 
         Raises:
-            JournalError: it cannot be read now, or an earlier job of this name has not been cleared away yet.
-            JournalDamaged: it is not what was written.
+            JournalError: the journal cannot be read now, or is still that of an earlier job of this name.
+            JournalDamaged: the journal is not what was written.
         """
         for _ in range(LOADS):
             with contextlib.suppress(_Conflict):
@@ -188,7 +179,7 @@ class ConfigMapJournal:
         return history
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all of it or nothing, in one patch. A long log is folded into the snapshot first."""
+        """Write all events or none, in one patch. Fold a long log into the snapshot first."""
         logged = [key for key in self._values if key.startswith(_LOG)]
         if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
             self._fold()
@@ -201,29 +192,26 @@ class ConfigMapJournal:
         self._story = (*self._story, *story)[-STORY_LINES:]
 
     def snapshot(self, state: JobState, at: float) -> None:
-        """Replace everything but the story by this state."""
         self._replace(_encode(_Snapshot(at, self._next, state)))
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
-        """The kept job events with a number above `after`. Reads no ConfigMap."""
         return [line for line in self._story if line.number > after][:limit]
 
     def last_told(self) -> int:
-        """The number of the newest job event, 0 if there is none."""
         return self._story[-1].number if self._story else 0
 
     def close(self) -> None:
         self._client.close()
 
-    # short texts that a master on a cluster must not forget -----------------------------------------------------
+    # short texts that the next master on a cluster needs --------------------------------------------------------
 
     def recall(self, key: str) -> str:
-        """What this master or the one before passed to `remember`; empty if nothing."""
+        """The text that this master or an earlier one passed to `remember`; empty if none."""
         with self._lock:
             return self._memos.get(key, "")
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a short text. It is written with the next events, and lost if there are none before the end."""
+        """Keep a short text. It is written with the next events, and lost if no event comes before the end."""
         with self._lock:
             self._memos[key] = self._unwritten_memos[key] = value
 
@@ -239,15 +227,14 @@ class ConfigMapJournal:
         return history
 
     def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[JobEvent] = ()) -> None:
-        """Make the log, and the events to be written, a part of the snapshot, by replaying them as a restart would."""
+        """Write a snapshot that includes the log and the events `more`, by replaying them as a restart would."""
         with self._clear_words():
             snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
             keys = sorted(key for key in self._values if key.startswith(_LOG))
             events = [pair for key in keys for pair in _decode_entry(unseal(self._values[key])).events]
         history = History(state=snapshot.state, at=snapshot.at, events=[*events, *more])
-        until = history.until
         state = Engine.replay(history.state, history.events).state
-        self._replace(_encode(_Snapshot(until, self._next, state)), story)
+        self._replace(_encode(_Snapshot(history.until, self._next, state)), story)
 
     def _replace(self, snapshot: bytes, story: Sequence[JobEvent] = ()) -> None:
         lines = (*self._story, *story)[-STORY_LINES:]
@@ -266,7 +253,7 @@ class ConfigMapJournal:
         self._story = lines
 
     def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
-        """Write these values and remove those that are None; fails if another process wrote in between."""
+        """Write these values, and remove those that are None; fails if another process wrote in between."""
         with self._lock:
             memos, self._unwritten_memos = self._unwritten_memos, {}
         data = {f"memo.{key}": value for key, value in memos.items()}
@@ -279,8 +266,7 @@ class ConfigMapJournal:
             with self._lock:
                 self._unwritten_memos = {**memos, **self._unwritten_memos}
             raise
-        kept = {key: value for key, value in {**self._values, **values}.items() if value is not None}
-        self._values = kept
+        self._values = {key: value for key, value in {**self._values, **values}.items() if value is not None}
 
     def _send(self, data: dict[str, str], binary: dict[str, str | None], *, first: bool) -> None:
         for again in (True, False):
@@ -300,10 +286,9 @@ class ConfigMapJournal:
                     raise JournalError(self._restless) from None
 
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
-        """Read the ConfigMap again, and return whether it already holds `data` and `binary`.
+        """Read the ConfigMap again, remember its version, and return True if it already holds `binary`.
 
-        If this master still owns it, its version is remembered for the next write. If it was made anew and is empty,
-        the rest of the journal is added to `data` and `binary`.
+        If the ConfigMap was made anew and is empty, add the rest of the journal to `data` and `binary`.
         """
         found = self._get()
         if found is None:
@@ -320,7 +305,7 @@ class ConfigMapJournal:
         self._version = found["metadata"]["resourceVersion"]
         for key in there:
             if key.startswith(_LOG) and key not in self._values and key not in binary:
-                binary[key] = None  # an earlier patch whose answer was lost wrote it, and this patch holds it, too
+                binary[key] = None  # written by an earlier patch whose answer was lost; this patch holds it, too
         return bool(binary) and all(there.get(key) == value for key, value in binary.items())
 
     def _get(self) -> Object | None:
@@ -358,4 +343,4 @@ class ConfigMapJournal:
 
 
 class _Conflict(Exception):
-    """The ConfigMap has another version than this process knows."""
+    """The ConfigMap has another version than the one that this process knows."""

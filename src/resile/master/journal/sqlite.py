@@ -1,9 +1,8 @@
-"""The journal: what a master must not forget, and the job events that people read.
+"""The interface of journals, and the journal in SQLite; `configmap` has the other implementation.
 
-`Journal` is the interface, with one implementation here and one in `configmap`. A journal holds a snapshot of the job's
-state, the durable events since, and the story: all job events, in order, for ever. `append` returns only when the
-events would survive the death of this process and of its machine. It may run in its own thread, one call at a time;
-reading the story does not wait for it.
+A journal holds a snapshot of the job's state, the durable events since, and the story: all job events, in order.
+`append` returns only when the events would survive the death of this process and of its machine. It may run in a thread
+of its own, one call at a time; reading the story does not wait for it.
 """
 
 from __future__ import annotations
@@ -44,33 +43,29 @@ class JournalTaken(JournalDamaged):
 
 
 class History(msgspec.Struct, kw_only=True):
-    """What a journal knows."""
-
     state: JobState
     at: float
-    """When the state was written down."""
+    """When the state was written."""
     events: list[tuple[float, AnyEvent]]
 
     @property
     def until(self) -> float:
-        """The newest time it knows."""
+        """The time of the newest event, or of the state if there is none."""
         return max((at for at, _ in self.events), default=self.at)
 
 
 class Journal(Protocol):
-    """Where a master keeps what it must not forget."""
-
     folds_itself: bool
-    """Whether `append` keeps the log short, so that the master need not write snapshots while the job runs."""
+    """True if `append` keeps the log short, so that the master need not write snapshots while the job runs."""
 
     def load(self) -> History | None:
-        """What was written before, or None if nothing was."""
+        """All that was written before, or None if the journal is empty."""
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all of it or nothing."""
+        """Write all events or none."""
 
     def snapshot(self, state: JobState, at: float) -> None:
-        """Replace everything but the story by this state, as it is at this moment."""
+        """Replace the state and the events by this state. The story stays."""
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """Job events with a number above `after`."""
@@ -78,8 +73,7 @@ class Journal(Protocol):
     def last_told(self) -> int:
         """The number of the newest job event, 0 if there is none."""
 
-    def close(self) -> None:
-        """Let go of it."""
+    def close(self) -> None: ...
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -107,11 +101,11 @@ class SQLiteJournal:
     folds_itself = False
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open it, making it if need be (unless `read_only`).
+        """Open the file, or make it unless `read_only`.
 
         Raises:
-            JournalError: it cannot be opened now.
-            JournalDamaged: what is there is no journal, or one of another format.
+            JournalError: the file cannot be opened now.
+            JournalDamaged: the file is no journal, or one of another format.
         """
         self._path = path
         if read_only and not path.exists():
@@ -139,7 +133,7 @@ class SQLiteJournal:
             raise JournalDamaged(f"the journal {self._path} has format {known}, and this version reads format {FORMAT}")
 
     def load(self) -> History | None:
-        """What was written before. A damaged journal is refused as a whole and left unchanged."""
+        """All that was written before. A damaged journal is refused as a whole and left unchanged."""
         with self._clear_words("read"):
             row = self._db.execute("select at, state, crc from snapshot").fetchone()
             if row is None:
@@ -156,7 +150,6 @@ class SQLiteJournal:
             )
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all of it or nothing, in one transaction."""
         rows = [(at, data, zlib.crc32(data)) for at, event in events for data in (_encode(event),)]
         with self._clear_words("written"), self._transaction():
             self._db.executemany("insert into log (at, event, crc) values (?, ?, ?)", rows)
@@ -166,7 +159,6 @@ class SQLiteJournal:
             )
 
     def snapshot(self, state: JobState, at: float) -> None:
-        """Replace everything but the story by this state, so that a restart need not replay a long log."""
         data = _encode(state)
         with self._clear_words("written"), self._transaction():
             self._db.execute("insert or replace into snapshot values (0, ?, ?, ?)", (at, data, zlib.crc32(data)))

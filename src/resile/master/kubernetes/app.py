@@ -1,8 +1,7 @@
 """A master in a cluster: the job comes from its resource, the journal is a ConfigMap, nodes are pods.
 
-A job that was served before goes on whatever is done to its manifest: if that cannot be read, the journal knows how the
-job was. The status writer and the watches must not end before the master does: a master that lost one of them ends, and
-the operator starts another.
+A job that was served before goes on even if its manifest was made invalid: then the job is read from the journal. If
+the status writer or a watch fails, the master ends, and the operator starts another one.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ START_SECONDS = Seconds(60.0)
 
 
 class NoJob(Exception):
-    """There is no such job to serve now, or it cannot be asked for; the text is one sentence."""
+    """The job does not exist, or cannot be read or run; the text is one sentence."""
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +61,9 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: ClusterOptions) -> bool:
-    """Serve a job of the cluster until it is over or deleted; whether it succeeded.
+    """Serve a job of the cluster until it is over or deleted, and return True if it succeeded.
 
-    Raises:
-        NoJob: there is no such job, it cannot be run, or the API server could not be asked for it.
-        DirectoryError: the token is missing.
-        JournalError, JournalDamaged, CannotListen: as `run_master`.
+    Raises `NoJob`, `DirectoryError` if the token is missing, and all that `run_master` raises.
     """
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would tell of every call
     async with contextlib.AsyncExitStack() as cleanup:
@@ -133,7 +129,7 @@ async def _until_deleted(
 
 
 async def _still_there(where: ClusterOptions, client: Client, metadata: Object) -> Object | None:
-    """The job, if it is there after all: its end is final, and a list may come from a server that starts up."""
+    """The job if it exists after all, else None. Asked before the end, since a starting API server may list nothing."""
     found = await until_answered(
         "whether the job was deleted cannot be asked",
         lambda: client.get_same(of(where.kind), metadata["namespace"], metadata["name"], metadata["uid"]),
@@ -147,7 +143,7 @@ def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
 
 
 async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
-    """The job, and by what it is known to have been served before, in words for `ConfigMapJournal`."""
+    """The job's resource, and why it must have been served before, as `ConfigMapJournal` takes it."""
     found = await until_answered(
         "the job cannot be read",
         lambda: client.get(of(where.kind), where.namespace, where.job),
@@ -168,7 +164,7 @@ async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
 
 
 def _spec_of(kind: JobKind, found: Object, journal: ConfigMapJournal) -> JobSpec:
-    """The job as its manifest has it now, or as the journal knows it if that cannot be understood."""
+    """The job of the manifest, or that of the journal if the manifest is invalid."""
     try:
         return kind.to_job_spec(read_manifest(found))
     except BadManifest as bad:

@@ -1,4 +1,4 @@
-"""The job's state as the status of its resource: pure functions, so that what `kubectl` shows can be tested."""
+"""Turns the job's state into the status of its resource, which `kubectl` shows. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from resile.master.job_view import shown_phase, view
 from resile.protocol.reports import NodeStatus
 
 MAX_NAMED = 3
-"""Nodes that a sentence names."""
+"""How many nodes a sentence names."""
 MANY_CRASHES = 2
-"""Failures before the first step that are worth a word: one may be bad luck."""
+"""How many failures before the first step are worth a message: one may be bad luck."""
 _NOT_A_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -29,21 +29,16 @@ def status_of(
     generation: int,
     hindrance: Callable[[NodeKey], str] = lambda _: "",
 ) -> Object:
-    """The whole status.
+    """The whole status of the resource; `before` is the present one, whose history goes on.
 
-    Args:
-        state: the job.
-        now: the moment.
-        before: the status as it is in the cluster; its history is carried on.
-        generation: of the spec that has been acted upon.
-        hindrance: what keeps a pending node from starting.
+    `generation` is that of the spec that the master has acted upon, `hindrance` says why a pending node cannot start.
     """
     report = report_of(state, now, generation, hindrance)
     return registry.job_kind(state.spec.kind).write_status(report, state.spec.name, before, now)
 
 
 def report_of(state: JobState, now: float, generation: int, hindrance: Callable[[NodeKey], str]) -> JobReport:
-    """The job as every kind of resource reports it."""
+    """The report of a job, from which every kind of resource makes its status."""
     seen, phase = view(state, now), shown_phase(state)
     return JobReport(
         phase=phase,
@@ -66,7 +61,7 @@ def report_of(state: JobState, now: float, generation: int, hindrance: Callable[
 
 
 def difference(before: Object, after: Object) -> Object:
-    """The merge patch that makes `after` of `before`; empty if they are the same."""
+    """The merge patch from `before` to `after`; empty if they are the same."""
     patch: Object = {key: None for key in before if key not in after}
     for key, value in after.items():
         old = before.get(key)
@@ -98,7 +93,7 @@ def _counts(state: JobState) -> dict[str, NodeCounts]:
 
 
 def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
-    """What keeps a job that is not over from having all its nodes, in one sentence; empty if nothing does."""
+    """Which nodes cannot start now, and why, in one sentence; empty if all can or the job is over."""
     waiting = [n for n in state.nodes.values() if n.status is NodeStatus.PENDING and n.alive]
     if not waiting or state.phase.over or state.phase is Phase.SUSPENDED:
         return ""
@@ -109,7 +104,7 @@ def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
 
 
 def _recovery(state: JobState, phase: JobPhase) -> str:
-    """What a job that does not train as it should is waiting for."""
+    """What a job waits for that restarts, scales or has taken no step yet; empty if nothing is known."""
     if phase is JobPhase.RESTARTING and state.progress.outages:
         return state.progress.outages[-1].because
     if phase is JobPhase.RUNNING and state.progress.step < 0:
@@ -122,7 +117,7 @@ def _recovery(state: JobState, phase: JobPhase) -> str:
 
 
 def _crashing(state: JobState) -> str:
-    """That processes end badly again and again before their first step, and how; empty if they do not."""
+    """How processes fail again and again before the first step, in one sentence; empty if they do not."""
     times = sum(len(node.crashes) for node in state.nodes.values())
     first = state.training.failures.first
     if times < MANY_CRASHES or first is None:

@@ -1,12 +1,11 @@
-"""Plans: found by a watch, executed by the core in the order of their creation; their status tells how.
+"""Watches plans, passes them to the core in the order of their creation, and writes their status.
 
-A plan goes Pending, Scaling, and then Succeeded or Failed with a reason and a sentence. The core decides about both and
-keeps the plans under way in the journal, so a master that comes back asks for every plan again that has no end yet and
-is told what became of it. Writing a status is tried as long as the plan is there; the wait is bounded, and nothing
-but plans waits for it.
+A plan is Pending, then Scaling, and then Succeeded or Failed with a reason and a sentence. The journal has the plans
+that are not done, so a master that comes back asks the core again for every plan without an end, and the core answers
+how it ended. A status is written again and again until it is there or the plan is gone; only other plans wait for that.
 
-A plan names its job by name alone. One that is seen while this very job is there was made in its time and is the
-master's; one that is seen after the job is gone is left to the next job of that name.
+A plan names its job by name alone. If this very job exists when the master sees a plan, the plan is for this job. If
+not, the plan is left to the next job of that name.
 """
 
 from __future__ import annotations
@@ -31,22 +30,14 @@ from resile.master.app import Serving
 log = logging.getLogger("resile.master")
 
 LAST_SECONDS = Seconds(5.0)
-"""For the ends of plans that a master has to tell when it ends itself."""
+"""How long a master that ends tries to write the ends of plans."""
 INVALID_PLAN, NOT_SUPPORTED, REFUSED = "InvalidPlan", "NotSupported", "Refused"
 
 
 class PlanWatch:
-    """Follows the plans of one kind in the namespace and executes those that are orders to this job, oldest first."""
+    """Watches the plans of one kind in the namespace and executes those that are orders to this job, oldest first."""
 
     def __init__(self, kind: PlanKind, spec: JobSpec, client: Client, serving: Serving) -> None:
-        """Nothing is asked before `run`.
-
-        Args:
-            kind: of the plans.
-            spec: the job.
-            client: speaks to the API server.
-            serving: the master.
-        """
         self._kind = kind
         self._spec = spec
         self._client = client
@@ -54,12 +45,12 @@ class PlanWatch:
         self._new: list[Object] = []
         self._met: set[str] = set()
         self._open: dict[str, Object] = {}
-        """Plans that the core has taken and whose end has not been told."""
+        """Plans that the core has granted and whose end is not written yet."""
         self._changed = asyncio.Event()
         serving.events.observers.append(self._changed.set)
 
     async def run(self) -> None:
-        """Execute plans until cancelled; then tell the ends that have come, within `LAST_SECONDS`."""
+        """Execute plans until cancelled; then write the ends that have come, within `LAST_SECONDS`."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch())
@@ -108,7 +99,10 @@ class PlanWatch:
     # what is done ---------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Take plans, never more than the core remembers the ends of: one forgotten untold would be executed again."""
+        """Execute new plans, but no more at a time than the core remembers the ends of.
+
+        A plan whose end the core forgot before it was written would be executed again.
+        """
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -160,7 +154,7 @@ class PlanWatch:
                 self._open.pop(uid, None)
 
     async def _tell(self, plan: Object, phase: PlanPhase, reason: str, message: str) -> None:
-        """Write a plan's status, again and again until it is written or the plan is gone."""
+        """Write a plan's status, and try again until it is written or the plan is gone."""
         plan["status"] = status = self._kind.write_status(plan, phase, reason, message, self._serving.events.now)
         name = plan["metadata"]["name"]
         log.info("%s %s: %s%s", self._kind.definition.kind, name, phase.value, f": {message}" if message else "")
@@ -178,7 +172,7 @@ class PlanWatch:
 
 
 def _age(plan: Object) -> tuple[str, int]:
-    """By creation; within a second by the version, which grows with every write."""
+    """Sort key: the time of creation, and within a second the version, which grows with every write."""
     metadata = plan["metadata"]
     version = str(metadata.get("resourceVersion") or "")
     return str(metadata.get("creationTimestamp")), int(version) if version.isdecimal() else 0

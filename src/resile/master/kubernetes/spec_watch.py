@@ -1,8 +1,8 @@
-"""What users ask of a running job by changing its resource: another number of nodes, a pause.
+"""Watches the job's resource for changes by users: another number of nodes, or suspend.
 
-Wishes go to the core like those of a command line, and a refusal is written into the job's status. The number of nodes
-that the resource names is acted upon when it changes, not whenever it is seen: a plan or `resile scale` may have
-changed the number since. What was last seen is kept in the journal, so a change made while no master lived is found.
+A change goes to the core like one of a command line, and a refusal is written into the job's status. The master acts on
+the number of nodes in the resource only when that number changes: a plan or `resile scale` may have changed the job
+since. The journal keeps the last number, so a change that was made while no master lived is found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from resile.protocol.job_changes import Change, Scale, Suspend
 log = logging.getLogger("resile.master")
 
 LAST_SEEN = "wanted"
-"""Under which the journal keeps what the resource asked for."""
+"""The journal's key for the `WantedSpec` that was last acted upon."""
 REFUSED = "ScaleRefused"
 """The reason in the status of a job whose change the core does not grant."""
 
@@ -42,18 +42,12 @@ class WantedSpec(msgspec.Struct, frozen=True):
 
 
 def wanted(kind: JobKind, job: Object) -> WantedSpec:
-    """What the resource of a job asks for.
-
-    Raises:
-        BadManifest: it was changed into something that cannot be understood.
-    """
+    """The part of a job's resource that may change; raises `BadManifest` if the resource is invalid."""
     spec = kind.to_job_spec(read_manifest(job))
     return WantedSpec({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
 
 
 class SpecWatch:
-    """Follows the resource of the job itself."""
-
     def __init__(
         self,
         spec: JobSpec,
@@ -62,16 +56,7 @@ class SpecWatch:
         journal: ConfigMapJournal,
         seen: Callable[[Object, str, str], None],
     ) -> None:
-        """Nothing is asked before `run`.
-
-        Args:
-            spec: the job.
-            client: speaks to the API server.
-            serving: the master.
-            journal: keeps what was last seen.
-            seen: given every version of the resource, once it has been acted upon, or with what is wrong with it and a
-                word for that.
-        """
+        """`seen` is called with each version of the resource after it was acted upon, or with its error and a reason."""
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
         self._client = client
@@ -81,11 +66,11 @@ class SpecWatch:
         self._refused = ""
 
     async def run(self, job: Object) -> None:
-        """Act upon `job`, then on every change; returns when the job was deleted."""
+        """Act on `job`, then on every change; return when the job was deleted."""
         known = self._journal.recall(LAST_SEEN)
         before = msgspec.json.decode(known, type=WantedSpec) if known else None
         if before is None and self._serving.fresh:
-            before = wanted(self._kind, job)  # the first nodes come from it anyway
+            before = wanted(self._kind, job)  # the first nodes are launched by it anyway
             self._remember(before)
         last = await self._act(job, before)
         watched = Watched(of(self._kind), self._spec.namespace, fields={"metadata.name": self._spec.name})
@@ -115,7 +100,7 @@ class SpecWatch:
                     await self._wish(Scale(role=role, replicas=replicas))
             if (before is None or before.suspend != now.suspend) and state.suspended != now.suspend:
                 await self._wish(Suspend(on=now.suspend))
-            self._remember(now)  # not before the last answer: a master that dies until then leaves the rest to the next
+            self._remember(now)  # after the last answer: if this master dies before, the next one asks for the rest
         self._seen(job, self._refused, REFUSED)
         return now
 

@@ -1,8 +1,8 @@
-"""Tells the cluster how the job is: the status of its resource, and an Event for every line of the story.
+"""Writes the status of the job's resource, and an Event for every job event.
 
-Both are for people and programs that look; nothing is decided by them, so a server that does not answer delays them and
-nothing else. What changes is written within a second, steps alone every ten. Events are bounded in number and rate.
-A status is written to this very job alone: once that is gone, a later one of its name is another master's.
+No decision depends on either, so an API server that does not answer delays them and nothing else. A change is written
+within a second, a change of steps alone every ten seconds. Events are bounded in number and rate. The status goes only
+to the resource with this job's uid: a later job of the same name has another master.
 """
 
 from __future__ import annotations
@@ -27,38 +27,23 @@ from resile.master.kubernetes.job_status import difference, status_of
 log = logging.getLogger("resile.master")
 
 STATUS_SECONDS = Seconds(1.0)
-"""Between two writes of the status."""
+"""Seconds between two writes of the status."""
 STEPS_SECONDS = Seconds(10.0)
-"""The same where only the steps have changed: a write costs the API server more than a step is worth."""
+"""The same if only the steps have changed: a write costs the API server more than a step is worth."""
 LAST_SECONDS = Seconds(5.0)
-"""For the last status and the last Events of a master that ends."""
+"""How long a master that ends tries to write the last status and Events."""
 EVENTS_AT_ONCE = 50
 EVENTS_PER_SECOND = 5.0
 EVENTS_WAITING = 500
-"""More than these are left out: the story has them all."""
+"""How many Events may wait to be written. More are left out; the job's story has them all."""
 _GAUGES = {"progress": {"step", "total", "speed"}, "goodput": set[str]()}
 
 
 class StatusWriter:
-    """Writes the status and the Events of one job."""
-
     def __init__(
-        self,
-        spec: JobSpec,
-        client: Client,
-        serving: Serving,
-        job: Object,
-        hindrance: Callable[[NodeKey], str],
+        self, spec: JobSpec, client: Client, serving: Serving, job: Object, hindrance: Callable[[NodeKey], str]
     ) -> None:
-        """Nothing is written before `run`.
-
-        Args:
-            spec: the job.
-            client: speaks to the API server.
-            serving: the master.
-            job: the resource of the job as it was read.
-            hindrance: what keeps a pending node from starting.
-        """
+        """Prepare; `run` writes. `job` is the present resource, `hindrance` says why a pending node cannot start."""
         self._spec = spec
         self._kind = of(registry.job_kind(spec.kind))
         self._client = client
@@ -66,13 +51,13 @@ class StatusWriter:
         self._hindrance = hindrance
         self._written: Object = {}
         self._gone = False
-        """The job is not there any more, which is for ever."""
+        """True once the resource is known to be deleted."""
         self._steps_at = 0.0
         self._changed = asyncio.Event()
         self._changed.set()
         self._notes: asyncio.Queue[tuple[str, float, Note]] = asyncio.Queue(EVENTS_WAITING)
         self._in_hand: tuple[str, float, Note] | None = None
-        """What is being written: a master that ends must write it again, since it cannot know whether it arrived."""
+        """The Event that is being written. A master that ends writes it again, since it may not have arrived."""
         self._left_out = 0
         self._generation = 0
         self._error = self._reason = ""
@@ -81,10 +66,7 @@ class StatusWriter:
         serving.events.observers.append(self._changed.set)
 
     def seen(self, job: Object, error: str = "", reason: str = "") -> None:
-        """Take note of a version of the job's resource; others write its status, too.
-
-        It has been acted upon, or cannot be: then `error` says what is wrong with it, and so does the status.
-        """
+        """Note a version of the job's resource that was acted upon, or whose `error` the status is to show."""
         self._error, self._reason = error, reason
         if not error:
             self._generation = int(job["metadata"].get("generation") or 0)
@@ -98,7 +80,7 @@ class StatusWriter:
             self._left_out += 1
 
     async def run(self) -> None:
-        """Write until cancelled; then once more, within `LAST_SECONDS`."""
+        """Write until cancelled; then write all that is left, within `LAST_SECONDS`."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._keep_status())
@@ -150,7 +132,6 @@ class StatusWriter:
         self._steps_at = asyncio.get_running_loop().time()
 
     async def _is_gone(self) -> bool:
-        """Whether that is sure."""
         try:
             spec = self._spec
             return await self._client.get_same(self._kind, spec.namespace, spec.name, spec.uid) is None
@@ -158,7 +139,7 @@ class StatusWriter:
             return False
 
     def _complaint(self) -> dict[str, str]:
-        """What is wrong with the job besides its nodes, as a reason and a message; nothing if nothing is."""
+        """The fields `reason` and `message` for an unwritable journal or an invalid resource; empty without either."""
         trouble = self._serving.events.trouble
         if trouble is not None:
             reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
@@ -190,7 +171,7 @@ class StatusWriter:
 
 
 def _only_gauges(patch: Object) -> bool:
-    """Whether a patch says no more than how far training is."""
+    """True if a patch changes only the gauges of training."""
     return all(
         field in _GAUGES and (not isinstance(value, dict) or set(value) <= _GAUGES[field])
         for field, value in patch.items()
