@@ -1,4 +1,4 @@
-"""The operator's process: the election, the controller, and the ports for health and metrics."""
+"""The operator's process: runs the election, the controller, and the ports for health and metrics."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ from resile.operator.metrics import Metrics
 log = logging.getLogger("resile.operator")
 
 STEPPED_DOWN = 1
-"""Exit code of an operator that lost its Lease: its Deployment starts it again, and it waits for its turn."""
+"""Exit code of an operator that lost its Lease. Its Deployment starts it again, and it waits to lead."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says."""
-
     namespace: str
     """The namespace to watch, or `ALL_NAMESPACES`."""
     image: str
-    """Of masters; empty for the image that this operator's own pod has."""
+    """The image of masters; if empty, they get the image of this operator's own pod."""
     fallback_image: str
-    """Of masters where the operator is no pod and no image was given."""
+    """The image of masters if `image` is empty and the operator does not run in a pod."""
     elect: bool
     lease_namespace: str
     host: str
@@ -59,8 +57,6 @@ async def run(client: Client, options: Options) -> int:
 
 
 class Operator:
-    """All parts together."""
-
     def __init__(self, client: Client, options: Options) -> None:
         self._client = client
         self._options = options
@@ -69,7 +65,7 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def ports(self) -> AsyncIterator[None]:
-        """Answer questions about health and metrics as long as the context lasts."""
+        """Serve health and metrics as long as the context lasts."""
         numbers: Routes = {"/metrics": self._numbers}
         health: Routes = {"/healthz": lambda: Answer(200, b"ok\n"), "/readyz": self._ready, **numbers}
         ports = {self._options.metrics_port: numbers, self._options.health_port: health}
@@ -80,7 +76,7 @@ class Operator:
             yield
 
     async def work(self) -> int:
-        """Win the election and act as long as this operator leads."""
+        """Win the election, and reconcile until this operator stops leading. Returns the exit code."""
         if not self._options.elect:
             await self._lead()
             return 0
@@ -110,7 +106,6 @@ class Operator:
         await self._controller.run()
 
     async def _image(self) -> str:
-        """The image of masters: the one given, else this operator's own."""
         name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
         while not self._options.image and name and namespace:
             try:
@@ -124,7 +119,7 @@ class Operator:
         return self._options.image or self._options.fallback_image
 
     def _ready(self) -> Answer:
-        """An operator that waits for its turn is ready, and the leader once it has listed everything."""
+        """Answer /readyz: an operator that does not lead is ready, a leader once it has listed everything."""
         missing = self._controller.not_synced() if self._controller is not None else []
         if missing:
             return Answer(503, f"not seen yet: {', '.join(missing)}\n".encode())

@@ -1,7 +1,4 @@
-"""Which change leads to which reconciliation: of a job itself, or of its master's pod or Service.
-
-There is one `_JobController` for each kind of job and one `_PlanController` for each kind of plan.
-"""
+"""Watches jobs, their masters' pods and Services, and plans, and queues the reconciliation that each change needs."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from resile.operator.workqueue import OnReconciled, WorkQueue
 
 
 class Controller:
-    """Informers of what the operator reads, and a queue for each kind that it acts on."""
+    """An informer for all objects that the operator reads, and a queue for each kind that it reconciles."""
 
     def __init__(self, client: Client, namespace: str, image: str, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -53,16 +50,15 @@ class Controller:
                     self._queues.append((of(plan_kind), plans.queue))
 
     def not_synced(self) -> list[str]:
-        """The kinds that have not been listed yet."""
         return list(dict.fromkeys(kind.name for kind, informer in self._informers if not informer.synced.is_set()))
 
     async def run(self) -> None:
-        """Follow the cluster and reconcile whatever changes, until cancelled."""
+        """Watch the cluster and reconcile what changes, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _, informer in self._informers:
                 group.create_task(informer.run())
             for _, informer in self._informers:
-                # Or a job would seem to have no master. It may take as long as the API server is away; /readyz tells.
+                # Before that, a job would seem to have no master. /readyz tells what is missing.
                 await informer.synced.wait()
             for _, queue in self._queues:
                 group.create_task(queue.run())
@@ -83,18 +79,18 @@ class Controller:
 
 
 Inform = Callable[..., Informer]
-"""Makes an informer, given a kind, what to do on a change, what to keep, and labels."""
+"""Makes an informer from a kind, a function to call on a change, a function that trims objects, and labels."""
 
 
 class _JobController:
-    """Jobs of one kind, with the pods and Services of their masters; nodes are never watched here."""
+    """Watches the jobs of one kind, and the pods and Services of their masters. Does not watch nodes."""
 
     def __init__(
         self, kind: JobKind, client: Client, image: str, metrics: Metrics, inform: Inform, on_reconciled: OnReconciled
     ) -> None:
         self._kind = kind
         self.on_job: list[Callable[[Key], None]] = []
-        """Called with every job that changed."""
+        """Called with the key of every job that changed."""
         self.informer = inform(of(kind), self._on_job, resource_only)
         pods = inform(PODS, self._on_master_object, pod_only, kind.masters)
         services = inform(SERVICES, self._on_master_object, metadata_only, kind.masters)
@@ -114,7 +110,7 @@ class _JobController:
 
 
 class _PlanController:
-    """Plans of one kind; one that waits for its job is reconciled when that job changes."""
+    """Watches the plans of one kind. An open plan is reconciled again when its job changes."""
 
     def __init__(
         self, kind: PlanKind, client: Client, jobs: _JobController, inform: Inform, on_reconciled: OnReconciled

@@ -1,7 +1,7 @@
-"""/healthz, /readyz and /metrics: three answers over HTTP/1.1, each on a connection of its own.
+"""Serves /healthz, /readyz and /metrics over HTTP/1.1, with one answer for each connection.
 
-Small on purpose: a web framework would be most of the operator's memory. Nothing a caller sends is kept or believed
-beyond the path; a caller that is slow or talks too much is cut off.
+Small on purpose: a web framework would take most of the operator's memory. Of a request only the path is used, and a
+caller that is slow or sends too much is cut off.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ MAX_REQUEST = 8192
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A status and its text."""
-
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -31,7 +29,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 async def serve(host: str, port: int, routes: Routes) -> asyncio.Server:
-    """Answer on a port until the server is closed. Raises `OSError` if the port is taken."""
+    """Serve these routes on a port until the server is closed. Raises `OSError` if the port is taken."""
 
     async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

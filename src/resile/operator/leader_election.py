@@ -1,9 +1,9 @@
-"""One operator acts, the others wait: a Lease that the leader renews.
+"""Elects the one operator that acts: the leader renews a Lease, the others wait.
 
 Clocks of different machines are never compared: an operator that waits measures by its own clock how long the Lease
-has not changed. A leader that cannot renew steps down before another one can believe it dead, so two never act at once,
-as long as both clocks run at about the same speed. A leader that ends in good order gives the Lease back: the next one
-acts within `settings.RETRY_PERIOD`, after a crash within `settings.LEASE_DURATION` more.
+has not changed. A leader that cannot renew steps down before another operator counts it as dead, so two never act at
+once, as long as both clocks run at about the same speed. A leader that ends in good order gives the Lease back: the
+next one acts within `settings.RETRY_PERIOD`, after a crash within `settings.LEASE_DURATION` more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ class LeadershipLost(Exception):
 
 
 class LeaderElection:
-    """This operator's part in the election."""
-
     def __init__(self, client: Client, namespace: str, identity: str) -> None:
         self._client = client
         self._namespace = namespace
@@ -37,7 +35,7 @@ class LeaderElection:
         self._seen: tuple[str, float] = ("", 0.0)
 
     async def win(self) -> None:
-        """Wait until this operator leads, however long that takes."""
+        """Wait until this operator leads."""
         said = ""
         while True:
             try:
@@ -53,10 +51,9 @@ class LeaderElection:
             await asyncio.sleep(settings.RETRY_PERIOD)
 
     async def keep(self) -> None:
-        """Renew until cancelled.
+        """Renew the Lease until cancelled.
 
-        Raises:
-            LeadershipLost: when that has not worked for `settings.RENEW_DEADLINE`, or another operator holds the Lease.
+        Raises `LeadershipLost` if that fails for `settings.RENEW_DEADLINE`, or if another operator has the Lease.
         """
         loop = asyncio.get_running_loop()
         renewed = loop.time()
@@ -85,7 +82,7 @@ class LeaderElection:
                     self._lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
 
     async def _attempt(self) -> bool:
-        """Take the Lease if no operator holds it, or if its holder has been silent for too long."""
+        """Take the Lease if no operator has it, or if its holder has been silent for too long. False if not taken."""
         lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
         now = asyncio.get_running_loop().time()
         if lease is None:
@@ -104,14 +101,14 @@ class LeaderElection:
     async def _renew(self) -> bool:
         if await self._write(self._lease):
             return True
-        # A conflict: it was written, perhaps by a request of ours that seemed lost.
+        # A conflict: another request wrote it, perhaps one of this operator that seemed lost.
         self._lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
         return _spec(self._lease).get("holderIdentity") == self._identity
 
     async def _write(
         self, lease: Object | None, holder: str | None = None, duration: Seconds = settings.LEASE_DURATION
     ) -> bool:
-        """Write this operator's claim over the version that was read; False if another operator was faster."""
+        """Write this operator's claim over the version `lease`; False if another operator was faster."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = _spec(lease)
         taken = before.get("holderIdentity") != self._identity

@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus."""
+"""The operator's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """The operator's counters, in a registry of their own."""
-
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.reconciles = Counter(
@@ -30,5 +28,5 @@ class Metrics:
         self.leader = Gauge("resile_operator_leader", "1 while this operator acts", registry=self._registry)
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""A queue of keys: each waits at most once, is reconciled by one worker at a time, and comes back later if that failed.
+"""A queue of keys to reconcile. Each key waits at most once, is reconciled by one worker at a time, and is retried.
 
 A key that changes while it is reconciled is reconciled once more afterwards, so no change is missed and a hundred
 changes cost two reconciliations. Time comes from the event loop.
@@ -19,19 +19,17 @@ log = logging.getLogger("resile.operator")
 
 
 class TryAgain(Exception):
-    """What is needed is not there yet, which is no error; reconcile again, with growing pauses."""
+    """Reconcile the key again, with growing pauses: an object is not there yet, which is no error."""
 
 
 Reconcile = Callable[[Key], Awaitable[Seconds | None]]
-"""Does what one object needs; returns when to do so again, if time alone may change things."""
+"""Reconciles one object. Returns in how many seconds to do so again, or None if only a change asks for that."""
 
 OnReconciled = Callable[[Key, str, float], None]
 """Called after every reconciliation with its outcome (`done`, `again`, `failed`) and the seconds that it took."""
 
 
 class WorkQueue:
-    """Keys to reconcile, and the workers that do it."""
-
     def __init__(self, reconcile: Reconcile, on_reconciled: OnReconciled = lambda *_: None) -> None:
         self._reconcile = reconcile
         self._on_reconciled = on_reconciled
@@ -46,7 +44,6 @@ class WorkQueue:
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Have `key` reconciled, soon."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -57,7 +54,7 @@ class WorkQueue:
             self._ready.put_nowait(key)
 
     def add_after(self, key: Key, delay: Seconds) -> None:
-        """Have `key` reconciled after `delay`, or before if something changes or an earlier timer is set."""
+        """Queue `key` after `delay` seconds, unless an earlier timer is set."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None and timer.when() <= loop.time() + delay:
@@ -67,7 +64,6 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(0.0, delay), self._on_timer, key)
 
     async def run(self, workers: int = settings.WORKERS) -> None:
-        """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work())
@@ -99,7 +95,7 @@ class WorkQueue:
             outcome = "again"
             log.info("%s: %s", key, reason)
             self._retry(key)
-        # The boundary between one object and all others: whatever is wrong with one must not keep the others waiting.
+        # The boundary between one object and all others: an error of one must not keep the others waiting.
         except Exception as error:
             outcome = "failed"
             expected = isinstance(error, (KubeError, OSError, TimeoutError))

@@ -56,7 +56,7 @@ class SpecWatch:
         journal: ConfigMapJournal,
         seen: Callable[[Object, str, str], None],
     ) -> None:
-        """`seen` is called with each version of the resource after it was acted upon, or with its error and a reason."""
+        """`seen` is called with each version of the resource after acting on it, or with its error and a reason."""
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
         self._client = client

@@ -1,9 +1,8 @@
-"""What to do about one job, given what exists: pure, so that every case is a test of three lines.
+"""Decides what to do about one job by what exists. Pure, so that every case is a test of three lines.
 
-The operator writes a job's status only where no master does. A job that has ended is left as it is; the status of a job
-whose master runs is the master's. In between (no master yet, a master that cannot start, one that ended without writing
-the job's end) the operator writes. A job that has begun gets its masters whatever is done to its manifest: they know
-from their journal how it was.
+The operator writes a job's status only if no master does: if there is no master yet, if the master cannot start, or if
+it ended without writing the job's end. It leaves a job that has ended as it is. A job that has begun gets its masters
+even if its manifest was made invalid: they know the job from their journal.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DELETED = "its pod was deleted"
 
 
 class Reason(enum.StrEnum):
-    """The reasons in a status and in Events: words that programs can rely on."""
+    """The reasons in a status and in Events. Programs can rely on them."""
 
     CREATED = "JobCreated"
     MASTER_CREATED = "MasterCreated"
@@ -47,37 +46,34 @@ class Reason(enum.StrEnum):
 
 
 PASSING = (Reason.MASTER_STARTING, Reason.MASTER_LOST, Reason.MASTER_CANNOT_START)
-"""What the operator writes of a job without a master; it takes it back when the master is there."""
+"""Reasons that the operator writes for a job without a master, and removes when the master runs."""
 
 
 class Restarts(msgspec.Struct, frozen=True):
-    """Masters of one job that ended soon after their start, one after the other, as the operator remembers them."""
+    """How often masters of one job were started in a row because each ended soon after its start."""
 
     starts: int = 0
     last: float | None = None
-    """When the newest was started."""
+    """When the newest master was started."""
     index: int = -1
-    """Of the newest, among all that the job has had."""
+    """The number of the newest master among all that the job has had, from 0."""
 
     def started(self, now: float, index: int) -> Restarts:
-        """The restarts with one more."""
         return Restarts(self.starts + 1, now, index)
 
     def pause(self, now: float) -> Seconds:
         """How long to wait before the next start."""
-        if self.last is None:
-            return Seconds(0.0)
         pause = settings.START_BACKOFF.after(self.starts - settings.FREE_STARTS + 1)
-        return Seconds(max(0.0, self.last + pause - now)) if pause else Seconds(0.0)
+        return Seconds(max(0.0, self.last + pause - now)) if pause and self.last is not None else Seconds(0.0)
 
     def after(self, now: float) -> Restarts:
-        """The restarts when its newest member is found to have ended: a new one if that had lived long enough."""
+        """The restarts after the newest master has ended: counted anew if it lived for `settings.HEALTHY`."""
         healthy = self.last is not None and now - self.last > settings.HEALTHY
         return Restarts(0, None, self.index) if healthy else self
 
 
 class SetStatus(msgspec.Struct, frozen=True):
-    """Write the status; without a phase, reason and message alone."""
+    """Write the status; with `phase` None, only its reason and message."""
 
     phase: JobPhase | None
     reason: str
@@ -85,65 +81,60 @@ class SetStatus(msgspec.Struct, frozen=True):
 
 
 class EmitEvent(msgspec.Struct, frozen=True):
-    """Write an Event."""
-
     reason: Reason
     message: str
     warning: bool = False
 
 
 class Provision(msgspec.Struct, frozen=True):
-    """Make what a master needs around it."""
+    """Make the objects that a master needs besides its pod."""
 
 
 class StartMaster(msgspec.Struct, frozen=True):
-    """Make a master's pod."""
-
     index: int
     lost: str = ""
-    """How the one before ended; empty for the first."""
+    """How the previous master ended; empty for the first."""
 
 
 class RemoveMaster(msgspec.Struct, frozen=True):
-    """Remove the pod of a master that ended, so that its name is free."""
+    """Remove the pod with this uid, so that the master's name is free."""
 
     uid: str
 
 
 class RemovePods(msgspec.Struct, frozen=True):
-    """Remove all pods of a job that ended long ago."""
+    """Remove all pods of a job whose time to live is over."""
 
 
 class StopNodes(msgspec.Struct, frozen=True):
-    """Remove the nodes that still run: no master will ever tell them to end."""
+    """Remove the nodes that still run: no master will tell them to end."""
 
 
 Action = SetStatus | EmitEvent | Provision | StartMaster | RemoveMaster | RemovePods | StopNodes
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to do now, in order, and when to reconcile again though nothing changes."""
+    """Actions to execute in order, and in how many seconds to reconcile again even if nothing changes."""
 
     actions: tuple[Action, ...] = ()
     again: Seconds | None = None
 
 
 class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What exists."""
+    """A job, and what exists of its master."""
 
     job: Object
-    """As the API server has it."""
     pod: Object | None = None
-    """Under the master's name."""
+    """The pod with the master's name."""
     provisioned: bool = False
-    """Whether what a master needs was there within `settings.RECHECK`."""
+    """True if the objects that a master needs existed within the last `settings.RECHECK`."""
     restarts: Restarts = Restarts()
     pods_removed: bool = False
-    """Whether the pods of a job that ended long ago have been removed."""
+    """True if `RemovePods` was executed."""
 
 
 def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decision:
-    """What to do about a job; `spec` is what its manifest was read as."""
+    """Decide about a job; `spec` is the job of its manifest, or the manifest's errors."""
     job = seen.job
     if job["metadata"].get("deletionTimestamp"):
         return Decision()  # Kubernetes removes everything with it
@@ -160,14 +151,14 @@ def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decisi
         return _blocked(seen, phase, pod, now)
     over = master_end(pod)
     leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    # What a master says while it is being deleted may be its answer to that; the next one knows from the journal.
+    # The exit code of a master that is being deleted may come from the deletion; the next master reads the journal.
     if over is not None and over.exit_code in FINAL and not leaving:
         return Decision(_finished(over))
     if over is not None:  # also while it is being deleted: a kubelet takes seconds to say so of a pod that has ended
         lost = DELETED if leaving else over.why
         rest = _without_master(msgspec.structs.replace(seen, restarts=_restarts(seen)), phase, lost, now)
         if rest.again is not None:
-            return rest  # until the next start the pod stays: its log is all there is to see
+            return rest  # the pod stays until the next start, so that its log can be read
         return Decision((RemoveMaster(pod["metadata"]["uid"]), *rest.actions))
     if leaving:
         return _leaving(pod, now)
@@ -175,12 +166,12 @@ def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decisi
 
 
 def phase_of(job: Object) -> JobPhase | None:
-    """The phase in a job's status; None where there is none or this version does not know it."""
+    """The phase in a job's status; None if it has none or this version does not know it."""
     return job_kind_of(job).phase_of(job)
 
 
 def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
-    """A manifest that cannot be run: nothing is started for it, until it is put right."""
+    """Fail a job whose manifest is invalid. Nothing is started until the manifest is corrected."""
     message = short("; ".join(str(error) for error in bad.errors))
     ended = phase_of(seen.job) is JobPhase.FAILED and not _was_invalid(seen.job)
     if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
@@ -190,7 +181,7 @@ def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
 
 
 def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: float) -> Decision:
-    """Start a master: the first at once, the next ones, too, unless they keep dying."""
+    """Start a master at once, or after a pause if masters keep ending."""
     restarts = seen.restarts.after(now)
     first = phase in (None, JobPhase.CREATED, JobPhase.FAILED) and restarts.index < 0
     actions: list[Action] = []
@@ -202,14 +193,14 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
             f"the master ended {restarts.starts} times in a row, the last time: {lost}; the next start is due soon"
         )
         return Decision((*actions, *_say(seen.job, None, Reason.MASTER_LOST, short(message))), pause)
-    # Even if it was there a moment ago: a master must not be started without its Service because of a stale memory.
+    # Even if `provisioned`, which may be out of date: a master must not be started without its Service.
     actions.append(Provision())
     actions.append(StartMaster(restarts.index + 1, "" if first else lost))
     return Decision(tuple(actions))
 
 
 def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
-    """A pod that starts or runs."""
+    """Write the phase of a job whose master's pod starts or runs."""
     reason, _ = _says(seen.job)
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
@@ -231,7 +222,7 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
 
 
 def _leaving(pod: Object, now: float) -> Decision:
-    """A pod that is being deleted holds the master's name; a grace longer than the operator's is kept to."""
+    """Wait for a master's pod that is being deleted, or remove it by force after `settings.LEAVING`."""
     metadata = pod["metadata"]
     grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
     deadline = moment(metadata["deletionTimestamp"]) or now  # the end of the grace
@@ -241,7 +232,7 @@ def _leaving(pod: Object, now: float) -> Decision:
 
 
 def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float) -> Decision:
-    """The name is taken: by the pod of an earlier job of this name, which Kubernetes removes, or by a pod of no job."""
+    """Wait while another pod has the master's name. Kubernetes removes it if it belongs to an earlier job."""
     created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
     if now - born < settings.MAKE_ROOM:
@@ -253,7 +244,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
 
 
 def _finished(over: MasterEnd) -> tuple[Action, ...]:
-    """A master that ended for good without writing the job's end."""
+    """Write the end of a job whose master ended for good without writing it."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
         return SetStatus(JobPhase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
@@ -264,7 +255,7 @@ def _finished(over: MasterEnd) -> tuple[Action, ...]:
 
 
 def _ended(seen: ObservedJob, now: float) -> Decision:
-    """A job that is over: its time of completion is written down, and its pods go when their time has come."""
+    """Write the time of completion of a job that is over, and remove its pods after their time to live."""
     finished = job_kind_of(seen.job).report_of(seen.job).ended_at
     if finished is None:
         reason, message = _says(seen.job)
@@ -277,12 +268,12 @@ def _ended(seen: ObservedJob, now: float) -> Decision:
 
 
 def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
-    """How long the pods of an ended job stay; None (for ever) also for what is not a time."""
+    """How long the pods of an ended job stay; None means for ever, also if the annotation is no time."""
     return duration(annotations.get(settings.TTL_ANNOTATION, ""))
 
 
 def _restarts(seen: ObservedJob) -> Restarts:
-    """The restarts as it was when the pod was started, also by an operator before this one."""
+    """The restarts up to the present pod. If an earlier operator started it, they are read from the pod."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
     known = job_kind_of(seen.job).master_index_of(labels)
     if seen.restarts.last is not None:
@@ -292,7 +283,7 @@ def _restarts(seen: ObservedJob) -> Restarts:
 
 
 def _say(job: Object, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
-    """Write it, unless it is there already."""
+    """The action that writes this status, or none if the job has it already."""
     there = _says(job) == (reason, message) and phase in (None, phase_of(job))
     return () if there else (SetStatus(phase, reason, message),)
 

@@ -1,7 +1,7 @@
-"""The pod of a job's master: complete by itself, with the job's own template laid over it.
+"""The pod of a job's master: a complete pod, over which the job's template for the master is laid.
 
-It runs as nobody, without capabilities, on a read-only root, with a token that Kubernetes renews, and may do what its
-own Role allows. It alone mounts the key of the job's certificate. A template changes what it names and nothing else.
+The pod runs as nobody, without capabilities, on a read-only root, with a token that Kubernetes renews, and may do what
+its Role allows. Only this pod mounts the key of the job's certificate. A template changes only the fields that it has.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ SECRETS = "/var/run/secrets/resile"
 TLS = "/var/run/secrets/resile-tls"
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN = "token"
-"""The key of the job's token in its Secret, and the file's name."""
+"""The key of the job's token in its Secret, and the name of its file."""
 TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
-"""The same for the master's certificate and its key, as Kubernetes names them."""
+"""The same for the master's certificate and its key, by Kubernetes' names."""
 
 MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
-"""Which container is the master, also where a template puts others beside it; `kubectl logs` shows that one."""
+"""Names the master's container, which `kubectl logs` shows, in case a template adds others."""
 
 SECRETS_ANNOTATION = "resile.secrets"
-"""Which Secrets the master was started with, so that a master with an old token or key is always recognised."""
+"""Names the Secrets that the master was started with, so that a master with an old token or key is recognised."""
 
 USER = 65532
 TOKEN_LIFE = 3607
-"""Kubernetes' own choice for the tokens it mounts: an hour, and a little that tells them apart."""
+"""Seconds: Kubernetes' own choice for the tokens that it mounts."""
 
 _NOT_COPIED = ("kubectl.kubernetes.io/last-applied-configuration",)
 _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "volumes": "name"}
-"""Lists whose items are told apart by a field: an item of the template takes the place of ours."""
+"""Lists whose items are identified by a field. An item of the template replaces ours with the same value of it."""
 
 
 def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
-    """The pod; `index` counts the masters that the job has had, `secrets` are the identities of what it mounts."""
+    """The pod of the job's master number `index`; `secrets` are the identities of the Secrets that it mounts."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     given = job.master or RoleSpec(replicas=1)
@@ -106,7 +106,7 @@ def _spec(job: JobSpec, image: str) -> Object:
 
 
 def _account() -> list[Object]:
-    """What Kubernetes mounts for a ServiceAccount, with a token that is renewed."""
+    """The sources of a ServiceAccount's volume, with a token that Kubernetes renews."""
     namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
     return [
         {"serviceAccountToken": {"path": TOKEN, "expirationSeconds": TOKEN_LIFE}},
@@ -147,7 +147,7 @@ def _container(job: JobSpec, image: str) -> Object:
 
 
 def _laid_over(given: RoleSpec) -> Object:
-    """The template's pod spec and what the role says of it beside its template."""
+    """The template's pod spec, with the role's scheduler and priority."""
     spec = dict(given.template.get("spec") or {})
     if given.batch_scheduler:
         spec.setdefault("schedulerName", given.batch_scheduler)
@@ -157,7 +157,7 @@ def _laid_over(given: RoleSpec) -> Object:
 
 
 def _merged(ours: Object, theirs: Object) -> Object:
-    """A pod spec with a template laid over it: its main container over ours, its others beside it."""
+    """The pod spec `ours` with the template `theirs` laid over it. Further containers of the template are added."""
     main = main_container({"spec": theirs})
     containers = [
         _merged_container(ours["containers"][0], main),
@@ -186,7 +186,7 @@ def _unless_tolerated(tolerations: list[Object], theirs: Object) -> list[Object]
 
 
 def _over(ours: Any, theirs: Any, field: str = "") -> Any:
-    """`theirs` over `ours`: mappings by key, some lists by item, everything else as a whole; null changes nothing."""
+    """Lay `theirs` over `ours`: mappings by key, lists of `_BY` by item, all else as a whole. None changes nothing."""
     if theirs is None:
         return ours
     if isinstance(ours, dict) and isinstance(theirs, dict):

@@ -1,4 +1,4 @@
-"""What the pod of a master says: why it cannot start, and how the master ended."""
+"""Reads the status of a master's pod: why the pod cannot start, and how the master ended."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from resile.kube.pod_status import Obstacle, main_container_end, start_failure
 from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 
 LONGEST_SENTENCE = 400
-"""What fits into a status that people read in a table."""
+"""Most characters of a message in a status, which users read in a table."""
 
 
 class MasterEnd(msgspec.Struct, frozen=True):
-    """How a master ended."""
-
     exit_code: int | None
-    """Of the master's container; None where a pod ended without one, as evicted pods do."""
+    """The exit code of the master's container; None if the pod has none, as evicted pods."""
     why: str
     """Half a sentence: `exit code 1 (…)`, `Evicted: …`."""
 
 
 def why_master_cannot_start(pod: Object) -> str:
-    """A sentence without a full stop; empty if nothing is known to keep the master from starting."""
+    """Why a master's pod cannot start, in one sentence; empty if no obstacle is known."""
     failure = start_failure(pod)
     if failure is None:
         return ""
@@ -37,11 +35,11 @@ def why_master_cannot_start(pod: Object) -> str:
 
 
 def master_end(pod: Object) -> MasterEnd | None:
-    """How a master ended, or None while it has not; containers beside it do not count."""
+    """How a master ended, or None if it has not. Other containers of its pod do not count."""
     status = pod.get("status") or {}
     phase = status.get("phase")
     if phase in ("Succeeded", "Failed") and status.get("reason"):
-        # The pod's own: Evicted, NodeLost, Preempting, … Whatever its container says came of that.
+        # The pod's own reason (Evicted, NodeLost, Preempting, …) is the cause of what its container says.
         return MasterEnd(None, short(f"{status['reason']}: {status.get('message') or 'no more is known'}"))
     ended = main_container_end(pod, (pod["metadata"].get("annotations") or {}).get(MAIN_ANNOTATION, MAIN))
     if ended is None:
@@ -56,7 +54,6 @@ def master_end(pod: Object) -> MasterEnd | None:
 
 
 def short(text: str) -> str:
-    """On one line and not too long for a table."""
     return one_line(text, LONGEST_SENTENCE)
 
 

@@ -1,8 +1,8 @@
-"""Makes what a master needs around it, where it is not there yet.
+"""Makes the objects that a master needs besides its pod, if they do not exist.
 
-A token, a key or a journal of an earlier job of the same name never becomes that of this one. A Secret that is deleted
-while the job runs comes back as it was, as long as this operator has seen it; else with new content, and the master
-must be started again with it.
+A token, a key or a journal of an earlier job of the same name is never used for this job. A Secret that is deleted
+while the job runs is made again with the same content if this operator has seen it. Otherwise it gets new content, and
+the master must be started again.
 """
 
 from __future__ import annotations
@@ -26,25 +26,18 @@ Secrets = Mapping[str, Object]
 
 
 class Provisioned(msgspec.Struct, frozen=True):
-    """What was found and done."""
-
     secrets: Secrets
     restored: tuple[str, ...] = ()
-    """Secrets that were gone and are there again as they were."""
+    """Secrets that were gone and were made again with the same content."""
     replaced: tuple[str, ...] = ()
-    """Secrets with new content, where a master or nodes may hold an older one. Reported once: see `outdated`."""
+    """Secrets that were made with new content, while a master or nodes may have an older one."""
 
 
 async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """Make everything at once; only a binding needs its Role to be there.
-
-    Args:
-        client: speaks to the API server.
-        job: the master's job.
-        known: the job's Secrets as they were seen last.
+    """Make all objects that do not exist; `known` are the job's Secrets as they were last seen.
 
     Raises:
-        TryAgain: something of an earlier job of this name is still there.
+        TryAgain: an object of an earlier job of this name is still there.
         KubeError: the API server does not answer, or refuses.
     """
     provisioned, *_ = await together(
@@ -58,9 +51,9 @@ async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned
 
 
 def outdated(pod: Object, provisioned: Provisioned) -> tuple[str, ...]:
-    """The Secrets whose content has changed since a master's pod was made, whatever changed them.
+    """The Secrets whose content has changed since a master's pod was made.
 
-    A pod that an older operator made does not say what it was made with: only what is new now counts.
+    The pod of an older operator does not name its Secrets. Then these are the Secrets that were replaced now.
     """
     noted = (pod["metadata"].get("annotations") or {}).get(SECRETS_ANNOTATION)
     if not noted:
@@ -70,7 +63,7 @@ def outdated(pod: Object, provisioned: Provisioned) -> tuple[str, ...]:
 
 
 async def together(*requests: Awaitable[Any]) -> list[Any]:
-    """The answers of all requests, each run to its end; raises the first error, if there was one."""
+    """Run all requests to their ends, and return their answers or raise the first error."""
     outcomes = await asyncio.gather(*requests, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -79,14 +72,14 @@ async def together(*requests: Awaitable[Any]) -> list[Any]:
 
 
 async def _secrets(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """The master's key pair, and the credentials of the nodes, which hold its certificate."""
+    """Make the master's key pair, and the credentials of the nodes, which hold its certificate."""
     pair, pair_made = await _secret(client, master_objects.key_pair(job), job, known)
     given, given_made = await _secret(client, master_objects.credentials(job, pair), job, known)
     trusted = master_objects.trusted(given)
     if trusted != master_objects.certificate(pair):
         given = await client.apply(SECRETS, master_objects.trusting(given, pair))
     secrets = {item["metadata"]["name"]: item for item in (pair, given)}
-    # A job that began before there were certificates loses nothing by getting one: its next master uses it.
+    # A job that began before there were certificates is not disturbed by a new one: its next master uses it.
     fresh = ((pair, pair_made and bool(trusted)), (given, given_made))
     made = [item["metadata"]["name"] for item, new in fresh if new]
     return Provisioned(
@@ -102,7 +95,7 @@ async def _secret(client: Client, new: Object, job: JobSpec, known: Secrets) -> 
 
 
 async def _make_once(client: Client, kind: Kind, item: Object, job: JobSpec) -> tuple[Object, bool]:
-    """The object of this name, made unless it is there, and whether it was made."""
+    """Make an object unless it exists, and return it and True if it was made."""
     namespace, name = job.namespace, item["metadata"]["name"]
     made = await client.create(kind, item)
     if made is not None:
