@@ -1,1 +1,1 @@
-"""Where nodes run: one interface (`base.Platform`), one adapter for each place."""
+"""Runs nodes: one interface (`base.Platform`), with an adapter for pods and one for local processes."""

@@ -1,6 +1,6 @@
-"""How a node is, by the status of its pod: one function from plain data to an `Observation`.
+"""Turns the status of a node's pod into an `Observation`.
 
-A pod on a machine without contact says nothing new here: the heartbeat finds out sooner.
+A pod on a machine without a connection shows no change. The master notices by the missing heartbeats.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from resile.platform.base import Observation
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 _SAYS_NOTHING = ("Error", "Completed")
-"""Reasons that repeat what the exit code says."""
+"""Reasons that add nothing to the exit code."""
 
 
 def observation(node: NodeKey, pod: Object) -> Observation:
-    """How a node is, by its pod as the API server gives it."""
     status, end = _judge(pod)
     return Observation(
         node=node,
@@ -35,7 +34,7 @@ def observation(node: NodeKey, pod: Object) -> Observation:
 
 
 def gone(node: NodeKey, pod: Object | None) -> Observation:
-    """A node whose pod is not there any more; what the pod said last counts if it had ended by itself."""
+    """The observation of a node whose pod is deleted: how the pod ended if it had ended by itself, else `DELETED`."""
     if pod is not None:
         last = observation(node, pod)
         if last.status.ended:

@@ -1,9 +1,9 @@
-"""Machines that a pod must not be put on, and how it is released from that when there is room nowhere else.
+"""Keeps pods off machines that fell silent, until there is no room elsewhere.
 
-A machine that falls silent stays a good one to the scheduler until its kubelet has been missed for 40 s, and the pod
-that was lost leaves room on it: without a rule it is the likeliest machine for the replacement. The rule is a hard one,
-since a preference is outweighed by a machine that is empty. A pod that finds no room under it is made again without it
-once Kubernetes has had the time to find out whether the machine lives.
+The scheduler uses a machine that fell silent until its kubelet has been missed for 40 s, and the pod that was lost
+leaves room there. Without a rule that machine is the likeliest one for the replacement. The rule is required and not
+preferred, since an empty machine outweighs a preference. If a pod finds no room under the rule, it is made again
+without it after `NO_ROOM`, when Kubernetes knows whether the machine lives.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from resile.api.ids import Seconds
 from resile.kube.kinds import Object
 
 ANNOTATION = "resile.avoids"
-"""On a pod: the machines, with commas between them."""
+"""Annotation of a pod: the machines that it avoids, separated by commas."""
 NO_ROOM = Seconds(60.0)
-"""How long a pod waits for another machine: 40 s until a dead one is noticed by Kubernetes, and a reserve."""
+"""How long a pod waits for another machine: the 40 s that Kubernetes needs to notice a dead machine, and a reserve."""
 _REQUIRED, _TERMS = "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
 
 
 def avoid(pod: Object, machines: Iterable[str]) -> None:
-    """Keep a pod off these machines, whatever else it asks for."""
+    """Add the rule to a pod that keeps it off these machines, besides the rules that it has."""
     names = sorted(machines)
     if not names:
         return
@@ -38,14 +38,14 @@ def avoid(pod: Object, machines: Iterable[str]) -> None:
 
 
 def held_back(pod: Object) -> bool:
-    """Whether a pod has no machine yet and may not take every one."""
+    """True if a pod has no machine yet and avoids some."""
     metadata = pod["metadata"]
     free = (pod.get("spec") or {}).get("nodeName") or metadata.get("deletionTimestamp")
     return not free and ANNOTATION in (metadata.get("annotations") or {})
 
 
 def released(pod: Object) -> Object:
-    """The same pod as one to make, without the rules of `avoid`."""
+    """A new pod like this one, without the rules of `avoid`."""
     metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
     annotations = dict(pod["metadata"]["annotations"])
     rules = [_rule(name) for name in annotations.pop(ANNOTATION).split(",")]
@@ -57,7 +57,7 @@ def released(pod: Object) -> Object:
         kept.append({key: value for key, value in term.items() if value})
     if all(kept):
         nodes[_REQUIRED][_TERMS] = kept
-    else:  # one asks for nothing more, and one is enough
+    else:  # a term without other rules allows every machine, and one term is enough
         del nodes[_REQUIRED]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "annotations": annotations}, "spec": spec}
 

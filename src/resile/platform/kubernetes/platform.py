@@ -1,8 +1,8 @@
-"""`KubernetesPlatform`: nodes as pods, made by the master itself through the API.
+"""`KubernetesPlatform`: nodes as pods, which the master makes through the API server.
 
-A launch costs one call; many are under way at once, within a bound, so that five hundred pods take seconds. What the
-pods do is learnt from one watch; nothing is ever polled. A launch that the API server refuses for good is observed as
-`FAILED` with its sentence, one that may pass (a quota, no contact) as `PENDING`, and is tried again.
+A launch costs one call, and a bounded number of calls run at once, so that five hundred pods take seconds. One watch
+reports all pods; nothing is polled. If the API server refuses a launch for good, the node is observed as `FAILED` with
+the reason. If the refusal may pass (a quota, no connection), it is observed as `PENDING`, and the launch is retried.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from resile.protocol.reports import NodeEnd, NodeStatus
 log = logging.getLogger("resile.kubernetes")
 
 CALLS_AT_ONCE = 32
-"""Calls under way at a time: enough to keep an API server busy, few enough not to drown it."""
+"""How many calls run at once: enough to keep an API server busy, few enough not to overload it."""
 LAST_REPORT = Seconds(2.0)
-"""How long a lost pod is left for its kubelet to report how it ended; a pod that has ended is kept, logs and all."""
+"""How long to wait for the kubelet of a lost pod to report its end. A pod that has ended is kept, with its logs."""
 
 
 class KubernetesPlatform:
-    """The pods of one job. See `base.Platform` for what each method promises."""
+    """The pods of one job."""
 
     def __init__(
         self,
@@ -72,16 +72,16 @@ class KubernetesPlatform:
         self._ended: dict[NodeKey, asyncio.Event] = {}
         self._launching: dict[NodeKey, asyncio.Task[None]] = {}
         self._held_back: dict[NodeKey, str] = {}
-        """The pods that avoid machines and have none yet, by uid."""
+        """The uids of pods that avoid machines and have none yet."""
         self._released: dict[NodeKey, str] = {}
-        """Pods, by uid, whose end is not that of their node."""
+        """The uids of pods that are made again without avoiding machines. Their end is not that of their node."""
         self._services: set[tuple[str, Rank]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = asyncio.Semaphore(CALLS_AT_ONCE)
         self._broke = broke
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """Read every pod of the job, then watch. Waits until the API server answers."""
+        """List the job's pods, and watch them. Waits until the API server answers."""
         labels = self._kind.job_selector(self._spec.name)
         news = list_and_watch(self._client, Watched(PODS, self._spec.namespace, labels))
         first = await anext(news)
@@ -93,11 +93,9 @@ class KubernetesPlatform:
         self._spawn(self._follow(news))
 
     async def adopt(self) -> list[Observation]:
-        """Every pod of the job as it is now, those that ended included. Call it after `start`."""
         return [observation(node, pod) for node, pod in self._pods.items()]
 
     def launch(self, launch: Launch) -> None:
-        """Make the node's pod; one that is there already is left alone."""
         node = launch.node
         if node in self._launching:
             return
@@ -109,20 +107,19 @@ class KubernetesPlatform:
         task.add_done_callback(lambda _: self._launching.pop(node, None))
 
     def delete(self, node: NodeKey, grace: Seconds) -> None:
-        """Delete the node's pod; 0 forces it. A pod that has ended is kept, so that its logs can be read."""
+        """Delete the node's pod, by force if `grace` is 0. Keep a pod that has ended, so that its logs can be read."""
         launching = self._launching.pop(node, None)
         if launching is not None:
             launching.cancel()
         self._spawn(self._delete(node, grace))
 
     def hindrance(self, node: NodeKey) -> str:
-        """What keeps a pending node from starting, in the newest words; empty if nothing is known."""
+        """Why a pending node cannot start; empty if not known."""
         pod = self._pods.get(node)
         seen = self._observed.get(node) if pod is None else observation(node, pod)
         return seen.end.message if seen is not None and seen.status is NodeStatus.PENDING else ""
 
     async def close(self) -> None:
-        """Stop watching. Pods keep running; calls under way are given up."""
         self._observe = lambda _: None
         for task in list(self._tasks):
             task.cancel()
@@ -160,7 +157,7 @@ class KubernetesPlatform:
             await asyncio.sleep(pause)
 
     async def _release(self, node: NodeKey, uid: str) -> None:
-        """Let a pod that finds no room elsewhere have the machines that it avoids: it is made again under its name."""
+        """Make a pod that found no room again under the same name, without avoiding machines."""
         await asyncio.sleep(min(NO_ROOM, self._spec.timeouts.pend / 2))  # it must have the time to start then
         pod = self._pods.get(node)
         if pod is None or pod["metadata"]["uid"] != uid or not held_back(pod) or node in self._launching:
@@ -173,25 +170,25 @@ class KubernetesPlatform:
         try:
             await self._remove(node, 0)
             await self._make(node, released(pod))
-        except asyncio.CancelledError:  # the node is to go, and what is seen of it is its end
+        except asyncio.CancelledError:  # the node is to be deleted, so the pod's end is the node's
             self._released.pop(node, None)
             raise
         finally:
             self._launching.pop(node, None)
 
     def _on_not_made(self, node: NodeKey, what: str, error: KubeError) -> None:
-        """Something that a node needs is not made now; it is tried again, within the job's time-out for pending."""
+        """Observe a node as pending because its pod or Service cannot be made now. The caller tries again."""
         log.warning("the %s of %s cannot be made now: %s", what, node, error)
         pod = self._pods.get(node)
         if pod is not None and not self._is_replaced(node, pod):
-            return  # it was made: only the answer is missing
+            return  # the pod was made, and only the answer is missing
         how = "was refused" if error.failure is Failure.REFUSED else "cannot be made"
         self._report(
             Observation(node=node, status=NodeStatus.PENDING, end=NodeEnd(message=f"its {what} {how}: {error}"))
         )
 
     async def _exists(self, node: NodeKey) -> bool:
-        """Whether the pod is there and this job's; one that an earlier job of this name left is being removed."""
+        """True if the node's pod exists and belongs to this job, not to an earlier one of the same name."""
         try:
             name = self._kind.node_name(self._spec.name, node.role, node.id)
             pod = await self._client.get(PODS, self._spec.namespace, name)
@@ -224,7 +221,6 @@ class KubernetesPlatform:
             self._report(gone(node, self._pods.pop(node, None)))
 
     async def _remove(self, node: NodeKey, grace: int) -> bool:
-        """Delete a node's pod; False if there is none."""
         name = self._kind.node_name(self._spec.name, node.role, node.id)
 
         async def delete() -> bool:
@@ -234,7 +230,7 @@ class KubernetesPlatform:
         return await until_answered(f"the pod of {node} cannot be deleted", delete)
 
     async def _ended_by_itself(self, node: NodeKey) -> bool:
-        """Whether the pod of a lost node is reported within `LAST_REPORT` to have ended by itself."""
+        """True if the pod of a lost node is reported within `LAST_REPORT` to have ended by itself."""
         if node not in self._pods:
             return False
         try:
@@ -265,7 +261,7 @@ class KubernetesPlatform:
             self._on_pod(node, change.item)
 
     def _on_list(self, listed: Listed) -> None:
-        """Everything there was at a version; of a pod that is younger than that, the list says nothing."""
+        """Take over a list of all pods. A pod that is newer than the list may be missing in it."""
         there = {node: pod for pod in listed.items if (node := self._node_of(pod)) is not None}
         missing = {node: pod for node, pod in self._pods.items() if node not in there and node not in self._launching}
         for node, pod in missing.items():
@@ -276,19 +272,19 @@ class KubernetesPlatform:
                 self._on_pod(node, pod)
 
     def _is_replaced(self, node: NodeKey, pod: Object) -> bool:
-        """Whether a pod is being removed to be made again under its name: its end is not that of its node."""
+        """True if a pod is removed only to be made again under its name, so that its end is not that of its node."""
         return node in self._released and self._released[node] == pod["metadata"].get("uid")
 
     def _node_of(self, pod: Object) -> NodeKey | None:
-        """Which node a pod is; None for the master's own and for those of an earlier job of this name."""
+        """The node of a pod; None for the master's pod and for pods of an earlier job of this name."""
         if not is_owned_by(pod, self._spec.uid):
             return None
         return self._kind.node_of(pod["metadata"]["name"], self._spec.name)
 
     def _on_answer(self, node: NodeKey, pod: Object) -> None:
-        """A pod as the answer to a call shows it: older than what the watch has shown in the meantime, if anything."""
+        """Use the pod in the answer to a call, unless the watch has shown it in the meantime."""
         last, known = self._observed.get(node), self._pods.get(node)
-        unmade = last is None or last.status is NodeStatus.PENDING  # if there is no pod: not made so far
+        unmade = last is None or last.status is NodeStatus.PENDING  # counts only if there is no pod
         if unmade if known is None else self._is_replaced(node, known):
             self._on_pod(node, pod)
 
@@ -301,7 +297,7 @@ class KubernetesPlatform:
             self._spawn(self._release(node, uid))
 
     def _report(self, seen: Observation, *, again: bool = False) -> None:
-        """Pass an observation on if it is new: each ends in the journal, and another wording alone is not new."""
+        """Pass an observation on if its status or end is new, since each is written to the journal."""
         last = self._observed.get(seen.node)
         same = last is not None and last.status is seen.status and (not seen.status.ended or last.end == seen.end)
         self._observed[seen.node] = seen
@@ -311,7 +307,7 @@ class KubernetesPlatform:
         if seen.status.ended:
             ended.set()
         else:
-            ended.clear()  # if it was set: the pod was deleted before it was there
+            ended.clear()  # it is set if the pod was deleted before it existed
         self._observe(seen)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -328,7 +324,7 @@ class KubernetesPlatform:
 
 
 def _is_younger(pod: Object, version: str) -> bool:
-    """Whether a pod was seen in a state that came after a version."""
+    """True if this state of a pod came after a version."""
     try:
         return int(pod["metadata"]["resourceVersion"]) > int(version)
     except (KeyError, ValueError):

@@ -1,9 +1,8 @@
-"""What the pod of a node looks like: the user's template, plus what makes it a node of its job.
+"""Makes the manifest of a node's pod from the user's template. All functions are pure.
 
-Pure functions from values to plain data. What the user wrote stays as written; added are labels, the environment, the
-job's token and its master's certificate, a memory-backed `/dev/shm`, and tolerations that let go of a machine without
-contact in seconds. Only what would break the job is replaced: variables of the same name, and `restartPolicy`, since a
-lost node is replaced by a new pod.
+The template stays as written. Added are labels, the environment, the job's token and its master's certificate, a
+memory-backed `/dev/shm`, and tolerations that end the pod seconds after its machine loses its connection. Replaced is
+only what would break the job: variables of the same name, and `restartPolicy`, since a new pod replaces a lost node.
 """
 
 from __future__ import annotations
@@ -28,35 +27,31 @@ TOKEN_DIRECTORY = "/var/run/secrets/resile"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 TOKEN_FILE_VARIABLE = "RESILE_TOKEN_FILE"
 TRUSTED = "ca.crt"
-"""The certificate to trust, in the Secret and as a file beside the token."""
+"""The key of the certificate to trust in the Secret, and the name of its file beside the token."""
 TRUSTED_VARIABLE, NAME_VARIABLE = "RESILE_TLS_CA", "RESILE_TLS_NAME"
 TOKEN_VOLUME = "resile-token"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "resile-shm"
 READABLE_BY_ALL = 0o444
-"""Of the token's file: the container may run as any user, and has no other process in it."""
+"""The mode of the token's file: the container may run as any user."""
 
 GPU = "nvidia.com/gpu"
-"""The resource that a number of GPUs means where the template names none."""
+"""The resource for a number of GPUs if the template names none."""
 
 AWAY_SECONDS = 10
-"""How long a pod is kept on a machine without contact; the job has replaced it long before."""
+"""How long a pod is kept on a machine without a connection. The job has replaced its node long before."""
 _AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def master_address(spec: JobSpec) -> str:
-    """Where nodes reach their master: its Service."""
+    """The `host:port` of the master's Service."""
     return f"{registry.job_kind(spec.kind).master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
-    """The pod of one node.
+    """The pod of a node whose role the job has; `address` is the `host:port` of the master.
 
-    Args:
-        spec: the job.
-        launch: the node; its role must be one of the job's.
-        address: `host:port` where it reaches the master.
-        tls: whether the master speaks TLS, with the certificate that is beside the token.
+    With `tls` the master speaks TLS, with the certificate that is mounted beside the token.
     """
     kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
@@ -101,7 +96,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
 
 
 def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
-    """The Service of one rank: its name stays while nodes come and go."""
+    """The Service of one rank, whose name stays the same when its node is replaced."""
     kind, port = registry.job_kind(spec.kind), spec.roles[role].port
     selector = kind.rank_selector(spec.name, role, rank)
     return {
@@ -118,13 +113,13 @@ def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
 
 
 def _prioritise(pod: Object, priority: str, launch: Launch) -> None:
-    """`high`, `low`, or the share of the role's ranks, from the first on, that is `high`."""
+    """Set the pod's priority: `high`, `low`, or a share of the role's ranks, from the first on, that is `high`."""
     if not priority or "priorityClassName" in pod:
         return
     if priority in ("high", "low"):
         pod["priorityClassName"] = priority
     else:
-        # By rank, so that the replacement of a node inherits it.
+        # By rank, so that a node's replacement inherits the priority.
         first = launch.rank < launch.replicas * Fraction(priority)
         pod["priorityClassName"] = "high" if first else "low"
 
@@ -143,7 +138,7 @@ def _tolerations(given: list[Object]) -> list[Object]:
 def _environment(
     spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Object]
 ) -> list[Object]:
-    """Ours first, so that the user's variables can refer to them as `$(NODE_RANK)`."""
+    """The environment: resile's variables first, so that the user's can refer to them as `$(NODE_RANK)`."""
     kind = registry.job_kind(spec.kind)
     setting = NodeSetting(
         node=launch.node,
@@ -164,7 +159,7 @@ def _environment(
 
 
 def _resources(given: Object, wanted: NodeResources) -> Object:
-    """Memory and GPUs are both asked for and allowed; the limit of CPU follows only where it is below the request."""
+    """The resources of a container: memory and GPUs as request and limit, CPU as request, with a limit not below."""
     requests, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
     if wanted.memory is not None:
         requests["memory"] = limits["memory"] = write_size(wanted.memory)

@@ -16,20 +16,16 @@ class AddressesUsedUpError(RuntimeError):
 
 
 class Addresses:
-    """Hands out 127.0.1.1, 127.0.1.2, … and starts over at the end; one that is in use is skipped.
+    """Hands out 127.0.1.1, 127.0.1.2, … and starts over at the end, without addresses in use.
 
-    An address rests as long as possible before it comes back: peers of its former node may still try to reach it.
+    An address is used again as late as possible: peers of its former node may still try to reach it.
     """
 
     def __init__(self) -> None:
         self._next = 0
 
     def take(self, in_use: Collection[str]) -> str:
-        """The next free address.
-
-        Raises:
-            AddressesUsedUpError: all are in use.
-        """
+        """The next free address; raises `AddressesUsedUpError` if all are in use."""
         for _ in range(HOSTS * NETWORKS):
             network, host = divmod(self._next, HOSTS)
             self._next = (self._next + 1) % (HOSTS * NETWORKS)
@@ -39,7 +35,7 @@ class Addresses:
         raise AddressesUsedUpError(f"all {HOSTS * NETWORKS} loopback addresses of the job are in use")
 
     def go_on_after(self, address: str) -> None:
-        """Continue behind an address that an earlier master handed out, if that is further on."""
+        """Continue after an address that an earlier master handed out, if that is further on."""
         parts = address.split(".")
         if len(parts) == 4 and all(part.isdigit() for part in parts):
             number = (int(parts[2]) - 1) * HOSTS + int(parts[3]) - 1
@@ -47,10 +43,10 @@ class Addresses:
 
 
 class AddressBook:
-    """Addresses by place (role and rank), for jobs whose nodes are told all places when they start (`TF_CONFIG`).
+    """Addresses by role and rank, for jobs whose nodes get all addresses when they start (`TF_CONFIG`).
 
-    It stands in for a cluster's Services: a place has an address before its node has started, and a replacement gets
-    the address of the place unless its predecessor still lives.
+    It does the work of a cluster's Services: a rank has an address before its node has started, and a replacement gets
+    the address of its rank unless its predecessor still lives.
     """
 
     def __init__(self, addresses: Addresses, places: Iterable[tuple[str, Rank]]) -> None:
@@ -58,22 +54,18 @@ class AddressBook:
         self._of = {place: addresses.take(()) for place in places}
 
     def take(self, role: str, rank: Rank, in_use: Collection[str]) -> str:
-        """The address of a place, or a new one for it.
-
-        Raises:
-            AddressesUsedUpError: all are in use.
-        """
+        """The address of a rank, or a new one for it; raises `AddressesUsedUpError` if all are in use."""
         known = self._of.get((role, rank))
         address = known if known and known not in in_use else self._addresses.take({*in_use, *self._of.values()})
         self._of[role, rank] = address
         return address
 
     def keep(self, role: str, rank: Rank, address: str) -> None:
-        """A node in this place lives at this address already."""
+        """Note the address of a living node of this rank."""
         self._of[role, rank] = address
 
     def by_role(self, ports: dict[str, int]) -> dict[str, list[str]]:
-        """`host:port` of every place by role, in the order of ranks."""
+        """The `host:port` of every rank by role, in the order of ranks."""
         found: dict[str, list[str]] = {}
         for (role, _), address in sorted(self._of.items()):
             found.setdefault(role, []).append(f"{address}:{ports[role]}")

@@ -1,8 +1,8 @@
 """Memory limits for local nodes, by the kernel's memory controller (cgroup version 1 or 2).
 
-A limit makes a laptop behave like a cluster: a node that takes too much is killed and reported as `OOMKilled` instead
-of taking the machine down. It needs root and a mounted memory controller; without them nodes run without limits, and
-that is said in one sentence.
+With a limit a laptop behaves like a cluster: a node that takes too much memory is killed and reported as `OOMKilled`,
+and the machine lives on. Limits need root and a mounted memory controller; without them nodes run without limits, and a
+warning says so.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 class NoMemoryLimitsError(RuntimeError):
-    """Limits cannot be enforced here; the message is one sentence for the user."""
+    """Limits cannot be enforced on this machine; the text is one sentence for the user."""
 
 
 class MemoryLimits:
     """The memory cgroups of one job: `resile/<job>/<node>` below the controller's mount point."""
 
     def __init__(self, job: str) -> None:
-        """Find the controller and try it out.
-
-        Raises:
-            NoMemoryLimitsError: there is no usable memory controller.
-        """
+        """Find the memory controller and try it; raises `NoMemoryLimitsError` if there is no usable one."""
         mount, self._version = _controller()
         self._job = mount / ROOT / job.replace("/", "_")
         self._mount = mount
@@ -42,11 +38,7 @@ class MemoryLimits:
         self._prune()
 
     def create(self, node: str, limit: Bytes) -> Path:
-        """Make the cgroup of a node; an empty one that was left behind is replaced.
-
-        Raises:
-            OSError: it could not be made.
-        """
+        """Make the cgroup of a node, in place of an empty one that was left behind; raises `OSError` on failure."""
         path = self._job / node
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()
@@ -66,7 +58,7 @@ class MemoryLimits:
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove a node's cgroup if nothing runs in it; one that is gone already is fine."""
+        """Remove a node's cgroup if it exists and no process runs in it."""
         with contextlib.suppress(OSError):
             path.rmdir()
         self._prune()

@@ -1,12 +1,12 @@
-"""The files of local nodes: what was launched, what was asked, how it ended. They are the only truth between processes.
+"""The files of local nodes, by which platform, shims, command line and chaos tools know of a node.
 
-    <job directory>/nodes/<role>-<id>/node.json   what was launched, where, and its processes (the shim adds those)
-                                      stop.json   it was asked to end, and how long it has
+    <job directory>/nodes/<role>-<id>/node.json   the launch of the node, and its processes (the shim adds those)
+                                      stop.json   the request to end it, and how long it has
                                       exit.json   how it ended
     <job directory>/logs/<pod name>.log           its standard output and error
 
-Reading needs no platform and no master, so the command line and the chaos tools see what the master sees. Every file is
-replaced as a whole: a reader sees the old one or the new one. A file that cannot be understood counts as missing.
+Reading needs no platform and no master. Every file is replaced as a whole: a reader sees the old one or the new one. A
+file that cannot be understood counts as missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resile.platform.local import processes
 from resile.protocol.reports import NodeEnd, NodeStatus, signal_name
 
 LAUNCH_WINDOW = 2.0
-"""Seconds for which a record without a process is taken for a node on its way rather than one that was lost."""
+"""Seconds for which a node without a process counts as starting, and not as lost."""
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     relaunch_count: int = 0
     memory: int = 0
-    """The enforced limit in bytes; 0 if there is none."""
+    """The enforced memory limit in bytes; 0 without a limit."""
     cgroup: str = ""
     launched_at: float = 0.0
     started_at: float = 0.0
@@ -53,7 +53,6 @@ class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> NodeKey:
-        """The node this is the record of."""
         return NodeKey(self.role, NodeId(self.id))
 
 
@@ -79,7 +78,7 @@ class ExitFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a job directory, as its files and /proc have it at this moment."""
+    """A node by its files and by /proc, at this moment."""
 
     node: NodeKey
     name: str
@@ -87,22 +86,22 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     status: NodeStatus
     end: NodeEnd
-    """How it ended; of a deleted node too, where that is known."""
+    """How the node ended, if that is known. Also set for a deleted node."""
     command: tuple[str, ...]
     log: Path
     relaunch_count: int
     shim_pid: int
-    """0 once the shim is gone."""
+    """0 if the shim does not run."""
     pid: int
-    """The main process, which leads the node's process group and session; 0 when the node does not run."""
+    """The main process, which leads the node's process group and session; 0 if the node does not run."""
     launched_at: float
     started_at: float
-    """0 if it never ran."""
+    """0 if the node never ran."""
     ended_at: float
-    """0 while it runs, and when no process saw the end."""
+    """0 while the node runs, and if no process saw its end."""
 
     def pids(self) -> list[int]:
-        """Every live process of the node, the main process first; empty if it does not run. Reads all of /proc."""
+        """All processes of the node, the main process first; empty if it does not run. Reads all of /proc."""
         return processes.tree(self.pid) if self.pid else []
 
 
@@ -110,12 +109,11 @@ F = TypeVar("F", NodeFile, StopFile, ExitFile)
 
 
 def node_directory(directory: Path, node: NodeKey) -> Path:
-    """Where a node's files are."""
     return directory / "nodes" / str(node)
 
 
 def read(path: Path, kind: type[F]) -> F | None:
-    """A file of the given kind, or None if it is missing or makes no sense."""
+    """The content of a file, or None if it is missing or cannot be understood."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -123,10 +121,9 @@ def read(path: Path, kind: type[F]) -> F | None:
 
 
 def write(path: Path, content: NodeFile | StopFile | ExitFile) -> None:
-    """Replace a file as a whole. Survives a crash of the process, not of the machine: its nodes are gone then as well.
+    """Replace a file as a whole; if that raises `OSError`, the file is as it was before.
 
-    Raises:
-        OSError: the file is as it was before.
+    The file survives a crash of the process, not of the machine, which ends the nodes as well.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -149,7 +146,7 @@ def node_directories(directory: Path) -> list[Path]:
 
 
 def outcome(ended: ExitFile, memory: int = 0) -> tuple[NodeStatus, NodeEnd]:
-    """What an end means, in the words of kubectl's STATUS column."""
+    """The status and end of a node by its `exit.json`, in the words of kubectl's STATUS column."""
     if ended.error:
         return NodeStatus.FAILED, NodeEnd(exit_code=ended.exit_code, reason="StartError", message=ended.error)
     left = f"; {ended.survivors} of its processes could not be killed" if ended.survivors else ""
@@ -167,7 +164,7 @@ def outcome(ended: ExitFile, memory: int = 0) -> tuple[NodeStatus, NodeEnd]:
 
 
 def lost(record: NodeFile) -> NodeEnd:
-    """The end of a node whose shim is gone without a word."""
+    """The end of a node whose shim is gone and wrote no `exit.json`."""
     if record.boot and record.boot != processes.boot_id():
         return NodeEnd(reason="Lost", message="the machine was restarted while the node ran")
     if not record.shim_pid:
@@ -177,7 +174,7 @@ def lost(record: NodeFile) -> NodeEnd:
 
 
 def read_node(directory: Path) -> NodeRecord | None:
-    """The node of one node directory; None where there is no readable record."""
+    """The node of this node directory; None if `node.json` cannot be read."""
     record = read(directory / "node.json", NodeFile)
     if record is None:
         return None
@@ -193,7 +190,7 @@ def read_node(directory: Path) -> NodeRecord | None:
         status, end = (NodeStatus.RUNNING if record.pid else NodeStatus.STARTING), NodeEnd()
     elif not record.shim_pid and time.time() - record.launched_at < LAUNCH_WINDOW:
         status, end = NodeStatus.STARTING, NodeEnd()
-    elif (ended := read(directory / "exit.json", ExitFile)) is not None:  # it ended while we looked
+    elif (ended := read(directory / "exit.json", ExitFile)) is not None:  # it ended since the first look
         status, end = outcome(ended, record.memory)
     else:
         status, end = NodeStatus.FAILED, lost(record)

@@ -1,7 +1,7 @@
-"""One local node as the master watches it: the pipe and the pidfd of its shim, and what they say.
+"""Watches one local node by the pipe and the pidfd of its shim.
 
-A node that this master launched speaks through the pipe, some hundred microseconds after it happened; one that an
-earlier master launched is watched by its pidfd and read from its files. Either way nothing polls.
+The shim of a node that this master launched reports through the pipe, within some hundred microseconds. A node that an
+earlier master launched is watched by the pidfd of its shim and read from its files. Nothing is polled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BACKSTOP = 15.0
 
 
 class LocalNode:
-    """A node and its current status. `changed` is called from the loop after each change, in order."""
+    """A node and its status. `changed` is called on the event loop after each change, in order."""
 
     def __init__(self, record: files.NodeFile, directory: Path, changed: Callable[[Observation], None]) -> None:
         self.record = record
@@ -43,7 +43,6 @@ class LocalNode:
 
     @property
     def observation(self) -> Observation:
-        """The node as it is now."""
         return Observation(
             node=self.record.key,
             status=self.status,
@@ -53,8 +52,8 @@ class LocalNode:
         )
 
     def launched(self, pid: int, pipe: int) -> None:
-        """The shim has been started and speaks through `pipe`; both belong to this object now."""
-        start = start_time(pid)  # a child that was not reaped yet: the pid is ours
+        """Watch the shim that was started with this pid and reports through `pipe`, which this object will close."""
+        start = start_time(pid)  # the child was not reaped yet, so the pid is still its own
         self.record = msgspec.structs.replace(
             self.record, shim_pid=pid, shim_start=start, boot=processes.boot_id(), launched_at=time.time()
         )
@@ -66,17 +65,16 @@ class LocalNode:
         self._watch(os.pidfd_open(pid))
 
     def could_not_start(self, exit_code: int, sentence: str) -> None:
-        """The node failed before there was a process."""
+        """Note that the node failed before it had a process."""
         ended = files.ExitFile(exit_code=exit_code, ended_at=time.time(), error=sentence)
         with contextlib.suppress(OSError):  # perhaps the very reason for which it could not start
             files.write(self._directory / "exit.json", ended)
         self._end_with(*files.outcome(ended))
 
     def adopt(self) -> None:
-        """Find out how the node of an earlier master is, and watch it if it lives.
+        """Read the status of a node of an earlier master, and watch the node if it lives. `changed` is not called.
 
-        One that lives is `RUNNING`, also in the 20 ms in which its shim starts the command: if that fails, it says so.
-        What is found is not told as a change; `observation` has it.
+        A node that lives is `RUNNING`, even in the 20 ms in which its shim starts the command.
         """
         changed, self._changed = self._changed, lambda observation: None
         self._find()
@@ -93,7 +91,7 @@ class LocalNode:
             self.record = msgspec.structs.replace(record, shim_pid=pid, shim_start=start, boot=boot)
         pidfd = processes.open_pidfd(pid, start) if boot == processes.boot_id() else None
         if pidfd is None:
-            if not self._ended_by_file():  # it may have ended since the first look
+            if not self._ended_by_file():  # the node may have ended since the first look
                 self._lost(session=None)
             return
         self.status = NodeStatus.RUNNING
@@ -103,7 +101,7 @@ class LocalNode:
             self._ask_to_end(BACKSTOP + (stop.grace if stop else 0.0))
 
     def stop(self, grace: Seconds) -> None:
-        """End the node; see `Platform.delete`. Asking again can only shorten the grace."""
+        """End the node, as `Platform.delete`. Another call can only shorten the grace."""
         self._stopping = True
         written = True
         try:
@@ -116,7 +114,7 @@ class LocalNode:
             self._ask_to_end(grace + BACKSTOP if written else grace)
 
     def release(self) -> None:
-        """Stop watching; the node goes on."""
+        """Stop watching. The node keeps running."""
         self._close_pipe()
         self._close_pidfd()
         if self._backstop is not None:
@@ -131,7 +129,7 @@ class LocalNode:
         asyncio.get_running_loop().add_reader(pidfd, self._shim_ended)
 
     def _ask_to_end(self, patience: float) -> None:
-        """SIGTERM to the shim, which does the rest; SIGKILL if it has not after `patience`."""
+        """Send SIGTERM to the shim, which ends the node, and SIGKILL if the shim lives after `patience` seconds."""
         self._signal_shim(signal.SIGTERM)
         if self._backstop is not None:
             self._backstop.cancel()
@@ -188,7 +186,7 @@ class LocalNode:
         self._end_with(NodeStatus.FAILED, files.lost(self.record))
 
     def _remove_cgroup(self, tries: int) -> None:
-        """Remove the cgroup in the shim's stead; what was killed in it may take a moment to go."""
+        """Remove the cgroup that the shim could not remove. Killed processes may take a moment to leave it."""
         remove_cgroup(self.record.cgroup)
         if tries and os.path.exists(self.record.cgroup):
             asyncio.get_running_loop().call_later(0.05, self._remove_cgroup, tries - 1)

@@ -1,8 +1,8 @@
-"""`LocalPlatform`: nodes as process groups on this machine, with all that a pod would have given them.
+"""`LocalPlatform`: nodes as process groups on this machine, with the environment that a pod would give them.
 
-Each node has a shim above it (`shim.py`), a directory (`files.py`), a log, a loopback address of its own, the
-environment of a pod and, if asked for, a memory limit. A launch costs the master's loop 1 to 2 ms; the
-command runs some 20 ms later. What is not isolated: files, the network apart from the address, and CPU.
+Each node has a shim above it (`shim.py`), a directory (`files.py`), a log, a loopback address of its own and, if asked
+for, a memory limit. A launch costs the master's loop 1 to 2 ms; the command runs some 20 ms later. Files, CPU and the
+network, apart from the address, are not isolated.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from resile.protocol.reports import NodeStatus
 HOST_ADDRESS = "127.0.0.1"
 
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
-"""Starts the shim as a module, from its compiled form; behind the standard library, which no file here may hide."""
+"""Starts the shim as a module, from its compiled form. This folder comes last in the path, to hide no library."""
 
 _RESTORED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
-"""Signals that the master's own parent may have set to be ignored, which a program would inherit."""
+"""Signals that the master's parent may have set to be ignored, which the node would inherit."""
 
 
 class LocalPlatform:
-    """The nodes of one job on this machine. `base.Platform` says what each method promises."""
+    """The nodes of one job on this machine."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class LocalPlatform:
         workdir: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare; nothing is started or read before `start`.
+        """Prepare; `start` reads the job directory.
 
         Args:
             spec: the job.
-            directory: the job's directory; nodes and logs go below it.
+            directory: the job directory, for the files and logs of nodes.
             master_address: `host:port` where nodes reach the master.
-            secrets: further variables for every node, such as the path of the token's file; they win over all others.
-            enforce_memory: whether memory limits are enforced; where that is impossible `warnings` says why.
+            secrets: variables for every node, such as the path of the token's file; they win over all others.
+            enforce_memory: enforce memory limits; if that is impossible, `warnings` says why.
             workdir: where the commands run; the current directory if not given.
-            environment: what nodes inherit, in a pod the image's; this process's own if not given.
+            environment: the variables that nodes inherit; those of this process if not given.
         """
         self._spec = spec
         self._directory = directory.absolute()
@@ -90,11 +90,11 @@ class LocalPlatform:
 
     @property
     def warnings(self) -> list[str]:
-        """What could not be had, one sentence each; grows if a limit cannot be set for a later node."""
+        """One sentence for each memory limit that cannot be enforced."""
         return list(self._warnings)
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """Take over every node that an earlier master left, then watch; see `adopt` for what was found."""
+        """Watch every node that an earlier master launched; `adopt` returns them."""
         self._observe = observe
         for directory in files.node_directories(self._directory):
             record = files.read(directory / "node.json", files.NodeFile)
@@ -107,11 +107,10 @@ class LocalPlatform:
                     self._address_book.keep(record.role, Rank(record.rank), record.address)
 
     async def adopt(self) -> list[Observation]:
-        """Every node of the job directory as it is now, the ended and the deleted included. Call it after `start`."""
         return [node.observation for node in self._nodes.values()]
 
     def launch(self, launch: Launch) -> None:
-        """Start a node. Whatever keeps it from starting is observed as `FAILED` with one sentence."""
+        """Start a node. If it cannot be started, it is observed as `FAILED` with the reason."""
         key = launch.node
         if key in self._nodes:
             return
@@ -146,10 +145,7 @@ class LocalPlatform:
             node.could_not_start(NOT_EXECUTABLE, f"cannot start {name}: {_sentence(error)}")
 
     def delete(self, node: NodeKey, grace: Seconds) -> None:
-        """End a node: SIGTERM to its process group, SIGKILL to all that is left of it after `grace`.
-
-        The shim does both, so it happens even if this master dies in between.
-        """
+        """End a node. Its shim sends SIGTERM, and SIGKILL after `grace`, even if this master dies in between."""
         known = self._nodes.get(node)
         if known is not None:
             known.stop(grace)
@@ -158,7 +154,6 @@ class LocalPlatform:
             asyncio.get_running_loop().call_soon(self._tell, unknown)
 
     async def close(self) -> None:
-        """Stop watching. Nodes keep running; another platform on the same directory can take them over."""
         self._observe = None
         for node in self._nodes.values():
             node.release()
@@ -185,7 +180,7 @@ class LocalPlatform:
         return msgspec.structs.replace(record, memory=limit, cgroup=str(cgroup))
 
     def _spawn(self, record: files.NodeFile, launch: Launch) -> tuple[int, int]:
-        """Start the shim; returns its pid and our end of its pipe."""
+        """Start the shim, and return its pid and the reading end of its pipe."""
         directory = files.node_directory(self._directory, record.key)
         with contextlib.ExitStack() as undo:
             if self._limits is not None and record.cgroup:
@@ -236,7 +231,7 @@ class LocalPlatform:
             **self._secrets,
             COOKIE: str(files.node_directory(self._directory, record.key)),
         }
-        # First of all, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
+        # First in the path, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         return environment
 

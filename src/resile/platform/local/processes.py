@@ -1,7 +1,7 @@
-"""Processes by what does not lie: a pid together with its start time and the boot it belongs to.
+"""Finds processes by pid, start time and boot, which together identify a process for good.
 
 A bare pid from a file may belong to another process by the time it is read. Every function here that returns a pid or a
-pidfd has checked that it is still the process that was meant. Linux only: reads /proc, needs pidfd_open (kernel 5.3).
+pidfd has checked that it is still the same process. Linux only: reads /proc, needs pidfd_open (kernel 5.3).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from resile.platform.local.shim import start_time, stat_of
 
 COOKIE = "RESILE_LOCAL_NODE"
-"""In the environment of every process of a node: its node directory. So strays are found when their shim is gone."""
+"""A variable in the environment of every process of a node, with its node directory. It finds what a shim left."""
 
 
 @cache
 def boot_id() -> str:
-    """Which boot of the machine this is; pids of another boot mean nothing."""
+    """The id of this boot of the machine; empty if it cannot be read. Pids of another boot mean nothing."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -29,7 +29,7 @@ def boot_id() -> str:
 
 
 def is_alive(pid: int, start: int, boot: str) -> bool:
-    """Whether exactly this process still runs; a zombie does not."""
+    """True if exactly this process still runs, and is no zombie."""
     if pid <= 0 or boot != boot_id():
         return False
     fields = stat_of(str(pid))
@@ -37,7 +37,7 @@ def is_alive(pid: int, start: int, boot: str) -> bool:
 
 
 def open_pidfd(pid: int, start: int) -> int | None:
-    """A pidfd of exactly this process, which turns readable when it ends; None if it has ended."""
+    """A pidfd of exactly this process, which becomes readable when the process ends; None if it has ended."""
     if pid <= 0:
         return None
     try:
@@ -53,18 +53,17 @@ def open_pidfd(pid: int, start: int) -> int | None:
 
 
 def collect(pidfd: int) -> None:
-    """Take a process that has ended off the process table if it is a child of ours."""
+    """Reap a process that has ended, if it is a child of this process."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
 
 def all_pids() -> Iterator[int]:
-    """Every process of the machine that we may see."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def find_shim(node_directory: Path) -> int | None:
-    """The live shim of a node whose record does not name it yet, by its command line; reads all of /proc."""
+    """The pid of a node's living shim, found by its command line in all of /proc; None if there is none."""
     mark = [os.fsencode(Path(__file__).parent), os.fsencode(node_directory)]
     for pid in all_pids():
         with contextlib.suppress(OSError):
@@ -75,7 +74,7 @@ def find_shim(node_directory: Path) -> int | None:
 
 
 def tree(root: int) -> list[int]:
-    """A process and everything below it, parents first; empty if it is gone. Reads all of /proc."""
+    """A process and all its descendants, parents first; empty if it is gone. Reads all of /proc."""
     parents: dict[int, list[int]] = {}
     for pid in all_pids():
         fields = stat_of(str(pid))
@@ -88,10 +87,10 @@ def tree(root: int) -> list[int]:
 
 
 def kill_strays(node_directory: Path, session: int | None) -> int:
-    """SIGKILL what is left of a node whose shim is gone; returns how many processes that was.
+    """Kill the processes of a node whose shim is gone, and return their number.
 
-    They are known by the cookie in their environment and, where `session` is given, by their session: give it only when
-    the shim ended just now, a session's number is free again later. Costs two or more scans of /proc, a few
+    They are found by the cookie in their environment and, if `session` is given, by their session. Give the session
+    only if the shim ended just now: later its number may be used again. Costs two or more scans of /proc, a few
     milliseconds each.
     """
     mark = f"{COOKIE}={node_directory}".encode()

@@ -1,12 +1,12 @@
 """The shim: one small process above each local node, so that the node and its end outlive the master.
 
-It starts the node's command in a session of its own, waits for it, kills whatever the node leaves behind and records
-how it ended. It is the parent of every orphan below it (child subreaper), so when it has no children left the node
-is gone, also those of its processes that made sessions of their own. If the shim itself is killed the kernel kills
-the node's main process (parent-death signal), and the platform sweeps up the rest.
+The shim starts the node's command in a session of its own, waits for it, kills the processes that the node leaves
+behind, and records how it ended. It is the parent of every orphan below it (child subreaper): when it has no children
+left, the node is gone, including processes that made sessions of their own. If the shim itself is killed, the kernel
+kills the node's main process (parent-death signal), and the platform kills the rest.
 
-It is on the way to every recovery, so it imports little, is started with `-I -S` and as a module (which saves compiling
-it), and runs without the rest of resile. The platform starts it with every signal blocked: none is lost, and only
+Every recovery waits for it, so it imports little, is started with `-I -S` and as a module (which saves compiling it),
+and runs without the rest of resile. The platform starts it with every signal blocked: no signal is lost, and only
 SIGKILL ends it.
 
 Arguments: node directory, working directory, memory cgroup (or an empty string), then the command. File descriptor 3
@@ -29,27 +29,27 @@ PR_SET_CHILD_SUBREAPER = 36
 
 STATUS_FD = 3
 DEFAULT_GRACE = 30.0
-"""Seconds, when `stop.json` cannot be read; what Kubernetes takes when nothing is said."""
+"""Seconds if `stop.json` cannot be read: the default of Kubernetes."""
 UNKILLABLE_AFTER = 10.0
-"""Seconds after which a process that SIGKILL has not ended (it hangs in the kernel) is reported and left."""
+"""Seconds after which a process that SIGKILL has not ended (it hangs in the kernel) is reported and left alone."""
 SWEEP_AFTER = 0.5
-"""Seconds after which the kill looks below a process that does not die; before, its children come up by themselves."""
+"""Seconds after which descendants are killed, too. Before that, the children of a dead process become the shim's."""
 RESERVED = 1024
-"""Bytes of `exit.json` claimed at the start, so that a disk that is full at the end does not cost the exit code."""
+"""Bytes of `exit.json` that are written at the start, so that the exit code fits even if the disk is full by then."""
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
 
 class Node:
-    """The node's main process: its pid, and its wait status once it has been reaped."""
+    """The node's main process, and its wait status once it was reaped."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.status: int | None = None
 
     def reap(self) -> bool:
-        """Collect every child that has ended, without waiting; False when no child is left."""
+        """Reap every child that has ended, without waiting; False if no child is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -62,7 +62,7 @@ class Node:
 
     @property
     def fell_to_sigterm(self) -> bool:
-        """Whether SIGTERM ended the main process, as it does a shell that waits for the program that should save."""
+        """True if SIGTERM killed the main process, as it kills a shell that waits for the program that should save."""
         return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGTERM
 
 
@@ -72,7 +72,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, int, str]:
-    """Start the command; returns the node, or an exit code and one sentence why there is none."""
+    """Start the command. Returns the node, or None with an exit code and one sentence that says why."""
     shim = os.getpid()
     reader, writer = os.pipe()
     pid = os.fork()
@@ -117,7 +117,7 @@ def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, i
 
 
 def stat_of(pid: str) -> list[str]:
-    """The fields of /proc/PID/stat from the third (state) on; empty if there is no such process any more."""
+    """The fields of /proc/PID/stat from the third (state) on; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -126,13 +126,13 @@ def stat_of(pid: str) -> list[str]:
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; with the pid and the boot it names a process for good."""
+    """When a process started, in clock ticks since boot; 0 if there is no such process."""
     fields = stat_of(str(pid))
     return int(fields[19]) if fields else 0
 
 
 def children() -> list[int]:
-    """The shim's own children, in one read where the kernel can tell, else by a scan of /proc."""
+    """The shim's children, in one read if the kernel has that file, else by a scan of /proc."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
@@ -142,7 +142,7 @@ def children() -> list[int]:
 
 
 def descendants() -> dict[int, list[str]]:
-    """Every process below the shim with its stat fields. Reads all of /proc, some 20 microseconds per process."""
+    """All descendants of the shim with their stat fields. Reads all of /proc, some 20 microseconds per process."""
     stats = {int(pid): stat_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
     below: dict[int, list[int]] = {}
     for pid, fields in stats.items():
@@ -158,20 +158,19 @@ def descendants() -> dict[int, list[str]]:
 
 
 def group_lives(group: int) -> bool:
-    """Whether a process of this group, zombies aside, is still below the shim."""
+    """True if a descendant of the shim is in this process group and is no zombie."""
     return any(fields[0] != "Z" and fields[2] == str(group) for fields in descendants().values())
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process that may be gone already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_rest(node: Node) -> int:
-    """SIGKILL every process of the node and wait until they are gone; returns how many would not go.
+    """Kill all processes of the node, wait until they are gone, and return how many are left after a time-out.
 
-    The children of one that dies become the shim's before its end is reported, so level by level all are reached.
+    The children of a dead process become the shim's before its end is reported, so level by level all are reached.
     """
     if node.status is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -199,10 +198,10 @@ def read_grace(directory: str) -> float:
 
 
 def wait(node: Node, directory: str) -> None:
-    """Return when the main process has ended, or when the node has been told to end and its grace is over.
+    """Wait until the main process has ended, or until the node was told to end and its grace is over.
 
-    A main process that SIGTERM kills outright is most often a shell around the program that is saving: the rest of its
-    group then has the rest of the grace. One that ends by itself takes the node with it, as in a container.
+    If SIGTERM kills the main process outright, it is most often a shell around the program that is saving. Then the
+    rest of its group has the rest of the grace. If the main process ends by itself, the node ends, as in a container.
     """
     deadline: float | None = None
     while True:
@@ -226,7 +225,7 @@ def wait(node: Node, directory: str) -> None:
 
 
 def oom_kills(cgroup: str) -> int:
-    """How many processes the kernel killed for exceeding the limit of this cgroup (version 1 or 2)."""
+    """How many processes the kernel killed for exceeding the memory limit of this cgroup (version 1 or 2)."""
     for name in ("memory.oom_control", "memory.events"):
         try:
             with open(f"{cgroup}/{name}") as file:
@@ -239,7 +238,7 @@ def oom_kills(cgroup: str) -> int:
 
 
 def remove_cgroup(cgroup: str) -> None:
-    """Remove the node's cgroup, and those of the job and of resile if it was the last in them."""
+    """Remove the node's cgroup, and those of the job and of resile if they are empty then."""
     for _ in range(3):
         try:
             os.rmdir(cgroup)
@@ -249,13 +248,13 @@ def remove_cgroup(cgroup: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Send one line to the platform; a platform that is gone will read the files."""
+    """Send one line to the platform. If the platform is gone, the next one reads the files."""
     with contextlib.suppress(OSError):
         os.write(STATUS_FD, line.encode() + b"\n")
 
 
 def record_start(directory: str, node: Node, started_at: float) -> None:
-    """Add the processes to `node.json`, and claim the space of `exit.json`; a full disk costs neither node nor job."""
+    """Add the processes to `node.json`, and reserve space for `exit.json`. On a full disk the node runs anyway."""
     import json
 
     try:
@@ -278,8 +277,8 @@ def record_start(directory: str, node: Node, started_at: float) -> None:
 def record_end(directory: str, end: dict[str, object]) -> None:
     """Write `exit.json` and tell the platform.
 
-    Readers see all of the file or none. It reaches the disk after the platform has been told: a disk busy with a
-    checkpoint must not delay a recovery, and only a power failure, which ends the node anyway, can see the difference.
+    Readers see all of the file or none. The file is synced to disk only after the platform was told: a disk that is
+    busy with a checkpoint must not delay a recovery, and a power failure ends the node anyway.
     """
     import json
 
