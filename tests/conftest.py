@@ -31,6 +31,8 @@ LONGEST = (
     "tests/cli",
 )
 """Where the time goes, by the durations of a whole run."""
+KUBE = ("tests", "tests/kube")
+"""Arguments of a run that has tests on a cluster in it."""
 LEAN = str(ROOT / "tests/support/lean")
 
 
@@ -74,3 +76,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("slowest files")
         for path, each in seconds.most_common(SLOWEST_FILES):
             terminalreporter.write_line(f"{each:7.1f} s  {path}")
+    if os.environ.get("RESILE_KUBE_TESTS") != "1" and terminalreporter.config.args[0] in KUBE:
+        terminalreporter.write_line("not run: what needs a cluster (make cluster, then make test-kube)")

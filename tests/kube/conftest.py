@@ -18,13 +18,16 @@ from tests.kube.namespace import IMAGE, JOBS, KUBECONFIG, ROOT, KubeNamespace, i
 from tests.kube.seeds.seed_lines import PATIENCE
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that use `deployed` last, and mark them `alone`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files that use `deployed` last, and mark them `alone`; leave out what needs a missing cluster."""
 
-    def deploys(item: pytest.Item) -> bool:
-        return "deployed" in getattr(item, "fixturenames", ())
+    def uses(item: pytest.Item, fixture: str) -> bool:
+        return fixture in getattr(item, "fixturenames", ())
 
-    last = {item.path for item in items if deploys(item)}
+    if os.environ.get("RESILE_KUBE_TESTS") != "1":
+        config.hook.pytest_deselected(items=[item for item in items if uses(item, "kubernetes")])
+        items[:] = [item for item in items if not uses(item, "kubernetes")]
+    last = {item.path for item in items if uses(item, "deployed")}
     items.sort(key=lambda item: item.path in last)
     for item in items:
         if item.path in last:
@@ -34,8 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kubernetes() -> None:
     """A cluster that is free for tests, and the CRDs of this checkout on it."""
-    if os.environ.get("RESILE_KUBE_TESTS") != "1":
-        pytest.skip("needs a cluster: make cluster, make test-kube")
     assert Path(KUBECONFIG).exists(), "the cluster is not up: run `make cluster`"
     if why_not := in_the_way():
         pytest.fail(why_not, pytrace=False)
