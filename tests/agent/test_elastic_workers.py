@@ -181,9 +181,9 @@ class Node:
         if isinstance(message, WorkerStuck):
             self._asked.set()
 
-    def dies(self, number: int) -> None:
+    def dies(self, number: int, *, permanent: bool = False) -> None:
         self.lines.pop(number, None)
-        failure = WorkerFailure(global_rank=0, local_rank=number, pid=5, at=1.0, signal=9)
+        failure = WorkerFailure(global_rank=0, local_rank=number, pid=5, at=1.0, signal=9, permanent=permanent)
         self.attempt.alive.discard(number)
         self.attempt.failures.append(failure)
         self.workers.on_end(number, [failure])
@@ -680,6 +680,15 @@ async def test_no_new_process_is_announced_when_no_restart_is_left(caplog: pytes
     assert "no restart is left" in caplog.text
     node.launcher.started.clear()
     await asyncio.wait_for(node.launcher.started.wait(), 10)  # the master thinks otherwise: it forgave one
+
+
+async def test_no_process_is_started_in_place_of_one_whose_failure_no_restart_would_mend():
+    node = Node(2, leave_within=0.1)
+    node.ready(0, 1)
+    node.dies(1, permanent=True)
+    assert node.replaced == [], "the master is about to end the job"
+    node.launcher.started.clear()
+    await asyncio.wait_for(node.launcher.started.wait(), 10)  # it did not
 
 
 async def test_failures_of_one_round_use_up_one_restart():

@@ -20,7 +20,7 @@ from resile.core.state import JobState
 from resile.master.journal.sqlite import SQLiteJournal
 
 RESILE = str(Path(sys.executable).parent / "resile")
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 T = TypeVar("T")
 

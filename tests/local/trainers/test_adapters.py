@@ -17,9 +17,9 @@ import pytest
 from tests.local.resile_run import Runs, kill, wait_until
 from tests.support.paths import ROOT
 
-SLOW = 150.0
+SLOW = 300.0
 """Seconds for torch and a trainer to be imported, several times over, on a machine that has other work."""
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(600)
 
 TEN_STEPS = {"huggingface": "'epoch': '0.5'", "lightning": "step = 10,"}
 """What the examples say after ten steps of forty."""

@@ -309,14 +309,16 @@ class ElasticWorkers:
         if member:
             self._break_off("a process of this node failed")
         worker.unplaced_failures = 0 if had_place else worker.unplaced_failures + 1
-        self._start_again(worker)
+        self._start_again(worker, permanent=any(failure.permanent for failure in failures))
         self._settle()
 
-    def _start_again(self, worker: Worker) -> None:
+    def _start_again(self, worker: Worker, *, permanent: bool) -> None:
         """Replace a process: at once, unless it keeps failing or the master is about to end the job because of it."""
         delay = BACKOFF.after(worker.unplaced_failures - 1)
         if self._launcher.restarts.is_spent:
             log.warning("local rank %d failed, and no restart is left (--max-restarts)", worker.local_rank)
+            delay = max(delay, self._verdict_within)
+        elif permanent:
             delay = max(delay, self._verdict_within)
         elif delay:
             log.warning(
