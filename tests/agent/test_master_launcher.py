@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resile.agent import stale_directories
-from resile.agent.failures.oom import oom_kills
+from resile.agent.failures.evidence import oom_kills
 from resile.agent.main import _private_directory
 from resile.agent.master_launcher import (
     CannotLaunchMaster,
@@ -174,7 +174,7 @@ def test_kills_for_want_of_memory_are_counted_if_the_kernel_tells(
 ) -> None:
     assert oom_kills() >= 0
     events = tmp_path / "memory.events"
-    monkeypatch.setattr("resile.agent.failures.oom._candidates", lambda: [tmp_path / "nothing", events])
+    monkeypatch.setattr("resile.agent.failures.evidence._memory_events", lambda: [tmp_path / "nothing", events])
     assert oom_kills() == 0
     events.write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert oom_kills() == 2

@@ -94,15 +94,8 @@ class Agent:
     ) -> None:
         """Prepare; nothing runs before the master has formed a round.
 
-        Args:
-            options: the flags.
-            identity: which node this is.
-            session: the connection to the master.
-            token: returns the job's secret, for the connections that copy checkpoints between nodes.
-            revive_master: called with the seconds since the master was last reached; may start the master again.
-            directory: a private directory for the agent's sockets.
-            logs: where log files of the processes go.
-            output: moves the output of the processes.
+        `token` returns the job's secret, for connections between nodes. `revive_master` gets the seconds since the
+        master was last reached, and may start the master again. `directory` is private, for the agent's sockets.
         """
         self._options = options
         self._identity = identity

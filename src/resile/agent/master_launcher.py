@@ -23,7 +23,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from resile.agent.options import Endpoint, RunOptions, Security
@@ -242,7 +242,7 @@ class MasterLauncher:
             self.stop()
             raise
 
-    async def _turn(self) -> contextlib.AbstractContextManager[None]:
+    async def _turn(self) -> contextlib.ExitStack:
         """Wait for NAME.launch; returns what holds it."""
         path = self._directory.path.with_suffix(".launch")
         while True:
@@ -251,7 +251,9 @@ class MasterLauncher:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_file_at(descriptor, path):
                     os.ftruncate(descriptor, 0)  # removes a mark of `stale_directories`
-                    return _closing(descriptor)
+                    held = contextlib.ExitStack()
+                    held.callback(os.close, descriptor)
+                    return held
             except BlockingIOError:
                 pass
             except BaseException:
@@ -259,14 +261,6 @@ class MasterLauncher:
                 raise
             os.close(descriptor)
             await asyncio.sleep(0.02)
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _tls_flags(security: Security) -> list[str]:

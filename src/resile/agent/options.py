@@ -106,8 +106,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Local ranks that may write to the console; None: all."""
     log_prefix: str | None = None
     """Template of the prefix of teed lines: ${role_name}, ${rank}, ${local_rank}."""
-    duplicate_stdout_filters: tuple[str, ...] = ()
-    duplicate_stderr_filters: tuple[str, ...] = ()
 
     environment: dict[str, str] = {}
     """Variables for every training process on top of the agent's own."""

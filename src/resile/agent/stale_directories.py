@@ -26,11 +26,7 @@ _MARK = b"no process held this when another one looked; it will be removed\n"
 
 
 def hold(directory: Path) -> int:
-    """Keep an agent's directory from being removed while the returned descriptor is open.
-
-    Raises:
-        OSError: the lock file cannot be written.
-    """
+    """Keep an agent's directory from being removed while the returned descriptor is open."""
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor

@@ -98,16 +98,11 @@ class Buffer:
         return max(0, state.st_size - 512 * state.st_blocks)
 
     def resize(self, size: int) -> None:
-        """Grow to `size` bytes and keep the contents. Never shrinks.
-
-        Raises:
-            OSError: there is not enough memory.
-        """
+        """Grow to `size` bytes and keep the contents; never shrinks. Raises OSError if there is not enough memory."""
         if size > self.size:
             os.ftruncate(self.descriptor, size)
 
     def map(self) -> mmap.mmap:
-        """The whole buffer, mapped into this process."""
         size = self.size
         if self._map is None or len(self._map) != size:
             self._map = mmap.mmap(self.descriptor, max(size, 1))
@@ -142,7 +137,6 @@ class Buffer:
         return sums_at, data_at
 
     def commit(self, sequence: int, step: int, layout: bytes, length: int) -> Record:
-        """Declare the checkpoint complete."""
         sums_at, data_at, _ = places(layout, length)
         record = Record(
             sequence=sequence,
@@ -187,11 +181,7 @@ class Buffer:
         return record if fits else None
 
     def layout(self, record: Record) -> Layout:
-        """The table of contents.
-
-        Raises:
-            IncompleteBuffer: the layout is damaged.
-        """
+        """The table of contents. Raises IncompleteBuffer if it is damaged."""
         known = (record.sequence, record.layout_crc)
         if self._layout is None or self._layout[0] != known:
             text = self.map()[PAGE : PAGE + record.layout_length]
@@ -204,11 +194,7 @@ class Buffer:
         return self._layout[1]
 
     def sums(self, record: Record) -> tuple[int, ...] | None:
-        """The checksums; None if the buffer was never sealed.
-
-        Raises:
-            IncompleteBuffer: the table of checksums is itself damaged.
-        """
+        """The checksums; None if the buffer was never sealed. Raises IncompleteBuffer if the table is damaged."""
         memory = self.map()
         sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
         if sequence != record.sequence:
@@ -230,16 +216,15 @@ class Buffer:
         _MARK.pack_into(self.map(), _MARK_AT, sequence)
 
     def release(self, sequence: int = 0) -> None:
-        """Withdraw `want`. With a sequence, only if that is the checkpoint that is wanted."""
+        """Withdraw `want`; with a sequence, only if `want` was called for that checkpoint."""
         if self.wanted and sequence in (0, _MARK.unpack_from(self.map(), _MARK_AT)[0]):
             _MARK.pack_into(self.map(), _MARK_AT, 0)
 
     @property
     def stored(self) -> int:
-        """The sequence that is already in storage; 0 if none is."""
+        """The sequence of the checkpoint that is already in storage; 0 if none is."""
         return int(_MARK.unpack_from(self.map(), _STORED_AT)[0]) if self.size >= PAGE else 0
 
     def note_stored(self, record: Record) -> None:
-        """Remember that this checkpoint is in storage."""
         if self.record() == record:
             _MARK.pack_into(self.map(), _STORED_AT, record.sequence)

@@ -18,7 +18,7 @@ _LOWER_WORDS = int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) //
 
 
 def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
-    """Checksums of the chunks that go to storage, then of the rest: the order of `PackedState.sums` (resile.torch)."""
+    """Checksums of the chunks that go to storage, then of the others, as `PackedState.sums` (resile.torch) has them."""
     view = memoryview(memory)[data_at : data_at + layout.length]
     spans = ((0, layout.stored), (layout.stored, layout.length))
     return [word_sum(view[at : min(at + CHUNK, end)]) for start, end in spans for at in range(start, end, CHUNK)]

@@ -21,7 +21,7 @@ Written = bytes
 
 
 def data_file(rank: int, attempt: str = "") -> str:
-    """DCP's name of the file with a rank's data. Object stores keep several attempts side by side and name them."""
+    """DCP's name of the file with a rank's data. In object stores the name contains the attempt."""
     return f"__{rank}_0.{attempt}.distcp" if attempt else f"__{rank}_0.distcp"
 
 
@@ -102,7 +102,7 @@ def _size(numbers: tuple[int, ...]) -> Written:
 
 
 def _plain(value: Any) -> Written:
-    """A value of builtin types. Its memo numbers may repeat, because each value reads only the ones it wrote."""
+    """Instructions for a value of builtin types. Memo numbers may repeat: a value only reads those that it wrote."""
     return pickle.dumps(value, protocol=2)[2:-1]
 
 

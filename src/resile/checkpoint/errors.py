@@ -42,7 +42,7 @@ class NeverReadable(NotReadable):
 
 
 def is_lasting(error: Exception) -> bool:
-    """True if waiting does not cure the error. Libraries of object stores may give such errors no number."""
+    """True if waiting does not cure the error. Checks classes too, as libraries of object stores set no errno."""
     return isinstance(error, OSError) and (
         error.errno in LASTING or isinstance(error, NotADirectoryError | FileExistsError)
     )
@@ -54,20 +54,17 @@ def is_hopeless(error: Exception) -> bool:
 
 
 def not_stored(error: Exception, step: int, place: str) -> StorageError:
-    """The error to raise for a step that could not be stored."""
     if is_lasting(error):
         return unwritable(error, place)
     return StorageError(f"step {step} was not stored in {place}: {reason(error)}")
 
 
 def unwritable(error: Exception, place: str) -> NotWritable:
-    """The error to raise for storage that stays unwritable."""
     taken = isinstance(error, FileExistsError)
     return NotWritable(f"checkpoints cannot be stored in {place}: {'it is no directory' if taken else reason(error)}")
 
 
 def not_read(error: Exception, what: str) -> NotReadable:
-    """The error to raise for something that could not be read."""
     kind = NeverReadable if is_lasting(error) else NotReadable
     return kind(f"{what} cannot be read: {reason(error)}")
 
@@ -78,5 +75,5 @@ def reason(error: Exception) -> str:
 
 
 def probe_name() -> str:
-    """Name of the file that tests for writability. One per machine, so that a file left behind disturbs no other."""
+    """The name of the file that tests for writability; it contains the host name, so machines do not collide."""
     return f".probe-{socket.gethostname()}"

@@ -58,11 +58,7 @@ MAX_WORLD = 1 << 20
 
 
 def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item]) -> None:
-    """Check that everything lies within `length` bytes, before memory is allocated or read by it.
-
-    Raises:
-        ValueError: something does not.
-    """
+    """Raise ValueError unless everything lies within `length` bytes. Called before memory is allocated or read."""
     if not (0 <= rank < world <= MAX_WORLD and 0 <= stored <= length):
         raise ValueError(f"rank {rank} of {world} has {stored} of {length} bytes to store")
     for item in items:
@@ -100,11 +96,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, text: bytes, length: int) -> Layout:
-        """Decode a layout of `length` bytes.
-
-        Raises:
-            ValueError: the text is no such layout.
-        """
+        """Decode a layout of `length` bytes. Raises ValueError if the text is no such layout."""
         layout = msgspec.json.decode(text, type=cls)
         if layout.length != length:
             raise ValueError(f"it describes {layout.length} bytes, and there are {length}")
@@ -113,7 +105,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sums(self) -> int:
-        """Number of checksums. Data that goes to storage and data that does not share none."""
+        """Number of checksums. No checksum covers both data that goes to storage and data that does not."""
         return chunks(self.stored) + chunks(self.length - self.stored)
 
     @property
@@ -122,7 +114,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.replicated and self.rank > 0
 
     def alone(self) -> Layout:
-        """This layout as the only part of a step. Each rank that stores it so makes an attempt of its own."""
+        """This layout as the only part of a step. The attempt contains the rank, so that ranks do not collide."""
         attempt = f"{self.attempt}-{self.rank}"
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 
@@ -147,7 +139,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, layout: Layout, step: int, sums: Iterable[int]) -> Part:
-        """The part that a rank with this layout stores."""
         return cls(
             step=step,
             rank=layout.rank,
@@ -163,11 +154,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """Decode a part from storage.
-
-        Raises:
-            ValueError: the data is no part, or is damaged.
-        """
+        """Decode a part from storage. Raises ValueError if the data is no part, or is damaged."""
         part = msgspec.json.decode(data, type=cls)
         if part.encode() != data:
             raise ValueError("its checksum is wrong")
@@ -185,13 +172,13 @@ def attempt_name(made: int, round_: str, world: int, floor: int) -> str:
 
 
 def is_first(attempt: str, sequence: int) -> bool:
-    """True if the save was the first of its attempt. A process killed in it may be the first to get so far."""
+    """True if the checkpoint `sequence` is the first of its attempt."""
     words = attempt.split(".")
     return len(words) == 4 and words[3] == str(sequence - 1)
 
 
 def made_at(attempt: str) -> int:
-    """When an attempt was made; 0 if its name does not tell. Of two attempts at one step the later one counts."""
+    """The time of an attempt, from its name; 0 if the name has none. Of two attempts at one step the later counts."""
     try:
         return int(attempt.partition(".")[0], 16)
     except ValueError:

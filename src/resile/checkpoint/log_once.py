@@ -13,13 +13,7 @@ class LogOnce:
         self._said: set[str] = set()
 
     def say(self, words: str, *, about: str = "", level: int = logging.WARNING) -> None:
-        """Log the message unless it was logged before.
-
-        Args:
-            words: a sentence.
-            about: identifies the problem, for messages whose words vary.
-            level: of the log.
-        """
+        """Log the message unless it, or another one `about` the same problem, was logged before."""
         if (about or words) not in self._said:
             self._said.add(about or words)
             self._log.log(level, "%s", words)

@@ -108,7 +108,7 @@ class OpenReplicas(_Request, frozen=True, kw_only=True):
 
 
 class ReplicasOpened(_Request, frozen=True, kw_only=True):
-    """Carries them as file descriptors."""
+    """Carries the replicas as file descriptors."""
 
 
 ToAgent = Open | Reserve | Store | AskReplica | FetchReplica | OpenReplicas
@@ -119,7 +119,7 @@ W = TypeVar("W", bound=_Request)
 
 
 def copied_within(length: int, ranks: int) -> float:
-    """Seconds after which an agent has copied `length` bytes of each of its ranks in turn, or has given up."""
+    """Seconds within which an agent copies `length` bytes of each of its ranks in turn, or gives up."""
     return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
 
@@ -136,17 +136,10 @@ class MemoryClient:
     def __init__(
         self, agent_socket: str, worker: str, local_rank: int, *, reads: bool = False, patience: float = 10.0
     ) -> None:
-        """Connect and ask for the buffers.
+        """Connect to the checkpoint socket beside `agent_socket` and ask for the buffers of `local_rank`.
 
-        Args:
-            agent_socket: the agent's own socket; the checkpoint socket lies beside it.
-            worker: the name of this process.
-            local_rank: the rank that owns the buffers.
-            reads: True if they are another process's and only read.
-            patience: seconds the agent has for each answer.
-
-        Raises:
-            NoCheckpointServer: the agent does not answer, or has no buffers.
+        `reads` is True if the buffers are another process's and only read; the agent has `patience` seconds for each
+        answer. Raises NoCheckpointServer if the agent does not answer, or has no buffers.
         """
         self._patience = patience
         self._asking = threading.Lock()
@@ -182,7 +175,7 @@ class MemoryClient:
         self._socket.setblocking(False)
 
     def make_room(self, size: int) -> str:
-        """Have each buffer grown to at least `size`. Returns an empty string, or a sentence that says why not."""
+        """Have the agent grow each buffer to at least `size` bytes. Returns an empty string, or a sentence why not."""
         if all(buffer.size >= size for buffer in self.buffers):
             return ""
         try:
@@ -191,11 +184,11 @@ class MemoryClient:
             return f"the agent does not answer: {error}"
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Have a buffer written to storage; `wait` gives the outcome. False if the agent cannot be told."""
+        """Have the agent write a buffer to storage; `wait` gives the outcome. False if it is not reached."""
         return self._tell(Store(buffer=buffer, sequence=sequence))
 
     def wait(self, sequence: int, timeout: float) -> str | None:
-        """Wait until it is stored. Returns an empty string, or a sentence that says why not; None after the timeout."""
+        """Wait until `sequence` is stored. Returns an empty string, or a sentence why not; None after the timeout."""
         answer = self._outcome(self._stored, sequence, timeout)
         self._stored.pop(sequence, None)
         return answer
@@ -208,11 +201,11 @@ class MemoryClient:
             return False
 
     def copy_out(self, buffer: int, sequence: int) -> bool:
-        """Have a buffer copied to the other node; `copied` gives the outcome. False if the agent cannot be told."""
+        """Have the agent copy a buffer to its partner; `copied` gives the outcome. False if it is not reached."""
         return self._tell(FetchReplica(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
-        """Wait for the copy. Returns an empty string, or a sentence that says why not; None if it is not done."""
+        """Wait until `sequence` is copied. Returns an empty string, or a sentence why not; None after the timeout."""
         return self._outcome(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
@@ -229,18 +222,13 @@ class MemoryClient:
             buffer.close()
 
     def _outcome(self, known: dict[int, str], sequence: int, timeout: float) -> str | None:
-        """Wait for the outcome of a save; None after the timeout."""
         try:
             return self._awaited(lambda: known.get(sequence), timeout)
         except OSError as error:
             return f"the agent does not answer: {error}"
 
     def _ask(self, word: ToAgent, kind: type[W]) -> tuple[W, list[int]]:
-        """Ask the agent. Returns the answer and the descriptors that came with it.
-
-        Raises:
-            OSError: no answer came.
-        """
+        """Ask the agent. Returns the answer and the descriptors that came with it. Raises OSError if none came."""
         with self._asking:
             with self._turn:
                 self._take()  # drops a late answer to an earlier question
@@ -279,11 +267,7 @@ class MemoryClient:
                 self._socket.send(packet)
 
     def _awaited(self, known: Callable[[], T | None], timeout: float) -> T | None:
-        """Return `known()` as soon as it is not None; None after the timeout. Other threads may use the socket.
-
-        Raises:
-            OSError: the agent is gone.
-        """
+        """Return `known()` as soon as it is not None; None after the timeout. Raises OSError if the agent is gone."""
         deadline = time.monotonic() + timeout
         with self._turn:
             while True:

@@ -29,15 +29,8 @@ def short_of(
 ) -> str:
     """Returns a sentence that says why there is no memory for `need` more bytes; empty if there is.
 
-    Args:
-        need: additional bytes.
-        taken: bytes that this node already uses for the same purpose.
-        untouched: how many of those were never written to, so that the kernel still counts them as free.
-        what: the purpose, for the sentence.
-        limit: the environment variable that limits it.
-        environ: where that variable is looked up.
-        proc: where the kernel reports the machine's memory.
-        cgroup: where it reports the container's.
+    The node uses `taken` bytes for the same purpose already, of which `untouched` were never written to, so that the
+    kernel still counts them as free. `limit` is the environment variable that limits this purpose.
     """
     if bound := environ.get(limit, ""):
         try:
@@ -62,7 +55,7 @@ def _machine(proc: Path) -> int | None:
 
 
 def _container(proc: Path, cgroup: Path) -> int | None:
-    """What is left of the container's limit and of the limits around it; None without a limit."""
+    """Bytes left of the container's limit, or of a limit above it if that is less; None without a limit."""
     left = [_left(group, names) for group, names in _groups(proc, cgroup)]
     return min((each for each in left if each is not None), default=None)
 
@@ -81,7 +74,7 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 
 
 def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[Path, _Names]]:
-    """This process's cgroup and all above it. In a container with its own cgroup root that root is the container's."""
+    """The cgroup of this process and all above it, with the names of their files."""
     own = {_V2: "", _V1: ""}
     with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():

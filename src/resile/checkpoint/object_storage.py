@@ -40,11 +40,7 @@ class ObjectStorage(StepStorage):
     """The checkpoints under one URL."""
 
     def __init__(self, url: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Connect to the store.
-
-        Raises:
-            NotWritable: fsspec is not installed, or knows no such store.
-        """
+        """Connect to the store. Raises NotWritable if fsspec is not installed, or knows no such store."""
         super().__init__(keep_last=keep_last, keep_every=keep_every)
         try:
             from fsspec.core import url_to_fs
@@ -163,7 +159,7 @@ class ObjectStorage(StepStorage):
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Tell an object that does not exist from one that the store does not return."""
+        """Raise IncompleteBuffer if the object does not exist, NotReadable if the store does not return it."""
         with self._answering(f"{name} in {self.where(step)}"):
             try:
                 yield
@@ -249,11 +245,7 @@ def _part_file(rank: int, attempt: str) -> str:
 
 
 def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryview]:
-    """The data of a buffer, block by block.
-
-    Raises:
-        IncompleteBuffer: the buffer was overwritten meanwhile.
-    """
+    """The data of a buffer, block by block. Raises IncompleteBuffer if the buffer was overwritten meanwhile."""
     with memoryview(buffer.map()) as memory:
         for at in range(record.data_at, record.data_at + length, _BLOCK):
             yield memory[at : min(at + _BLOCK, record.data_at + length)]

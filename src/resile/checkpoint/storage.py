@@ -52,7 +52,7 @@ _BLOCK = 16 << 20
 
 
 class StepStorage(abc.ABC):
-    """Committed steps in a directory (`Storage`) or an object store (`ObjectStorage`)."""
+    """What a directory (`Storage`) and an object store (`ObjectStorage`) share. `Storage` documents their methods."""
 
     def __init__(self, *, keep_last: int, keep_every: int) -> None:
         """Keep the last `keep_last` steps (0 keeps all), and for ever those divisible by `keep_every` (0 for none)."""
@@ -60,32 +60,12 @@ class StepStorage(abc.ABC):
         self._keep_every = keep_every
 
     @abc.abstractmethod
-    def where(self, step: int) -> str:
-        """The directory or URL of a committed step, as torch's DCP readers take it."""
-
-    @abc.abstractmethod
     def has(self, step: int) -> bool:
-        """True if the whole step is there.
-
-        Raises:
-            NotReadable: storage does not answer.
-        """
+        """True if the whole step is there. Raises NotReadable if storage does not answer."""
 
     def steps(self) -> list[int]:
-        """The committed steps, oldest first.
-
-        Raises:
-            NotReadable: storage does not answer.
-        """
+        """The committed steps, oldest first. Raises NotReadable if storage does not answer."""
         return sorted(step for step in self._step_directories() if self.has(step))
-
-    @abc.abstractmethod
-    def check_writable(self) -> None:
-        """Test storage by writing something and removing it again.
-
-        Raises:
-            NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
-        """
 
     def store(self, buffer: Buffer, record: Record) -> bool:
         """Write the part that a buffer holds. Returns True if that completed the step.
@@ -102,48 +82,6 @@ class StepStorage(abc.ABC):
             raise StorageError(f"step {record.step} was not stored: {error}") from None
 
     @abc.abstractmethod
-    def progress(self, step: int) -> int:
-        """A number that changes while a step is being written, as far as storage shows that."""
-
-    @abc.abstractmethod
-    def parts(self, step: int) -> list[Part]:
-        """The parts of a step, by rank; none if plain DCP wrote it.
-
-        Raises:
-            IncompleteBuffer: a part is damaged, or `.metadata` does not belong to the parts.
-            NotReadable: storage does not return them.
-        """
-
-    @abc.abstractmethod
-    def metadata(self, step: int) -> bytes:
-        """The contents of DCP's `.metadata`.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: storage does not return it.
-        """
-
-    @abc.abstractmethod
-    def data(self, step: int, part: Part) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Open the data of a part for reading.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: storage does not return it, now or during the reading.
-        """
-
-    @abc.abstractmethod
-    def set_aside(self, step: int) -> str:
-        """Stop a damaged step from being a checkpoint, but keep it for inspection. A sound one can replace it.
-
-        Returns the new name of the step or of its metadata; empty if storage refused.
-        """
-
-    @abc.abstractmethod
-    def sweep(self) -> None:
-        """Remove steps that retention does not keep, and unfinished parts of steps older than the newest."""
-
-    @abc.abstractmethod
     def _step_directories(self) -> list[int]:
         """Steps that have a directory, committed or not."""
 
@@ -155,7 +93,7 @@ class StepStorage(abc.ABC):
     def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool: ...
 
     def _expired(self, steps: list[int]) -> list[int]:
-        """Those of the committed steps, oldest first, that retention does not keep."""
+        """The steps, of these committed ones (oldest first), that retention does not keep."""
         old = steps[: -self._keep_last] if self._keep_last else []
         return [step for step in old if not self._keep_every or step % self._keep_every]
 
@@ -182,6 +120,11 @@ class Storage(StepStorage):
         return path
 
     def check_writable(self) -> None:
+        """Test storage by writing something and removing it again.
+
+        Raises:
+            NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             probe = self.directory / probe_name()
@@ -206,15 +149,12 @@ class Storage(StepStorage):
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """Add this rank's part, whose data is in the draft. Commits the step and returns True if it was the last.
-
-        Raises:
-            OSError: the disk refused it.
-        """
+        """Add this rank's part, whose data is in the draft. Commits the step and returns True if it was the last."""
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 
     def progress(self, step: int) -> int:
+        """A number that changes while a step is being written, as far as storage shows that."""
         size = 0
         with contextlib.suppress(OSError, NotReadable):  # a draft that has just been committed
             for name in self._names():
@@ -223,6 +163,7 @@ class Storage(StepStorage):
         return size
 
     def where(self, step: int) -> str:
+        """The directory or URL of a committed step, as torch's DCP readers take it."""
         return str(self.path(step))
 
     def has(self, step: int) -> bool:
@@ -234,6 +175,12 @@ class Storage(StepStorage):
             raise not_read(error, str(self.path(step))) from None
 
     def parts(self, step: int) -> list[Part]:
+        """The parts of a step, by rank; none if plain DCP wrote it.
+
+        Raises:
+            IncompleteBuffer: a part is damaged, or `.metadata` does not belong to the parts.
+            NotReadable: storage does not return them.
+        """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
         if parts and self.metadata(step) != metadata(parts):
@@ -241,18 +188,30 @@ class Storage(StepStorage):
         return parts
 
     def metadata(self, step: int) -> bytes:
+        """The contents of DCP's `.metadata`.
+
+        Raises:
+            IncompleteBuffer: it does not exist.
+            NotReadable: storage does not return it.
+        """
         with self._reading(step, METADATA):
             return (self.path(step) / METADATA).read_bytes()
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
+        """Open the data of a part for reading.
+
+        Raises:
+            IncompleteBuffer: it does not exist.
+            NotReadable: storage does not return it, now or during the reading.
+        """
         name = data_file(part.rank)
         with self._reading(step, name), (self.path(step) / name).open("rb") as file:
             yield file
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Tell a file that does not exist from one that cannot be read."""
+        """Raise IncompleteBuffer if the file does not exist, NotReadable if it cannot be read."""
         try:
             yield
         except OSError as error:
@@ -272,6 +231,10 @@ class Storage(StepStorage):
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
+        """Stop a damaged step from being a checkpoint, but keep it for inspection. A sound one can replace it.
+
+        Returns the new name of the step or of its metadata; empty if storage refused.
+        """
         for number in range(100):
             name = f"damaged-step-{step}{f'.{number}' if number else ''}"
             with contextlib.suppress(OSError):
@@ -280,6 +243,7 @@ class Storage(StepStorage):
         return ""
 
     def sweep(self) -> None:
+        """Remove steps that retention does not keep, and unfinished parts of steps older than the newest."""
         try:
             steps = self.steps()
         except NotReadable:  # the next writer tries again
@@ -337,11 +301,7 @@ def attempt_word(attempt: str) -> str:
 
 
 def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> Storage | ObjectStorage:
-    """Open a directory, or an object store by its URL.
-
-    Raises:
-        StorageError: the store cannot be opened.
-    """
+    """Open a directory, or an object store by its URL. Raises StorageError if the store cannot be opened."""
     if "://" not in directory:
         return Storage(directory, keep_last=keep_last, keep_every=keep_every)
     from resile.checkpoint.object_storage import ObjectStorage
@@ -366,7 +326,6 @@ def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
 
 
 def part_file(rank: int) -> str:
-    """Name of the file that describes a rank's part."""
     return f"__{rank}.resile.json"
 
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer
 from resile.checkpoint.errors import NotReadable, NotWritable, StorageError
-from resile.checkpoint.storage import StepStorage, open_storage
+from resile.checkpoint.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    from resile.checkpoint.object_storage import ObjectStorage
 
 PAUSES = (0.5, 1.5, 4.0)
 """Seconds that an agent waits before each further try."""
@@ -68,13 +72,9 @@ def store_all(
 
 
 def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
-    """Try once. Returns an empty string, or why further tries are useless.
+    """Try once. Returns an empty string, or why further tries are useless. Raises StorageError if storage refused.
 
     With `pause`, waits a while for the rank responsible for the step, and stores the step if that rank does not.
-    Without, the step is left to that rank.
-
-    Raises:
-        StorageError: storage refused the step.
     """
     record = buffer.record()
     if record is None or record.sequence != sequence:
@@ -91,13 +91,10 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
     return ""
 
 
-def _is_left_to_us(step: int, keep: StepStorage, rank: int, pause: Callable[[float], object]) -> bool:
+def _is_left_to_us(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
     """True if a step is not in storage and no rank is seen to write it, after a moment for others to begin.
 
     Ranks that have the same step wait for different times, so that two of them seldom write it.
-
-    Raises:
-        StorageError: storage does not answer.
     """
     seen: int | None = None
     try:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessBuffers:
-    """A `MemoryClient` within one process; a thread of its own writes to storage."""
+    """Has the methods of `MemoryClient`; a thread of this process writes to storage."""
 
     def __init__(self) -> None:
         self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
@@ -25,7 +25,6 @@ class ProcessBuffers:
         self._complaints = LogOnChange(log)
 
     def make_room(self, size: int) -> str:
-        """Grow each buffer to at least `size`. Returns an empty string, or a sentence that says why not."""
         need = sum(max(0, size - buffer.size) for buffer in self.buffers)
         if need and (why := short_of(need)):
             return why
@@ -37,7 +36,7 @@ class ProcessBuffers:
         return ""
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Have a buffer written to storage. The process does not end before that is done."""
+        """Begin to write a buffer to storage. The process does not end before that is done."""
         self._stored = {number: answer for number, answer in self._stored.items() if not answer.done()}
         self._stored[sequence] = self._writer.submit(self._store, self.buffers[buffer], sequence)
         return True
@@ -48,7 +47,6 @@ class ProcessBuffers:
         return error
 
     def wait(self, sequence: int, timeout: float) -> str | None:
-        """Wait until it is stored. Returns an empty string, or a sentence that says why not; None after the timeout."""
         try:
             answer = self._stored[sequence].result(timeout)
         except NotYet:
@@ -57,7 +55,6 @@ class ProcessBuffers:
         return answer
 
     def close(self) -> None:
-        """Finish writing and free the memory."""
         self._writer.shutdown()
         for buffer in self.buffers:
             buffer.close()

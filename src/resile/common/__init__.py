@@ -1,1 +1,1 @@
-"""Small tools that every layer may use: atomic files, Unix sockets, certificates, permutations."""
+"""Small tools that every layer may use: atomic files, Unix sockets, certificates, backoff, permutations."""

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever reads half of one. Used by every layer that keeps something on disk."""
+"""Writes files so that no reader ever sees half of one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from pathlib import Path
 
 
 def draft_of(path: Path) -> Path:
-    """Where a new version of `path` is made: beside it, under a name that no other writer has.
+    """A name beside `path` for its new version, which no other writer uses.
 
-    Its process alone would not tell it apart: writers on several machines, or in several containers, have the same.
+    The pid alone would not do: writers in several containers or on several machines may have the same.
     """
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Give `path` new contents: a reader sees all of the old or all of the new, also after a power cut.
-
-    Raises:
-        OSError: nothing was changed.
-    """
+    """Give `path` new contents: a reader sees all of the old or all of the new, also after a power cut."""
     draft = draft_of(path)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

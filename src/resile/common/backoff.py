@@ -1,17 +1,18 @@
-"""Exponential backoff: how long to wait before what failed is tried again.
+"""Exponential backoff: how long to wait before a failed action is tried again.
 
-A first retry is cheap and often enough; a hundredth helps nobody and costs the other side work. So pauses grow by a
-factor up to a limit. There is no jitter: the callers are few, or their failures are not at the same moment.
+A first retry is cheap and often succeeds; a hundredth seldom does and costs the other side work. So pauses grow by a
+factor up to a limit. There is no jitter: callers are few, or do not fail at the same moment.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 
 class Backoff(NamedTuple):
-    """A rule, not a counter: the caller counts failures, or takes `pauses()` and drops it after a success."""
+    """The pauses between tries. It counts nothing: callers count failures, or take new `pauses()` after a success."""
 
     first: float
     """Seconds after the first failure."""
@@ -20,7 +21,7 @@ class Backoff(NamedTuple):
     factor: float = 2.0
 
     def after(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row; nothing after none."""
+        """Seconds to wait after so many failures in a row; 0 after none."""
         if failures <= 0:
             return 0.0
         try:
@@ -29,8 +30,5 @@ class Backoff(NamedTuple):
             return self.limit
 
     def pauses(self) -> Iterator[float]:
-        """The pauses from the first on, without end."""
-        pause = min(self.limit, self.first)
-        while True:
-            yield pause
-            pause = min(self.limit, pause * self.factor)
+        """The seconds after the first, second, third … failure, without end."""
+        return (self.after(failures) for failures in itertools.count(1))

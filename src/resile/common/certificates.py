@@ -1,7 +1,7 @@
-"""Certificates that vouch for themselves. Used by the operator for masters and by agents for each other.
+"""Self-signed certificates, which the operator makes for masters and agents make for each other.
 
-There is no authority above such a certificate, so there is no key that could make a second one: whoever trusts it
-trusts the one key that belongs to it. Made in less than a millisecond (P-256); to import what makes it takes 0.1 s.
+No authority signs such a certificate, so no key could sign a second one: a peer that trusts the certificate trusts one
+key. Making one takes less than a millisecond (P-256), importing this module 0.1 s.
 """
 
 from __future__ import annotations

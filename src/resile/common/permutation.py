@@ -1,11 +1,11 @@
 """The shuffled order of an epoch, computed index by index instead of being stored.
 
-A stored permutation of a hundred million samples costs most of a gigabyte and many seconds at every restart, and every
-rank pays. Here what stands at a place in the order is found by a small cipher (a Feistel network, walked until it
-lands inside the data set), so a restart in mid-epoch goes on at once and holds nothing. The price is 3 to 6
-microseconds for each index that is asked for (with numpy, `torch/_data/shuffle.py` needs about a quarter of that for
-some hundred places at once, and a tenth or less for thousands), and an order that is well mixed but not drawn evenly
-from all possible orders. The sampler orders samples by it, the ledger shards.
+A stored permutation of a hundred million samples costs every rank most of a gigabyte, and many seconds at every
+restart. Here a small cipher (a Feistel network, applied until the result lies within the data set) computes which
+sample stands at a position, so a restart in mid-epoch goes on at once and stores nothing. The price is 3 to 6
+microseconds for each index (with numpy, `torch/_data/shuffle.py` needs about a quarter of that for some hundred
+positions at once, and a tenth or less for thousands), and an order that is well mixed but not drawn evenly from all
+possible orders. The sampler orders samples by it, the ledger shards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 _KEYS = 8
 _WORD = (1 << 64) - 1
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""How far to shift, and what to multiply with."""
+"""Shift and factor of each round of `_mix`."""
 
 
 class ShuffledOrder:
@@ -32,11 +32,11 @@ class ShuffledOrder:
         self.keys = list(zip(words[::2], words[1::2], strict=True))
 
     def between(self, start: int, stop: int) -> list[int]:
-        """What stands at the places from `start` to `stop` (not included), both within the order."""
+        """The indices at the positions from `start` to `stop` (not included)."""
         return [self.at(place) for place in range(start, stop)]
 
     def at(self, place: int) -> int:
-        """What stands at a place from 0 to `size` (not included)."""
+        """The index at a position from 0 to `size` (not included)."""
         # One pass permutes [0, 2**bits); walking on while outside [0, size) permutes [0, size). The range is less than
         # twice the size (but for sizes under 3), so the walk takes under two passes on average.
         low_bits, low_mask, high_mask = self.low_bits, self.low_mask, self.high_mask

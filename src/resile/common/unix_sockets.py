@@ -1,8 +1,8 @@
-"""Unix sockets at paths of any length. Used by every layer that has one.
+"""Binds and connects Unix sockets at paths of any length.
 
-The kernel takes 107 bytes for a socket's address, and a job's directory or TMPDIR may well be longer. A longer path is
-given by way of its directory's descriptor, under which it is short. Nobody but the kernel ever sees that: logs and the
-environment of a training process have the real path.
+The kernel allows 107 bytes for a socket's address, and the path of a job's directory or TMPDIR may be longer. A longer
+path is passed as /proc/self/fd/N/NAME, where N is a descriptor of its directory. Only the kernel sees that: logs and
+environment variables have the real path.
 """
 
 from __future__ import annotations
@@ -18,21 +18,11 @@ LONGEST = 107
 
 
 def bind(sock: socket.socket, path: str | Path) -> None:
-    """Bind a Unix socket to a path.
-
-    Raises:
-        OSError: as of `socket.bind`; its directory is not there, or something else lies at the path.
-    """
     with _address(path) as address:
         sock.bind(address)
 
 
 def connect(sock: socket.socket, path: str | Path) -> None:
-    """Connect a Unix socket to the one at a path; waits no longer than the socket's own time-out.
-
-    Raises:
-        OSError: as of `socket.connect`.
-    """
     with _address(path) as address:
         sock.connect(address)
 

@@ -45,7 +45,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """The node's processes are down, or rest, and it can take part in any round newer than `after`."""
+    """The node is in no round, and can take part in any round newer than `after`."""
 
     after: Round
     port: int
@@ -63,7 +63,7 @@ class CanRegroup(Message, frozen=True, kw_only=True):
 
 
 class WorkersChanged(Message, frozen=True, kw_only=True):
-    """More or fewer processes of this node can take part than have a place in `round`: a new round fits better."""
+    """The number of processes of this node that can take part is not the number in `round`: a new round is needed."""
 
     round: Round
     nproc: int
@@ -77,7 +77,7 @@ class LastStepTaken(Message, frozen=True, kw_only=True):
 
 
 class WorkerStuck(Message, frozen=True, kw_only=True):
-    """A process stays in `round`, which is over, and may be the last with its state. Does another node have it?"""
+    """A process does not leave `round`, which is over. The master answers StateHeld if another node has its state."""
 
     round: Round
 
@@ -88,11 +88,11 @@ class WorkerFailed(Message, frozen=True, kw_only=True):
     round: Round
     failure: WorkerFailure
     member: bool = True
-    """It had a place in the round, unlike a process that was started ahead of its round."""
+    """False for a process that was started before there was a round for it."""
     left: int = 0
     """Processes of this node that live and will join again; 0 where all are stopped."""
     placed: Round = NO_ROUND
-    """The round in which an elastic process had its place; none if it only waited for one."""
+    """The round that an elastic process was in; NO_ROUND if it only waited for one."""
 
 
 class NodeFinished(Message, frozen=True, kw_only=True):

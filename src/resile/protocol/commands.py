@@ -32,7 +32,7 @@ Command = Status | Events | Change
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """A command; its answer carries the same number."""
+    """A command. Its Answer has the same `request` number."""
 
     request: int
     command: Command

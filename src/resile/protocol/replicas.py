@@ -7,7 +7,7 @@ from resile.protocol.message import Message
 
 
 class ReplicaOffer(Message, frozen=True, kw_only=True):
-    """A checkpoint to keep. Once it is accepted, its layout, checksums and data follow, as so many bytes each."""
+    """A checkpoint to keep. Once it is accepted, its layout, checksums and data follow, in that many bytes."""
 
     round: Round
     """The newest round that the sender knows. A sender that was left behind in an older one overwrites nothing."""
@@ -20,6 +20,6 @@ class ReplicaOffer(Message, frozen=True, kw_only=True):
 
 
 class ReplicaAnswer(Message, frozen=True, kw_only=True):
-    """The offer is accepted, or, after its last byte, kept. `error` is empty or one sentence."""
+    """Sent twice: the offer is accepted; all bytes have arrived. `error` is empty, or one sentence of refusal."""
 
     error: str = ""

@@ -67,7 +67,7 @@ class NodeStatus(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether a node in this status will never run again."""
+        """True if a node in this status will never run again."""
         return self in (NodeStatus.SUCCEEDED, NodeStatus.FAILED, NodeStatus.DELETED)
 
 

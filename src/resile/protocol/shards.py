@@ -64,7 +64,7 @@ class ShardGranted(Message, frozen=True, kw_only=True):
 
 
 class ShardNoted(Message, frozen=True, kw_only=True):
-    """Answer to ShardProgress: it is in the ledger (`counted`), or the worker does not hold that lease any more."""
+    """Answer to ShardProgress. `counted` is False if the worker does not hold that lease any more."""
 
     worker: str
     request: int

@@ -22,11 +22,11 @@ class WorkerReady(Message, frozen=True, kw_only=True):
     step: int
     """Steps completed."""
     agreed: Round = NO_ROUND
-    """The newest round in which it agreed on one state with all members. It has that state, but for a step."""
+    """The newest round in which it agreed on one state with all members. It has that state, up to one step."""
 
 
 class WorkerAssignment(Message, frozen=True, kw_only=True):
-    """Answer to WorkerReady, now or later: the process's place in a new round, as torchrun's variables would say it."""
+    """Answer to WorkerReady, now or later: the ranks of the process in a new round, named as torchrun's variables."""
 
     round: Round
     rank: int

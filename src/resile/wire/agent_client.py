@@ -96,12 +96,8 @@ class AgentClient:
         """
         self._held = StepReport(round=self.round, step=step, total=total, at=time.time())
         early = self._told_in == self.round and time.monotonic() < self._next_step
-        if early or not self._turn.acquire(blocking=False):
-            return
-        try:
-            self._tell_step()
-        finally:
-            self._turn.release()
+        if not early:
+            self.flush()
 
     def flush(self) -> None:
         """Send a held-back step now, if that is possible without waiting."""
@@ -205,7 +201,7 @@ class AgentClient:
         return number
 
     def _connected(self) -> bool:
-        """Whether there is a connection, made now if necessary; never waits."""
+        """True if there is a connection. Connects if necessary, but never waits."""
         if self._socket is not None:
             return True
         if time.monotonic() < self._next_call:
@@ -237,7 +233,7 @@ class AgentClient:
         self._unsent = self._unsent[sent:]
 
     def _read(self, patience: float) -> None:
-        """Wait for answers with the lock released, then take all of them, for whichever thread they are."""
+        """Wait for answers with the lock released, then keep all that came, also those for other threads."""
         if not self._connected():
             self._turn.wait(min(patience, RETRY))
             return
@@ -278,7 +274,7 @@ class AgentClient:
             self._answers[answer.request] = answer
 
     def _hang_up(self) -> None:
-        """Give up the connection; a thread that waits on it wakes up and sees that."""
+        """Close the connection. A thread that waits on it wakes up and notices that."""
         line, self._socket = self._socket, None
         self._unsent = b""
         if line is None:

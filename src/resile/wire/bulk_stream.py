@@ -34,10 +34,9 @@ M = TypeVar("M", bound=Message)
 
 
 class BulkStream:
-    """One connection to a peer that has proved itself. For one thread."""
+    """One connection to a peer that has proved itself, for one thread. Made by `call` and `admit`."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        """Made by `call` and `admit`."""
         self._socket = sock
         self.peer = peer
 
@@ -52,19 +51,11 @@ class BulkStream:
             )  # TLS's own `shutdown` may be called only by its own thread
 
     def say(self, message: Message, deadline: float) -> None:
-        """Send one message.
-
-        Raises:
-            OSError: the connection broke, or the deadline passed.
-        """
+        """Send one message. Raises OSError as `write` does."""
         self.write(memoryview(encode(message, MAX_MESSAGE)), deadline)
 
     def hear(self, kind: type[M], deadline: float) -> M:
-        """The next message, which must be of this kind.
-
-        Raises:
-            OSError: the connection broke, the deadline passed, or another message came.
-        """
+        """The next message. Raises OSError as `read` does, and if it is not of this kind."""
         head = bytearray(PREFIX)
         self.read(memoryview(head), deadline)
         size = int.from_bytes(head, "big")
@@ -80,22 +71,14 @@ class BulkStream:
         return found
 
     def write(self, data: memoryview, deadline: float) -> None:
-        """Send bytes.
-
-        Raises:
-            OSError: the connection broke, the deadline passed, or the peer took nothing for a while.
-        """
+        """Send bytes. Raises OSError if the connection broke, the deadline passed, or the peer was silent."""
         at = 0
         while at < len(data):
             with self._progress(deadline, "took"):
                 at += self._socket.send(data[at : at + _PIECE])
 
     def read(self, target: memoryview, deadline: float) -> None:
-        """Fill `target` with the next bytes.
-
-        Raises:
-            OSError: the connection broke, the deadline passed, or the peer gave nothing for a while.
-        """
+        """Fill `target` with the next bytes. Raises OSError as `write` does."""
         at = 0
         while at < len(target):
             with self._progress(deadline, "gave"):
@@ -106,7 +89,7 @@ class BulkStream:
 
     @contextlib.contextmanager
     def _progress(self, deadline: float, what: str) -> Iterator[None]:
-        """Limits one wait for the peer to take or to give something."""
+        """Limit one wait for the peer to STALL seconds and to the deadline."""
         left = _left(deadline)
         self._socket.settimeout(min(left, STALL))
         try:

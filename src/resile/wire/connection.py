@@ -230,7 +230,6 @@ def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """The system's message, to be used in the middle of a sentence."""
     words = error.strerror or str(error)
     if error.errno is not None and not isinstance(error, socket.gaierror):
         words = os.strerror(error.errno)

@@ -27,18 +27,14 @@ MAX_ANSWER = Bytes(16 * MiB)
 
 
 class BadFrame(ValueError):
-    """Bytes that are no valid message. The text says what they are, to follow `the peer at … sent`."""
+    """Bytes that are no valid message. The text continues a sentence: `the peer at … sent`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message, limit: int = MAX_ANSWER) -> bytes:
-    """One message as one frame, ready for any number of `send_frame` calls.
-
-    Raises:
-        BadFrame: the message is longer than `limit`.
-    """
+    """One message as one frame, for any number of `send_frame` calls. Raises BadFrame if it exceeds `limit`."""
     body = _encoder.encode(message)
     if len(body) > limit:
         raise BadFrame(f"a {type(message).__name__} message of {len(body)} bytes is over the limit of {limit} bytes")
@@ -63,7 +59,7 @@ class FrameDecoder:
 
     @property
     def partial(self) -> bool:
-        """Whether the stream is in the middle of a frame."""
+        """True if the stream is in the middle of a frame."""
         return self._rest is not None
 
     def feed(self, data: bytes) -> Sequence[memoryview]:
@@ -134,11 +130,7 @@ class MessageDecoder:
             self.heartbeat = None
 
     def decode(self, body: bytes | memoryview) -> Message:
-        """The message in `body`.
-
-        Raises:
-            BadFrame: it is not msgpack, or none of the union's messages, or has unknown or wrong fields.
-        """
+        """The message in `body`. Raises BadFrame if it is not msgpack, or not a valid message of the union."""
         try:
             message: Message = self._decoder.decode(body)
         except msgspec.ValidationError as error:

@@ -54,7 +54,7 @@ def _check_magic(data: bytes, who: str) -> None:
 
 
 class _Handshake:
-    """What both sides share: collecting the peer's bytes, and the peer's name for messages."""
+    """The part of the handshake that both sides share."""
 
     __slots__ = ("_got", "_mine", "_theirs", "_token", "_who", "finished")
 
@@ -70,7 +70,7 @@ class _Handshake:
 
     @property
     def rest(self) -> bytes:
-        """What came after the handshake, once it is finished: the first bytes of frames."""
+        """Bytes that came after the end of the handshake and belong to frames."""
         return self._got
 
     @property
@@ -101,11 +101,7 @@ class ServerHandshake(_Handshake):
         super().__init__(token, f"the peer at {peer}")
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to send now.
-
-        Raises:
-            HandshakeRefused: send REFUSAL and end the connection.
-        """
+        """The bytes to send now. Raises HandshakeRefused: the caller sends REFUSAL and ends the connection."""
         self._got += data
         answer = b""
         if not self._theirs:
@@ -134,11 +130,7 @@ class ClientHandshake(_Handshake):
         return MAGIC + self._mine
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to send now.
-
-        Raises:
-            HandshakeRefused: end the connection.
-        """
+        """The bytes to send now. Raises HandshakeRefused: the caller ends the connection."""
         self._got += data
         answer = b""
         if not self._theirs:

@@ -24,7 +24,7 @@ ALL_INTERFACES = ("", "0.0.0.0", "::")
 
 
 class DirectoryError(Exception):
-    """The directory cannot be used; the text is one sentence."""
+    """The directory cannot be used, or has no job; the text is one sentence."""
 
 
 class MasterAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,30 +45,17 @@ class JobDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.db"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "master.log"
-
-    @property
-    def token_file(self) -> Path:
-        return self.path / "token"
+        self.journal = self.path / "journal.db"
+        self.log = self.path / "master.log"
+        self.token_file = self.path / "token"
 
     @property
     def exists(self) -> bool:
-        """Whether a job was ever created here."""
+        """True if a job was created here."""
         return (self.path / "job.json").exists()
 
     def create(self, spec: JobSpec, token: str | None = None) -> None:
-        """Create a job here, with a new token unless one is given. A job that exists is left alone.
-
-        Raises:
-            DirectoryError: the place cannot be written.
-        """
+        """Create a job here, with a new token unless one is given. A job that exists is left alone."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.token_file.exists():
@@ -79,11 +66,6 @@ class JobDirectory:
             raise DirectoryError(f"cannot keep the job in {self.path}: {os.strerror(error.errno or 0)}") from error
 
     def spec(self) -> JobSpec:
-        """The job that was created here.
-
-        Raises:
-            DirectoryError: there is none, or it cannot be read.
-        """
         try:
             return msgspec.json.decode((self.path / "job.json").read_bytes(), type=JobSpec)
         except FileNotFoundError:
@@ -92,11 +74,6 @@ class JobDirectory:
             raise DirectoryError(f"the job in {self.path} cannot be read: {error}") from error
 
     def token(self) -> bytes:
-        """The job's secret.
-
-        Raises:
-            DirectoryError: there is none.
-        """
         try:
             return self.token_file.read_bytes().strip()
         except OSError as error:
@@ -114,7 +91,7 @@ class JobDirectory:
         write_atomically(self.path / "master.json", msgspec.json.encode(address))
 
     def lock(self) -> int | None:
-        """Become the one master of this job: a file descriptor that holds the lock, or None if another has it."""
+        """Take the lock of the master. Returns the descriptor that holds it; None if another master does."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,15 +34,9 @@ class RendezvousClient:
     """One process's connection. One thread at a time calls `ready`; the listening thread calls `on_over`."""
 
     def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
-        """Connect, and listen from now on.
+        """Connect, and listen from now on. Raises ConnectionBroken if no agent listens at `path`.
 
-        Args:
-            path: the agent's socket.
-            worker: the name that the agent gave this process.
-            on_over: called with the number of a round that is over; must not block and must not raise.
-
-        Raises:
-            ConnectionBroken: no agent listens there.
+        `on_over` is called with the number of a round that is over; it must not block and must not raise.
         """
         self._worker = worker
         self._on_over = on_over
@@ -79,10 +73,8 @@ class RendezvousClient:
     def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> WorkerAssignment:
         """Report that this process is in no round, and wait for its place in one.
 
-        Args:
-            step: steps completed.
-            timeout: seconds; None waits as long as the agent lives.
-            agreed: the newest round in which it agreed on one state with all members.
+        `step` is the number of steps completed, `agreed` the newest round in which all members agreed on one state.
+        Without a `timeout` (seconds) this waits as long as the agent lives.
 
         Raises:
             ConnectionBroken: the agent is gone.

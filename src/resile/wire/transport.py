@@ -63,7 +63,7 @@ class Endpoint:
         unsent_limit: int = UNSENT_LIMIT,
         deadline: float = HANDSHAKE_DEADLINE,
     ) -> None:
-        """`token` None means that another guard lets peers in (the owner of a Unix socket): there is no handshake."""
+        """With `token` None there is no handshake: on a Unix socket the credentials of the peer are checked instead."""
         if token is not None and not token:
             raise ValueError("the job token is empty")
         self.loop = asyncio.get_running_loop()
@@ -125,11 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         return str(name[0]) if isinstance(name, tuple) else ""
 
     def send(self, message: Message) -> None:
-        """Send a message without waiting. Does nothing on a connection that has ended.
-
-        Raises:
-            BadFrame: the message is longer than the other side would accept.
-        """
+        """Send without waiting; does nothing if the connection has ended. Raises BadFrame for too long a message."""
         self.send_frame(encode(message, self._endpoint.max_send))
 
     def send_frame(self, frame: bytes) -> None:
@@ -142,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(frame)
 
     def close(self, because: str = "closed here") -> None:
-        """End the connection after what was sent before, waiting at most LINGER for that. `on_close` follows."""
+        """End the connection after sending what is left, for at most LINGER seconds. `on_close` follows."""
         if self._because is None and self._transport is not None:
             self._because = because
             unsent = self._transport.get_write_buffer_size()  # before `close`, after which a TLS connection forgets it

@@ -38,10 +38,8 @@ class WorkThread:
     ) -> None:
         """Queue work with these buffers, which are in `claimed` until it is done.
 
-        Args:
-            work: called by the thread; returns an empty string, or a sentence that says why it failed.
-            buffers: the buffers that the work uses.
-            answer: called with that string, also if the work raises.
+        The thread calls `work`, which returns an empty string or a sentence that says why it failed. `answer` is called
+        with that string, also if the work raises.
         """
         future: Future[None] = Future()
         self.pending[future] = buffers

@@ -65,11 +65,8 @@ class CheckpointServer:
     ) -> None:
         """Nothing runs before `start`.
 
-        Args:
-            path: where to listen for training processes.
-            token: returns the job's secret; called for every connection between nodes.
-            yield_memory: asks the rest of the agent to free memory; returns False if it freed none.
-            pause: waits so many seconds between tries to store what ended processes left; called by a thread.
+        `path` is the socket for training processes; `token` returns the job's secret. `yield_memory` asks the rest of
+        the agent to free memory and returns False if it freed none. A thread calls `pause` to wait between tries.
         """
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from resile.api.ids import NO_ROUND, Round
 from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
 from resile.checkpoint.layout import Layout, chunks
+from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
 from resile.protocol.replicas import ReplicaAnswer, ReplicaOffer
 from resile.protocol.reports import ReplicaEndpoint
@@ -65,9 +66,8 @@ class ReplicaServer:
     def __init__(self, room: Callable[[int], str], token: Callable[[], bytes]) -> None:
         """Nothing is received before `open`.
 
-        Args:
-            room: returns why there is no memory for so many more bytes; empty if there is. Called from any thread.
-            token: returns the job's secret; called for every connection.
+        `room` returns why there is no memory for so many more bytes, or an empty string; any thread calls it. `token`
+        returns the job's secret.
         """
         self._room = room
         self._buffers: dict[int, list[Buffer]] = {}
@@ -110,11 +110,7 @@ class ReplicaServer:
             self._forget(self._buffers)
 
     def open(self, host: str, *, tls: bool) -> None:
-        """Listen on this address for copies, with a new self-signed certificate if `tls`.
-
-        Raises:
-            OSError: there is no port to listen on.
-        """
+        """Listen for copies, with a new self-signed certificate if `tls`. Raises OSError if there is no port."""
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         if tls:
             self._tls, self._fingerprint = _own_identity()
@@ -145,7 +141,7 @@ class ReplicaServer:
             self._listener = None
 
     def _serve(self, listener: socket.socket) -> None:
-        said = ""
+        complaints = LogOnChange(log, logging.WARNING)
         while not self._closed.is_set():
             try:
                 sock, peer = listener.accept()
@@ -153,9 +149,7 @@ class ReplicaServer:
             except (OSError, RuntimeError) as error:  # no descriptor or thread, or the sender is gone: this may pass
                 if self._closed.wait(PAUSE):
                     return
-                if said != str(error):
-                    said = str(error)
-                    log.warning("a copy of a checkpoint could not be let in: %s", error)
+                complaints.say(f"a copy of a checkpoint could not be let in: {error}")
 
     def _let_in(self, sock: socket.socket, peer: str) -> None:
         grip: socket.socket | None = None

@@ -59,14 +59,8 @@ def store_last(
 ) -> str:
     """Store the newest step of each rank, and the step before it if the newest is not complete in storage then.
 
-    Returns an empty string, or why something was not stored. All buffers are released.
-
-    Args:
-        newest: the newest checkpoint of each rank.
-        older: the checkpoint before it, of ranks that have two.
-        pauses: seconds before each further try, for all checkpoints together.
-        pause: waits so many seconds.
-        what_next: added to the log line that says where the checkpoint is.
+    Returns an empty string, or why something was not stored. All buffers are released. `what_next` is added to the
+    log line that says where the checkpoint is.
     """
     left = iter(pauses)
     try:

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +35,8 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+_CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+_CGROUP_V2 = Path("/sys/fs/cgroup")
 _NO_HOST_MEMORY = ("MemoryError", "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory")
 
 
@@ -197,3 +200,33 @@ def _moment(noted: Any, written: float | None) -> float | None:
     if not 0 < seconds < float("inf"):
         return written
     return written if written is not None and abs(written - seconds) <= _CLOCKS_AGREE else seconds
+
+
+def oom_kills() -> int:
+    """How many processes of this cgroup the kernel has killed for lack of memory; 0 if it does not say."""
+    for path in _memory_events():
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdigit():
+                return int(value)
+    return 0
+
+
+def _memory_events() -> list[Path]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        below = path.lstrip("/")
+        if controllers == "memory":
+            found += [_CGROUP_V1 / below / "memory.oom_control", _CGROUP_V1 / "memory.oom_control"]
+        elif not controllers:
+            found += [_CGROUP_V2 / below / "memory.events", _CGROUP_V2 / "memory.events"]
+    return found

@@ -96,7 +96,7 @@ def main(control: int) -> None:
     left = _left_behind(opened)
     _say(line, warm=True, pid=os.getpid(), modules=names, left=left)
     if left:
-        start.wait(line)
+        start.begin(line, _hear(line)[1])
     else:
         _fork_on_demand(line, agent, start)
 
@@ -167,10 +167,6 @@ class Start:
         self._script = script
         self._files = files
         self._score = score
-
-    def wait(self, line: socket.socket) -> None:
-        """Wait for the agent, and become the process that it asks for."""
-        self.begin(line, _hear(line)[1])
 
     def begin(self, line: socket.socket, descriptors: list[int]) -> None:
         with open(descriptors[0], "rb") as file:

@@ -27,6 +27,7 @@ from resile.agent.standby.preload import NotEnoughMemory, Preload, cold_because
 from resile.agent.standby.standby import Standby, StartOrder
 from resile.agent.workers import process_control
 from resile.api.ids import Bytes, MiB, Seconds
+from resile.checkpoint.log_once import LogOnChange
 from resile.common.backoff import Backoff
 
 log = logging.getLogger("resile.agent")
@@ -68,11 +69,8 @@ class StandbyPool:
     ) -> None:
         """Nothing runs before `ahead`, `later` or `warm`.
 
-        Args:
-            options: the flags.
-            environ: the agent's own variables.
-            stdin: the stdin of training processes; None for the agent's own.
-            changed: called whenever the number of standbys changes.
+        `stdin` is that of training processes; None for the agent's own. `changed` is called whenever the number of
+        standbys changes.
         """
         self._wanted = options.standbys
         self._off_because = cold_because(options) if self._wanted else "--standbys is 0"
@@ -98,7 +96,7 @@ class StandbyPool:
         self._failures = 0
         self._failing = False
         """True if something went wrong since the last call of `warm`."""
-        self._said = ""
+        self._notices = LogOnChange(log, logging.INFO)
         self._timer: asyncio.TimerHandle | None = None
         self.facts = StandbyFacts()
 
@@ -260,7 +258,7 @@ class StandbyPool:
             self._collect()
             self._template = new = self._preload.start(self.facts.memory, urgent=urgent)
         except NotEnoughMemory as why:
-            self._say(f"no standbys for now, lost processes start from scratch: {why}")
+            self._notices.say(f"no standbys for now, lost processes start from scratch: {why}")
             return
         except OSError as error:
             self._failed(f"no interpreter can be started: {os.strerror(error.errno or 0)}")
@@ -386,7 +384,7 @@ class StandbyPool:
     def _give_up(self, why: str, *, quiet: bool = False) -> None:
         self._off_because = why
         if not quiet:
-            self._say(f"no standbys, lost processes start from scratch: {why}")
+            self._notices.say(f"no standbys, lost processes start from scratch: {why}")
         self._drop()
 
     def yield_memory(self) -> bool:
@@ -447,8 +445,3 @@ class StandbyPool:
             )
         self.facts = StandbyFacts(len(self._ready), memory)
         self._changed(self.facts)
-
-    def _say(self, sentence: str) -> None:
-        if sentence != self._said:
-            self._said = sentence
-            log.info("%s", sentence)

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from resile.agent.failures.evidence import read_failure
-from resile.agent.failures.oom import oom_kills
+from resile.agent.failures.evidence import oom_kills, read_failure
 from resile.agent.options import RunOptions, Std
 from resile.agent.standby.pool import StandbyPool
 from resile.agent.workers.env import NoDeviceError, worker_environment

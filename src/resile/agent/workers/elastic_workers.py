@@ -77,13 +77,8 @@ class ElasticWorkers:
     ) -> None:
         """Take over from workers that restart: processes that run stay from now on.
 
-        Args:
-            before: the node's workers until it learned that they stay.
-            send: speaks to the master.
-            launcher: starts and stops the processes.
-            rescue: stores what processes saved in memory; called when another node is lost.
-            leave_within: seconds that a process has to leave a round that is over. The recovery budget.
-            ready_within: seconds that a new process has to get ready.
+        `rescue` stores what processes saved in memory; it is called when another node is lost. `leave_within` and
+        `ready_within` are those of `HungWorkers`.
         """
         self._restarting = before
         self._send = send

@@ -47,16 +47,11 @@ class HungWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Watch these workers.
+        """Watch these workers; the owner changes the list.
 
-        Args:
-            workers: the node's workers; the owner changes this list.
-            kill: kills the process of a worker. Its end is then handled like any failure.
-            send: speaks to the master.
-            go_on: called when siblings need not wait any longer for a worker.
-            leave_within: seconds that a process has to leave a round that is over: it may be in the middle of a step.
-                The recovery budget.
-            ready_within: seconds that a new process has to get ready.
+        `kill` kills the process of a worker, whose end is then handled like any failure. `go_on` is called when its
+        siblings need not wait for it any longer. A process has `leave_within` seconds (the recovery budget) to leave a
+        round, because it may be in the middle of a step; a new process has `ready_within` seconds to get ready.
         """
         self._workers = workers
         self._kill = kill

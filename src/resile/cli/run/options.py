@@ -80,8 +80,6 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         tee=_streams(given, "tee", nproc),
         local_ranks_filter=_ranks(given),
         log_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
-        duplicate_stdout_filters=tuple(values["duplicate_stdout_filters"]),
-        duplicate_stderr_filters=tuple(values["duplicate_stderr_filters"]),
         environment=_environment(given, environ, nproc),
         virtual_local_rank=values["virtual_local_rank"],
         security=_security(given, environ, may_host=rendezvous.hosts is not False),
