@@ -1,13 +1,16 @@
 """Rules and fixtures of the tests that need a cluster.
 
 A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. Tests
-have a namespace each and are run two at a time. Those that break or change the cluster itself have the mark `alone` and
-are run after the others, one at a time. A deployed operator serves every namespace, so the files that deploy one are
-among them and come last: the tests that bring an operator of their own and kill it must not find another in its place.
+have a namespace each, and `make test-kube` runs them in three parts, two at a time but for the second: tests with a
+namespace of their own; tests that break or change the cluster itself, which have the mark `alone`; tests of a deployed
+operator. That serves every namespace, and the tests that bring an operator of their own and kill it must not find
+another in its place.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ from tests.kube.seeds.seed_lines import PATIENCE
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files that use `deployed` last, and mark them `alone`; leave out what needs a missing cluster."""
+    """Mark the files that use the fixture `deployed`; leave out what needs a missing cluster."""
 
     def uses(item: pytest.Item, fixture: str) -> bool:
         return fixture in getattr(item, "fixturenames", ())
@@ -27,21 +30,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("RESILE_KUBE_TESTS") != "1":
         config.hook.pytest_deselected(items=[item for item in items if uses(item, "kubernetes")])
         items[:] = [item for item in items if not uses(item, "kubernetes")]
-    last = {item.path for item in items if uses(item, "deployed")}
-    items.sort(key=lambda item: item.path in last)
+    files = {item.path for item in items if uses(item, "deployed")}
     for item in items:
-        if item.path in last:
-            item.add_marker("alone")
+        if item.path in files:
+            item.add_marker("deployed")
+
+
+@contextlib.contextmanager
+def counted(factory: pytest.TempPathFactory, name: str, more: int) -> Iterator[int]:
+    """Count what the workers of one run share, and hold the others up meanwhile; yields the number before."""
+    folder = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    with (folder / name).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        before = int(file.read() or 0)
+        yield before
+        file.truncate(0)
+        file.write(str(before + more))
 
 
 @pytest.fixture(scope="session")
-def kubernetes() -> None:
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A cluster that is free for tests, and the CRDs of this checkout on it."""
     assert Path(KUBECONFIG).exists(), "the cluster is not up: run `make cluster`"
-    if why_not := in_the_way():
-        pytest.fail(why_not, pytrace=False)
-    kubectl("apply", "-k", str(ROOT / "config/crd"))
-    kubectl("wait", "--for=condition=Established", f"crd/{JOBS}", "--timeout=30s")
+    with counted(tmp_path_factory, "looked", 1) as before:
+        if not before and (why_not := in_the_way()):
+            pytest.fail(why_not, pytrace=False)
+        kubectl("apply", "-k", str(ROOT / "config/crd"))
+        kubectl("wait", "--for=condition=Established", f"crd/{JOBS}", "--timeout=30s")
 
 
 @pytest.fixture
@@ -67,13 +83,15 @@ def cluster(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def deployed(kubernetes: None) -> Iterator[None]:
+def deployed(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """resile as `make deploy` installs it, for the whole cluster; the seeds' images and data are there."""
-    run("make", "data", deadline=PATIENCE)
-    run("hack/cluster/cluster.py", "image", "resile/mnist:0.1.0", deadline=PATIENCE)
-    try:
-        run("make", "deploy", f"IMG={IMAGE}", deadline=PATIENCE)
-        yield
-    finally:
-        kubectl("-n", "dlrover", "delete", "elasticjob", "--all", "--wait=true", deadline=PATIENCE)
-        run("make", "undeploy", deadline=PATIENCE)
+    with counted(tmp_path_factory, "deployed", 1) as before:
+        if not before:
+            run("make", "data", deadline=PATIENCE)
+            run("hack/cluster/cluster.py", "image", "resile/mnist:0.1.0", deadline=PATIENCE)
+            run("make", "deploy", f"IMG={IMAGE}", deadline=PATIENCE)
+    yield
+    with counted(tmp_path_factory, "deployed", -1) as before:
+        if before == 1:
+            kubectl("-n", "dlrover", "delete", "elasticjob", "--all", "--wait=true", deadline=PATIENCE)
+            run("make", "undeploy", deadline=PATIENCE)
