@@ -1,1 +1,1 @@
-"""Faults on purpose: the same ones for tests, demonstrations and people."""
+"""Fault injection, for tests, demonstrations and users alike."""

@@ -1,4 +1,4 @@
-"""The faults that can be injected into a job, and what is told of one that was."""
+"""The faults that can be injected into a job, and the report of an injected fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class KillProcess(msgspec.Struct, frozen=True):
-    """SIGKILL one training process: the one with this global rank, else the node's first, else one of any node."""
+    """SIGKILL one training process: that of a global rank, else the first of a node, else any of the newest node."""
 
     node: str | None = None
     rank: int | None = None
@@ -19,7 +19,7 @@ class KillNode(msgspec.Struct, frozen=True):
 
 
 class FreezeNode(msgspec.Struct, frozen=True):
-    """SIGSTOP every process of a node: its connections stay open and nothing answers."""
+    """SIGSTOP every process of a node: its connections stay open, but no process answers."""
 
     node: str
 
@@ -38,14 +38,16 @@ Fault = KillProcess | KillNode | FreezeNode | ThawNode | KillMaster
 
 
 class Injected(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, when (wall clock, just before the first signal), and to which processes."""
+    """The report of an injected fault."""
 
     what: str
     at: float
+    """The wall clock just before the first signal, in seconds since 1970."""
     pids: list[int]
+    """The processes that got a signal; empty on a cluster."""
     node: str = ""
-    """Empty for the master."""
+    """The node, such as `worker-1`; empty for the master."""
 
 
 class NothingToInjectError(Exception):
-    """The fault has no target; the text is one sentence."""
+    """The job has no such process, node or master; the text is one sentence."""

@@ -1,7 +1,8 @@
-"""Fault injection into jobs of this machine: what `resile chaos` does to them.
+"""Fault injection into jobs of this machine: the work of `resile chaos`.
 
-A fault only ever signals processes that the job's own records lead to. Each is checked by its start time and held by a
-pidfd while it is signalled, so that a pid which another process has got since is never hit. Nothing is found by name.
+A fault only signals processes that are found through the job's own records, never by name. The start time of each
+process is checked, and a pidfd holds it while it is signalled: a process that got the same pid later is never hit.
+Every function raises `NothingToInjectError` if the job has no such process, node or master.
 """
 
 from __future__ import annotations
@@ -32,25 +33,19 @@ from resile.wire.job_directory import JobDirectory
 
 RANK_VARIABLE = "RANK"
 SWEEPS = 10
-"""How often a node's processes are listed while it is frozen: a process may fork until it is stopped itself."""
+"""How often at most the processes of a node are listed while it is frozen."""
 
 
 class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One training process of a node."""
-
     node: str
     pid: int
     start: int
     rank: int
-    """-1 where it has no rank yet."""
+    """The global rank; -1 if the process has none yet."""
 
 
 def inject(directory: JobDirectory, fault: Fault) -> Injected:
-    """Inject a fault into the job of a directory.
-
-    Raises:
-        NothingToInjectError: there is no such process, node or master.
-    """
+    """Inject a fault into the job of a directory."""
     match fault:
         case KillProcess(node, rank):
             return kill_process(directory, node, rank)
@@ -59,17 +54,13 @@ def inject(directory: JobDirectory, fault: Fault) -> Injected:
         case FreezeNode(node):
             return freeze_node(directory, node)
         case ThawNode(node):
-            return thaw_node(directory, node)
+            return _signal_node(directory, node, signal.SIGCONT, "thawed")
         case KillMaster():
             return kill_master(directory)
 
 
 def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Injected:
-    """SIGKILL one training process: the one with this global rank, else the first of the node, else the newest node's.
-
-    Raises:
-        NothingToInjectError: there is no such process.
-    """
+    """SIGKILL one training process: that of a global rank, else the first of a node, else any of the newest node."""
     nodes = [_node(directory, node)] if node else _running(directory)
     found = [process for record in nodes for process in training_processes(directory, record)]
     if rank is not None:
@@ -88,54 +79,31 @@ def kill_process(directory: JobDirectory, node: str | None = None, rank: int | N
 
 
 def kill_node(directory: JobDirectory, node: str) -> Injected:
-    """SIGKILL every process of a node, as if its machine had lost power; what watches it from outside lives on.
-
-    Raises:
-        NothingToInjectError: the node does not run.
-    """
-    record = _node(directory, node)
-    targets = _processes(directory, record)
-    at = time.time()
-    pids = _send(targets, signal.SIGKILL)
-    return _struck(record, "killed", at, pids)
+    """SIGKILL every process of a node, as if its machine had lost power; its shim, which watches it, stays alive."""
+    return _signal_node(directory, node, signal.SIGKILL, "killed")
 
 
 def freeze_node(directory: JobDirectory, node: str) -> Injected:
-    """SIGSTOP every process of a node, parents first: its connections stay open and nothing answers.
+    """SIGSTOP every process of a node, parents first. Lists them repeatedly, as running processes may still fork."""
+    return _signal_node(directory, node, signal.SIGSTOP, "froze", sweeps=SWEEPS)
 
-    Raises:
-        NothingToInjectError: the node does not run.
-    """
-    record = _node(directory, node)
+
+def _signal_node(directory: JobDirectory, name: str, number: signal.Signals, verb: str, *, sweeps: int = 1) -> Injected:
+    record = _node(directory, name)
     at = time.time()
     pids: list[int] = []
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         fresh = [process for process in _processes(directory, record) if process[0] not in pids]
         if not fresh:
             break
-        pids += _send(fresh, signal.SIGSTOP)
-    return _struck(record, "froze", at, pids)
-
-
-def thaw_node(directory: JobDirectory, node: str) -> Injected:
-    """SIGCONT every process of a node.
-
-    Raises:
-        NothingToInjectError: the node does not run.
-    """
-    record = _node(directory, node)
-    targets = _processes(directory, record)
-    at = time.time()
-    pids = _send(targets, signal.SIGCONT)
-    return _struck(record, "thawed", at, pids)
+        pids += _send(fresh, number)
+    if not pids:
+        raise NothingToInjectError(f"{record.node} has ended by itself")
+    return Injected(what=f"{verb} {record.node} as a whole", at=at, pids=pids, node=str(record.node))
 
 
 def kill_master(directory: JobDirectory) -> Injected:
-    """SIGKILL the job's master, which `master.json` names; its supervisor is not touched.
-
-    Raises:
-        NothingToInjectError: there is no master.
-    """
+    """SIGKILL the job's master, which `master.json` names. Its supervisor stays alive."""
     file = directory.path / "master.json"
     address = directory.address()
     if address is None or not directory.master_lives():
@@ -144,7 +112,7 @@ def kill_master(directory: JobDirectory) -> Injected:
     if pidfd is None:
         raise NothingToInjectError(f"the master (pid {address.pid}) is gone")
     try:
-        # The pidfd holds the process; one that began after the file was written is not the one that wrote it.
+        # The pidfd holds the process. A process that began after the file was written did not write it.
         if _began(address.pid) > file.stat().st_mtime or not _is_master(address.pid, directory.path):
             raise NothingToInjectError(f"pid {address.pid} is no longer the job's master")
         at = time.time()
@@ -157,7 +125,7 @@ def kill_master(directory: JobDirectory) -> Injected:
 
 
 def training_processes(directory: JobDirectory, record: files.NodeRecord) -> list[TrainingProcess]:
-    """The training processes of a node by rank, without the data loaders and other helpers below them."""
+    """The training processes of a node, sorted by rank; not their children, such as data loaders."""
     found: list[TrainingProcess] = []
     pids = [process for process in _processes(directory, record) if _variable(process[0], WORKER) is not None]
     workers = {pid for pid, _ in pids}
@@ -185,7 +153,7 @@ def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
 
 
 def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[int, int]]:
-    """Every process of a node with its start time, the main process first; empty if that is gone."""
+    """The pids and start times of all processes of a node, the main process first; empty if that has ended."""
     node = files.read(files.node_directory(directory.path, record.node) / "node.json", files.NodeFile)
     if node is None or not processes.is_alive(node.pid, node.pid_start, node.boot):
         return []
@@ -195,19 +163,13 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
 
 
 def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
-    """Signal exactly these processes, in their order; those that were there when the first signal went out."""
+    """Signal these processes in their order. Returns the pids of those that were running before the first signal."""
     held = [(pid, pidfd) for pid, start in targets if (pidfd := processes.open_pidfd(pid, start)) is not None]
     for _, pidfd in held:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, number)
         os.close(pidfd)
     return [pid for pid, _ in held]
-
-
-def _struck(record: files.NodeRecord, verb: str, at: float, pids: list[int]) -> Injected:
-    if not pids:
-        raise NothingToInjectError(f"{record.node} has ended by itself")
-    return Injected(what=f"{verb} {record.node} as a whole", at=at, pids=pids, node=str(record.node))
 
 
 def _open(pid: int) -> int | None:
@@ -218,7 +180,7 @@ def _open(pid: int) -> int | None:
 
 
 def _began(pid: int) -> float:
-    """When a process began, by the wall clock, to a hundredth of a second."""
+    """When a process began, by the wall clock, in seconds since 1970, exact to a hundredth."""
     uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     return time.time() - uptime + start_time(pid) / os.sysconf("SC_CLK_TCK")
 

@@ -1,5 +1,5 @@
-"""What people type: `resile …` and `dlrover-run`.
+"""The commands `resile …` and `dlrover-run`.
 
-May import every other layer, but only when a command needs it: `resile run` starts agents, and an agent's start is
-part of recovery.
+They may import every other package, but only when a command needs it: `resile run` starts agents, and the time that an
+agent takes to start is part of every recovery.
 """

@@ -1,4 +1,4 @@
-"""A command whose reader goes away, as in `resile --help | head -1`, ends without a traceback."""
+"""Ends a command without a traceback if its output is a pipe that is closed early, as in `resile --help | head -1`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from resile.cli.exit_codes import FAILED
 
 @contextlib.contextmanager
 def quiet_if_reader_leaves() -> Iterator[None]:
-    """Flush standard output on the way out; where the pipe is closed, end the process with exit code 1 instead."""
+    """Flush standard output at the end of the context. If it is a closed pipe, end the process with exit code 1."""
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise the interpreter prints an error at its end
         sys.exit(FAILED)

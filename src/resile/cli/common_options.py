@@ -1,4 +1,4 @@
-"""The options that many commands share."""
+"""Options and output functions that many commands share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def namespace_option(command: F) -> F:
 
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """The namespace becomes the name of a folder, so anything but a name is refused."""
+    """Refuse a namespace that is no valid name, because it becomes the name of a folder."""
     errors = ManifestErrors()
     if value is not None:
         check_dns_label(value, "-n", errors)
@@ -35,7 +35,7 @@ def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str 
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`, given to the command as one `target`."""
+    """Add `-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`; the command gets them as one `target`."""
 
     @functools.wraps(command)
     def with_target(
@@ -58,16 +58,12 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jobs_of(target: Target, name: str = "", *, everywhere: bool = False) -> Jobs:
-    """The jobs that a command means which names a job or a pod, or lists; what to wait for is said on standard error.
-
-    Raises:
-        CommandError: a cluster is meant, and nothing says where it is.
-    """
+    """The jobs that a command works on. It names a job or a pod, or lists jobs if `name` is empty."""
     return target.jobs(say, local=target.is_local(name, everywhere=everywhere))
 
 
 def say(sentence: str) -> None:
-    """Tell a person something beside the output, which a program may read."""
+    """Print a message to standard error, since a program may read standard output."""
     click.echo(sentence, err=True)
 
 
@@ -79,12 +75,12 @@ def output_option(*formats: str) -> Callable[[F], F]:
 
 
 def print_json(value: Any) -> None:
-    """Print data as indented JSON, dataclasses and structs included."""
+    """Print any data as indented JSON, also structs."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def tell(output: str, sentence: str, **data: Any) -> None:
-    """Print what was done: a sentence for people, one JSON object for programs."""
+    """Print the result of a command: `sentence`, or `data` as JSON if `output` is `json`."""
     if output == "json":
         print_json(data)
     else:

@@ -1,4 +1,4 @@
-"""What `resile` ends with. A job's own failure and a request that cannot be carried out are both 1."""
+"""The exit codes of `resile`. A failed job and a request that cannot be carried out both give 1."""
 
 from __future__ import annotations
 

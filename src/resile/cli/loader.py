@@ -1,7 +1,8 @@
-"""Every command but `run`: found by name, loaded when asked for, and the one place where errors become exit codes."""
+"""The click group of all commands except `run`: imports a command's module on use, turns errors into exit codes."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -12,37 +13,23 @@ import click
 from resile import __version__
 from resile.cli.closed_pipe import quiet_if_reader_leaves
 from resile.cli.exit_codes import BAD_USAGE, FAILED, INTERRUPTED
+from resile.cli.main import COMMANDS
 from resile.client.errors import CommandError, NotUsableError
 
-MODULES = {
-    "submit": "submit",
-    "get": "get",
-    "describe": "describe",
-    "logs": "logs",
-    "scale": "scale",
-    "suspend": "suspend",
-    "resume": "suspend",
-    "delete": "delete",
-    "explain": "explain",
-    "manifests": "manifests",
-    "operator": "operator",
-    "chaos": "chaos",
-}
-"""Where each command is, below `resile.cli.commands`."""
+say = functools.partial(click.echo, err=True)
 
 
 class Commands(click.Group):
-    """The group that loads a command's module only when that command is run."""
+    """Imports the module of a command only when that command is run."""
 
     def list_commands(self, _: click.Context) -> list[str]:
-        """All names, in the order of the overview."""
-        return list(MODULES)
+        return [name for name in COMMANDS if name != "run"]
 
-    def get_command(self, _: click.Context, name: str) -> click.Command | None:
-        """The command of this name."""
-        if name not in MODULES:
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(context):
             return None
-        command = getattr(importlib.import_module(f"resile.cli.commands.{MODULES[name]}"), name)
+        module = "suspend" if name == "resume" else name
+        command = getattr(importlib.import_module(f"resile.cli.commands.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -54,7 +41,7 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Run a command and end the process: 0, 1 with one sentence, 2 for what cannot be used, 130 after Ctrl-C."""
+    """Run a command and end the process with its exit code."""
     with quiet_if_reader_leaves():
         sys.exit(_exit_code(argv))
 
@@ -68,18 +55,14 @@ def _exit_code(argv: Sequence[str]) -> int:
         return 0
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "resile"
-        _say(f"{path}: {' '.join(error.format_message().split())}")
-        _say(f"`{path} --help` explains it")
+        say(f"{path}: {' '.join(error.format_message().split())}")
+        say(f"`{path} --help` explains it")
         return BAD_USAGE
     except (click.ClickException, CommandError) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         for sentence in text.splitlines():
-            _say(f"resile: {sentence}")
+            say(f"resile: {sentence}")
         return BAD_USAGE if isinstance(error, NotUsableError) else FAILED
     except (click.Abort, KeyboardInterrupt):
-        _say("resile: interrupted")
+        say("resile: interrupted")
         return INTERRUPTED
-
-
-def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)

@@ -1,7 +1,7 @@
-"""The entry point of `resile`: finds the command and loads only what that command needs.
+"""The entry point of `resile`: finds the command, and imports only what that command needs.
 
-`run` is on the way of every new agent, and an agent's start is part of recovery: it must not wait for click or rich.
-Every other command is in the click group `resile.cli.loader:cli`, loaded when one is asked for.
+`run` starts every agent, and the time that an agent takes to start is part of every recovery: `run` must not import
+click or rich. All other commands are in a click group, which is imported when one of them is run.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ COMMANDS: dict[str, str] = {
     "operator": "run the operator, which gives every job of a cluster its master",
     "chaos": "break something on purpose and watch the job recover",
 }
-"""Every command and what it is for; the overview below is made from this."""
+"""Every command and its purpose, in the order of the overview."""
 
 
 def overview() -> str:
-    """What `resile` and `resile --help` print."""
+    """The text that `resile` and `resile --help` print."""
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:<{width}}{purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
@@ -51,7 +51,7 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs one command and ends the process with its exit code; 2 for a command that does not exist."""
+    """Run one command and end the process with its exit code; 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
     first = words[0] if words else "--help"
     if first == "run":

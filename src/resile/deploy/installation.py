@@ -1,8 +1,8 @@
-"""Everything a cluster needs to run jobs, as plain objects: what `resile manifests` prints and `config/` holds.
+"""All objects that a cluster needs to run jobs, as plain data. `resile manifests` prints them; `config/` stores them.
 
-Both come from here, so there is one text to change: `resile manifests --kustomize config` writes the folder anew. The
-operator runs as nobody, with a read-only file system and no capabilities; it starts masters from its own image, which
-it learns from its own pod (`POD_NAME`), so that an image is named in one place.
+`resile manifests --kustomize config` writes that folder again after a change here. The operator runs as nobody, with a
+read-only file system and no capabilities. It starts masters from its own image, which it reads from its own pod
+(`POD_NAME`), so that an image is named in one place only.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from resile.api.kinds import registry
 Object = dict[str, Any]
 
 NAME = "resile-operator"
-"""Of the Deployment, its ServiceAccount, its roles and the Lease of its election."""
+"""The name of the Deployment, of its ServiceAccount and roles, and of the Lease for leader election."""
 
 NAMESPACE = "resile-system"
 JOBS_NAMESPACE = "dlrover"
-"""Where the examples and tutorials put their jobs; any other namespace will do."""
+"""The namespace of the jobs in examples and tutorials; jobs can run in any other namespace, too."""
 
 IMAGE = "resile:dev"
 USER = 65532
-"""The number of nobody in images without a shell; it owns no file."""
+"""The user id of nobody in images without a shell; this user owns no file."""
 
 HEALTH_PORT = 8081
-"""Answers /healthz, /readyz and /metrics."""
+"""The port of /healthz, /readyz and /metrics."""
 
 SCRATCH = "/var/run/resile"
-"""The one place where the operator can write; not /tmp, which would hide what an image has there."""
+"""The only directory that the operator can write to. A volume at /tmp would hide files of the image."""
 
 _RBAC = "rbac.authorization.k8s.io"
 
 
 def definitions(*, cel: bool = False) -> list[Object]:
-    """The CustomResourceDefinitions."""
     return [crd(kind.definition, cel=cel) for kind in registry.kinds()]
 
 
 def namespaces(namespace: str = NAMESPACE) -> list[Object]:
-    """The operator's namespace, in which pods may have no privileges, and the one of the examples."""
+    """The namespace of the operator, in which pods may have no privileges, and the namespace of the examples."""
     restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
     return [
         _object("v1", "Namespace", namespace, labels=restricted),
@@ -50,37 +49,30 @@ def namespaces(namespace: str = NAMESPACE) -> list[Object]:
 
 
 def service_account(namespace: str = NAMESPACE) -> Object:
-    """The account that the operator runs under."""
     return _object("v1", "ServiceAccount", NAME, namespace)
 
 
 def operator_role(namespace: str = NAMESPACE) -> list[Object]:
-    """What the operator may do in all namespaces."""
+    """The rights of the operator in all namespaces."""
+    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
         {**_object(f"{_RBAC}/v1", "ClusterRole", NAME), "rules": rbac.operator_rules()},
-        {
-            **_object(f"{_RBAC}/v1", "ClusterRoleBinding", NAME),
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": NAME},
-            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
-        },
+        {**_object(f"{_RBAC}/v1", "ClusterRoleBinding", NAME), **_binding("ClusterRole", NAME, account)},
     ]
 
 
 def election_role(namespace: str = NAMESPACE) -> list[Object]:
-    """What the operator may do in its own namespace."""
+    """The rights of the operator in its own namespace."""
     name = f"{NAME}-leader-election"
+    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
         {**_object(f"{_RBAC}/v1", "Role", name, namespace), "rules": rbac.election_rules(NAME)},
-        {
-            **_object(f"{_RBAC}/v1", "RoleBinding", name, namespace),
-            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
-        },
+        {**_object(f"{_RBAC}/v1", "RoleBinding", name, namespace), **_binding("Role", name, account)},
     ]
 
 
 def user_roles() -> list[Object]:
-    """What the cluster's own roles view, edit and admin let people do with jobs."""
+    """Rules that Kubernetes adds to its own roles view, edit and admin, so that their users can work with jobs."""
     aggregate = f"{_RBAC}/aggregate-to-"
     see = {f"{aggregate}view": "true"}
     change = {f"{aggregate}edit": "true"}
@@ -91,7 +83,7 @@ def user_roles() -> list[Object]:
 
 
 def priority_classes() -> list[Object]:
-    """The classes that `priority` of a role names: high before all that says nothing, low after it."""
+    """The PriorityClasses that the field `priority` of a role names: pods without a class are between high and low."""
     about = {
         "high": (
             1000,
@@ -112,22 +104,18 @@ def priority_classes() -> list[Object]:
 
 
 def default_role() -> list[Object]:
-    """What DLRover's tutorials apply to let masters work, here without any right: see the comment of its file."""
-    name = "default-role"
+    """The Role and RoleBinding that DLRover's tutorials apply, here without any right; the file's comment says why."""
+    name, version = "default-role", f"{_RBAC}/v1"
+    binding = {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "default-rolebinding"}}
+    account = {"kind": "ServiceAccount", "name": "default", "namespace": JOBS_NAMESPACE}
     return [
-        {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": {"name": name}, "rules": []},
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "default-rolebinding"},
-            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": JOBS_NAMESPACE}],
-        },
+        {"apiVersion": version, "kind": "Role", "metadata": {"name": name}, "rules": []},
+        {**binding, **_binding("Role", name, account)},
     ]
 
 
 def deployment(image: str = IMAGE, namespace: str = NAMESPACE) -> Object:
-    """The operator itself."""
+    """The Deployment of the operator."""
     selector = {"app.kubernetes.io/name": NAME}
     pod: Object = {
         "serviceAccountName": NAME,
@@ -152,7 +140,7 @@ def deployment(image: str = IMAGE, namespace: str = NAMESPACE) -> Object:
 
 
 def everything(image: str = IMAGE, namespace: str = NAMESPACE, *, cel: bool = False) -> list[Object]:
-    """All that `kubectl apply -k config/default` installs, in an order in which it can be applied one by one."""
+    """All objects that `kubectl apply -k config/default` installs, in an order in which they can be applied."""
     return [
         *namespaces(namespace),
         *definitions(cel=cel),
@@ -199,6 +187,11 @@ def _probe(path: str) -> Object:
 
 def _from_pod(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _binding(kind: str, role: str, subject: Object) -> Object:
+    """The fields of a binding that grant a Role or ClusterRole to a subject."""
+    return {"roleRef": {"apiGroup": _RBAC, "kind": kind, "name": role}, "subjects": [subject]}
 
 
 def _object(version: str, kind: str, name: str, namespace: str = "", labels: dict[str, str] | None = None) -> Object:

@@ -1,4 +1,4 @@
-"""The folder `config/`: the objects of an installation, one concern a file, to be adapted with kustomize."""
+"""The files of the folder `config/`: the objects of an installation, for users who adapt them with kustomize."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ Not part of the installation, because their names are the cluster's: it may have
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated values out: readers of a manifest stumble over YAML anchors."""
+    """Writes repeated values out, because YAML anchors make manifests hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def to_yaml(objects: Iterable[Any]) -> str:
-    """One YAML stream; the fields keep their order, and the same objects give the same text."""
+    """The objects as one YAML stream. Fields keep their order; the same objects always give the same text."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=WIDTH, allow_unicode=True)
 
 
 def files() -> dict[str, str]:
-    """The text of every file of `config/`, by its path below it."""
+    """The text of every file of `config/`, by its path in that folder."""
     definitions = [kind.definition for kind in registry.kinds()]
     crds = [f"bases/{definition.group}_{definition.plural}.yaml" for definition in definitions]
     samples = {f"samples/{_sample_file(kind)}": _sample(kind) for kind in registry.kinds()}
@@ -90,11 +90,7 @@ def files() -> dict[str, str]:
 
 
 def write(folder: Path) -> None:
-    """Write every file below `folder`, over what is there under the same names; other files stay.
-
-    Raises:
-        OSError: when a file cannot be written; those before it are.
-    """
+    """Write every file into `folder`; files of other names stay. Raises `OSError` at the first that it cannot write."""
     for path, text in files().items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

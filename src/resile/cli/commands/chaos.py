@@ -1,4 +1,4 @@
-"""`resile chaos`: break something of a job on purpose, and see the job recover."""
+"""`resile chaos`: inject a fault into a job, and watch the job recover."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def delete(jobs: tuple[str, ...], target: Target, keep: bool, now: bool, wait: b
         ending = [
             stack.enter_context(target.jobs(say, local=local)).delete(names, now=now, wait=wait, keep_logs=keep)
             for local, names in sorted(places.items())
-        ]  # all names are good before the first one goes
+        ]  # all names are checked before the first job is deleted
         for deletions in ending:
             for deleted in deletions:
                 how = "deleted" if deleted.gone else "is being deleted"

@@ -1,4 +1,4 @@
-"""`resile describe`: everything that is known of one job, in sections."""
+"""`resile describe`: print everything that is known of one job, in sections."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def describe(job: str, target: Target, output: str) -> None:
 
 
 def _facts(job: JobView, more: dict[str, str]) -> str:
-    """What is known of a job wherever it runs, and `more`, as names with values."""
+    """The facts that any job has, then the facts in `more`, one per line."""
     speed, goodput = rows.speeds(job)
     life = (job.ended_at or job.at) - (job.started_at or job.created_at)
     whole = {
@@ -94,7 +94,7 @@ def _rounds(told: Description) -> str:
 
 
 def _section(title: str, body: str) -> str:
-    """A part of the description; `<none>` where there is nothing to say."""
+    """A section of the description, with `<none>` in place of an empty body."""
     if not body:
         return f"{title}:  {rows.NONE}"
     return f"{title}:\n" + "\n".join(f"  {line}" for line in body.splitlines())

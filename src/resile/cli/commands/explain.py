@@ -1,4 +1,4 @@
-"""`resile explain`: what the engine derived from the settings, so that no user has to guess."""
+"""`resile explain`: print the values that the engine derives from the settings of a job."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def _row(ladder: Timeouts, name: str) -> dict[str, object]:
 
 
 def _share(ladder: Timeouts, name: str) -> str:
-    """The rung's part of the budget; a dash where the budget does not decide it."""
+    """A time-out as a percentage of the recovery budget; a dash if it does not depend on the budget."""
     return f"{getattr(ladder, name) / ladder.recovery_budget:.0%}" if _is_share(ladder, name) else "-"
 
 
 def _is_share(ladder: Timeouts, name: str) -> bool:
-    """Whether a rung grows with the budget: it does when a larger budget would make it larger."""
+    """True if a time-out depends on the recovery budget: a larger budget changes it."""
     doubled = derive(Seconds(2.0 * DEFAULT_RECOVERY_BUDGET))
     return bool(getattr(doubled, name) != getattr(derive(), name))
 

@@ -1,4 +1,4 @@
-"""`resile logs`: what nodes and masters wrote, of one pod or of all pods of a job."""
+"""`resile logs`: print the log of one pod, or the logs of all nodes of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`resile manifests`: what a cluster needs to run jobs, ready for kubectl."""
+"""`resile manifests`: print or write the manifests that a cluster needs to run jobs."""
 
 from __future__ import annotations
 

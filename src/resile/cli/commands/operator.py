@@ -1,4 +1,4 @@
-"""`resile operator`: run the operator, in a pod or against the cluster of KUBECONFIG."""
+"""`resile operator`: run the operator, for the cluster of its pod or of KUBECONFIG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`resile submit`: a manifest becomes a running job, or a change to one, and the job is followed to its end."""
+"""`resile submit`: start the job of a manifest, or apply a plan to a running job, and follow the job to its end."""
 
 from __future__ import annotations
 
@@ -73,11 +73,7 @@ def submit(
 
 
 def read_manifest_file(path: str) -> list[Document]:
-    """Everything in a manifest file.
-
-    Raises:
-        NotUsableError: it cannot be read, or is wrong; one sentence per error.
-    """
+    """All documents of a manifest file; raises `NotUsableError` with one line for each error in it."""
     try:
         text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -94,7 +90,7 @@ def _is_job(document: Document) -> bool:
 
 
 def _follow(jobs: Jobs, job: Submitted, *, quiet: bool) -> int:
-    """Stay with a job until it is over; the command's exit code."""
+    """Follow a job until it is over. Returns the exit code of the command."""
     with jobs.follow(job) as following:
         screen: Screen = _Silent() if quiet else screen_for(sys.stdout.isatty())
         follower = Follower(following, screen)
@@ -128,7 +124,7 @@ def _tell_failure(following: Following) -> None:
 
 
 def _left(job: str, follower: Follower, following: Following) -> str:
-    """What becomes of a job whose user did not wait for its end."""
+    """The message to a user who pressed Ctrl-C: what happens to the job now."""
     watch = f"`resile get jobs {job}` shows it"
     if follower.over:
         return f"left {job}, which is over; {watch}"
@@ -144,19 +140,19 @@ def _goes_on(job: str) -> str:
 
 
 def _part(screen: Screen, sentence: str) -> None:
-    """The last words to a terminal that may be gone."""
+    """Close the screen and print a last message, to a terminal that may be closed already."""
     try:
         screen.close()
         say(f"resile: {sentence}")
         sys.stdout.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # or the interpreter complains at its end
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # otherwise the interpreter prints an error at its end
         os.dup2(nowhere, sys.stdout.fileno())
         os.dup2(nowhere, sys.stderr.fileno())
 
 
 class _Silent(PlainScreen):
-    """Shows nothing of the job: the output is for a program."""
+    """Shows nothing of the job, because a program reads the output."""
 
     def show(self, job: object, news: object) -> None:
-        """Show nothing."""
+        pass

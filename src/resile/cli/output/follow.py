@@ -1,4 +1,4 @@
-"""Following a job from start to end: what `submit` shows, live on a terminal and line by line elsewhere."""
+"""The output of `submit` while it follows a job: live on a terminal, line by line into a pipe or file."""
 
 from __future__ import annotations
 
@@ -18,36 +18,34 @@ from resile.client.base import Following, Moment
 from resile.core.completion import Reason
 
 STOPPED = str(Reason.STOPPED)
-"""The reason of a job that a person ended."""
+"""The reason of a job that its user has stopped."""
 
 
 class Screen(Protocol):
     """Shows a job that is followed."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
-        """Show the job as it is, and the lines of its story that are new."""
+        """Show the job as it is now, and the job events since the last call."""
 
     def say(self, words: str) -> None:
-        """Tell the user something that is no part of the story."""
+        """Show a message that is no job event."""
 
     def close(self) -> None:
-        """End the drawing; lines of the story stay."""
+        """Stop drawing; the job events stay visible."""
 
 
 class PlainScreen:
-    """One line per line of the story, with the time: for pipes, files and CI."""
+    """Prints each job event on a line with its time: for pipes, files and CI."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
-        """Print what is new."""
-        for told in news:
-            click.echo(story_line(told))
+        for event in news:
+            click.echo(story_line(event))
 
     def say(self, words: str) -> None:
-        """Print it beside the output, which may be read by a program."""
         click.echo(words, err=True)
 
     def close(self) -> None:
-        """Nothing was drawn."""
+        pass
 
 
 def story_line(told: JobEvent) -> str:
@@ -57,12 +55,11 @@ def story_line(told: JobEvent) -> str:
 
 
 def clock(at: float) -> str:
-    """The time of day, to the millisecond."""
+    """The local time of day, to the millisecond."""
     return time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
 
 
 def screen_for(interactive: bool) -> Screen:
-    """The live view on a terminal, plain lines elsewhere."""
     if not interactive:
         return PlainScreen()
     from resile.cli.output.live import LiveScreen  # rich takes a tenth of a second to import
@@ -71,7 +68,7 @@ def screen_for(interactive: bool) -> Screen:
 
 
 class Dismissed(Exception):
-    """The command that follows a job was ended by this signal."""
+    """A signal has ended the command that follows a job."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -84,23 +81,18 @@ class Follower:
     def __init__(self, following: Following, screen: Screen) -> None:
         self.story: list[JobEvent] = []
         self.stopping = False
-        """The user pressed Ctrl-C, which is to end the job."""
+        """True after the user has pressed Ctrl-C to end the job."""
         self.asked = False
-        """The question to end the job has arrived."""
+        """True after the master has got the request to stop the job."""
         self.over = False
-        """The job is over; its nodes may still be ending."""
+        """True if the job is over; its nodes may still be ending."""
         self._following = following
         self._screen = screen
         self._dismissed = 0
-        """The signal that ended this command, which is no reason to end the job."""
+        """The signal that has ended this command, but not the job; 0 for none."""
 
     def poll(self) -> Moment:
-        """Look once and show it; the job as it is now.
-
-        Raises:
-            Dismissed: a signal ended this command.
-            CommandError: the job cannot be seen any more.
-        """
+        """Get the job as it is now and show it; raises `Dismissed` if a signal has ended this command."""
         if self._dismissed:
             raise Dismissed(self._dismissed)
         moment = self._following.poll()
@@ -112,14 +104,11 @@ class Follower:
         return moment
 
     def until_over(self) -> JobView:
-        """Follow to the end; the job as it is then.
-
-        Where Ctrl-C is to end the job, the first one asks for that; the second one raises.
+        """Follow the job and return it as it is at its end. The first Ctrl-C asks a job of this machine to stop.
 
         Raises:
-            KeyboardInterrupt: the user leaves; `asked` says whether the job ends nevertheless.
-            Dismissed: a signal ended this command; the job goes on.
-            CommandError: the job cannot be seen any more.
+            KeyboardInterrupt: after another Ctrl-C, or the first one for a job of a cluster.
+            Dismissed: a signal has ended this command; the job goes on.
         """
         with self._dismissable():
             while True:
@@ -137,7 +126,7 @@ class Follower:
 
     @contextlib.contextmanager
     def _dismissable(self) -> Iterator[None]:
-        """While inside, signals that end this command are noted, so that it can say that the job goes on."""
+        """Within this context, signals that end the command make `poll` raise `Dismissed`."""
 
         def dismiss(number: int, _: FrameType | None) -> None:
             self._dismissed = number
@@ -154,7 +143,7 @@ class Follower:
 
 
 def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
-    """What remains to be said when a job is over: its end, every time that training stood still, and goodput."""
+    """The summary of a job that is over: its end, its interruptions and its goodput."""
     ending = "was stopped" if job.reason == STOPPED else job.phase.lower()
     words = [f"job {job.name} {ending}: {job.message or job.reason}"]
     if job.outages:
@@ -169,7 +158,7 @@ def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
 
 
 def outage_table(job: JobView) -> str:
-    """Every time that training stood still."""
+    """A table of the interruptions of a job."""
     rows = [
         (
             outage.because,

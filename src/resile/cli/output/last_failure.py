@@ -1,4 +1,4 @@
-"""How the last failure of a job is told, by `describe` and at the end of `submit`."""
+"""The last failure of a job as text, for `describe` and the end of `submit`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from resile.client.base import Failure, ProcessFailure
 
 
 def failure_title(failure: Failure | None) -> str:
-    """What follows the words `last failure`: the round that a process broke."""
+    """The text after the words `last failure`: the round that a process broke; empty for a node."""
     return f" (first of round {failure.round})" if isinstance(failure, ProcessFailure) else ""
 
 
 def failure_lines(failure: Failure | None) -> list[str]:
-    """A failure with all that its process or node said; nothing for None."""
+    """A failure with the traceback and the last log lines of its process or node; no lines for None."""
     if failure is None:
         return []
     if isinstance(failure, ProcessFailure):

@@ -1,4 +1,4 @@
-"""How a listing is printed, wherever its items come from: as a table of kubectl's, as data, or as names."""
+"""Printing a listing as a table in kubectl's layout, as JSON or YAML, or as names."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ WORDS = {
     Listable.PLANS: ("plans", "plan"),
 }
 AGES = ("AGE", "LAST SEEN")
-"""Columns whose change is no news."""
+"""Columns that change with time alone; a watch does not print a row because of them."""
 FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
 def kind_of(word: str) -> Listable:
-    """What a word of the user's means; the words of `kubectl` for every kind of job and plan are known.
-
-    Raises:
-        NotUsableError: it means nothing.
-    """
+    """What to list for a word such as `jobs`, `po` or `elasticjobs`; raises `NotUsableError` for an unknown word."""
     kind = next((known for known, words in WORDS.items() if word in words), None)
     if kind is None and any(word in one.definition.words for one in registry.job_kinds()):
         kind = Listable.JOBS
@@ -42,16 +38,10 @@ def kind_of(word: str) -> Listable:
 
 
 class Listing:
-    """Prints items of one kind, and later the changed ones."""
+    """Prints a listing, and then the items that changed."""
 
     def __init__(self, kind: Listable, output: str, *, spaces: bool) -> None:
-        """Nothing is printed yet.
-
-        Args:
-            kind: of the items.
-            output: one of `FORMATS`.
-            spaces: whether rows name their namespace.
-        """
+        """Prepare to print `kind` in one of `FORMATS`; with `spaces`, rows begin with the namespace."""
         self._wide = output == "wide"
         self._output = output
         self._spaces = spaces
@@ -63,16 +53,16 @@ class Listing:
 
     @property
     def for_people(self) -> bool:
-        """Whether a person reads it."""
+        """True if the format is a table."""
         return self._output in ("table", "wide")
 
     @property
     def needs_nodes(self) -> bool:
-        """Whether a job's nodes are shown with it."""
+        """True if the format shows the nodes of each job."""
         return self._output != "table"
 
     def show(self, items: Sequence[Item], *, one: bool = False) -> None:
-        """Print all items; with `one`, data is that of the only item, not a list."""
+        """Print all items; with `one`, JSON and YAML are the single item and not a list."""
         data = [item.view for item in items]
         self._changed(items)
         if self._output == "json":
@@ -87,7 +77,7 @@ class Listing:
             click.echo(table(self._header, shown))
 
     def show_changed(self, items: Sequence[Item]) -> None:
-        """Print the items that differ from how they were printed last; an age alone is no difference."""
+        """Print the items that have changed since they were printed last, apart from their age."""
         for item in self._changed(items):
             if self._output == "json":
                 click.echo(msgspec.json.encode(item.view))
@@ -119,7 +109,7 @@ class Listing:
 
 
 def print_yaml(value: object) -> None:
-    """Print data as YAML, structs included."""
+    """Print any data as YAML, also structs."""
     import yaml
 
     click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True).rstrip())

@@ -1,4 +1,4 @@
-"""The live view of a job on a terminal: state, nodes and the newest lines of the story. The one place that draws."""
+"""The live view of a job on a terminal: its state, its nodes and its newest job events."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ COLOURS = {
 }
 OTHER = "red"
 FRAME = 8
-"""Lines that are neither a node nor an event. A frame that is higher than the terminal could not be taken away."""
+"""How many lines show neither a node nor an event. A view that is higher than the terminal could not be erased."""
 BORDER = 4
 ECHO = 2
-"""Columns that stay free for the ^C that a terminal prints itself: were it to wrap, a row of the frame would stay."""
+"""Columns that stay free for the ^C that the terminal prints: if it wrapped, a row of the view could not be erased."""
 GAP, BAR = 3, 20
 WIDE = 100
-"""Columns of a terminal in which every column of the nodes has room."""
+"""The width from which on a terminal has room for every column of the nodes."""
 
 
 class LiveScreen:
-    """Draws the job in place; the lines of the story stay behind when it is closed."""
+    """Draws the job in place; when it is closed, the job events stay as plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -51,7 +51,6 @@ class LiveScreen:
         self._live.start()
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
-        """Draw the job."""
         self._story.extend(news)
         outer = self._console.width - ECHO
         width, room = outer - BORDER, max(6, self._console.height - FRAME)
@@ -65,11 +64,10 @@ class LiveScreen:
         self._live.refresh()
 
     def say(self, words: str) -> None:
-        """Print a line above the picture."""
         self._console.print(Text(words))
 
     def close(self) -> None:
-        """Take the picture away and leave the whole story as plain lines."""
+        """Erase the view and print all job events as plain lines."""
         self._live.update(Text())
         self._live.refresh()
         self._live.stop()
@@ -77,7 +75,7 @@ class LiveScreen:
 
 
 def _head(job: JobView, width: int) -> Table:
-    """One line, however narrow: what does not fit is left out, the least important first."""
+    """The first line; facts that do not fit into `width` are left out, the least important first."""
     speed, goodput = speeds(job)
     phase = Text(job.phase, style=f"bold {COLOURS.get(job.phase, OTHER)}")
     by_importance = [
@@ -112,7 +110,7 @@ def _nodes(nodes: Sequence[NodeView], now: float, hidden: int, *, narrow: bool) 
     )
     for title in titles:
         drawn.add_column(title, no_wrap=True)
-    drawn.add_column("", no_wrap=True, ratio=1)  # the message has what is left
+    drawn.add_column("", no_wrap=True, ratio=1)  # the message gets the remaining width
     for node in nodes:
         status = Text(node.status, style=COLOURS.get(node.status, OTHER))
         numbers = [str(node.restarts)] if narrow else [str(node.rank), str(node.restarts), str(node.crashes)]
@@ -123,7 +121,7 @@ def _nodes(nodes: Sequence[NodeView], now: float, hidden: int, *, narrow: bool) 
 
 
 def _lines(story: Sequence[JobEvent] | deque[JobEvent], *, whole: bool) -> Table:
-    """The story; a line that is too long goes on in the next row if it is to be `whole`, and is cut otherwise."""
+    """The job events, one per row; with `whole`, long messages are wrapped, otherwise they are cut."""
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(no_wrap=True)
     drawn.add_column(no_wrap=True)

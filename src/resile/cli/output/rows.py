@@ -1,4 +1,4 @@
-"""What the rows of `get` hold: jobs, nodes, events and plans in the columns of kubectl."""
+"""The cells of the rows that `resile get` prints, for jobs, nodes, events and plans, in kubectl's columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NONE = "<none>"
 
 
 def row(item: Item, *, wide: bool) -> list[str]:
-    """One line of a listing, without its namespace."""
+    """The cells of an item, without its namespace."""
     match item.view:
         case JobView():
             return job_row(item.view, wide)
@@ -40,7 +40,6 @@ def row(item: Item, *, wide: bool) -> list[str]:
 
 
 def job_row(job: JobView, wide: bool) -> list[str]:
-    """One line of `get jobs`."""
     cells = [job.name, job.phase, age(time.time() - job.created_at)]
     if not wide:
         return cells
@@ -50,7 +49,7 @@ def job_row(job: JobView, wide: bool) -> list[str]:
 
 
 def steps(job: JobView) -> str:
-    """How many steps were taken: `120/468`, `120` where the end is not known, `-` before the first step."""
+    """How many steps were taken: `120/468`, `120` if the total is not known, `-` before the first step."""
     if job.step < 0:
         return "-"
     taken = job.step + 1  # steps are numbered from 0
@@ -70,7 +69,6 @@ def speeds(job: JobView) -> tuple[str, str]:
 
 
 def node_row(node: NodeView, wide: bool) -> list[str]:
-    """One line of `get nodes`."""
     cells = [
         node.name,
         f"{node.ready_containers}/{node.containers}",
@@ -85,7 +83,6 @@ def node_row(node: NodeView, wide: bool) -> list[str]:
 
 
 def event_row(event: EventView) -> list[str]:
-    """One line of `get events`; its message is kept on that line."""
     return [
         age(time.time() - event.at),
         "Warning" if event.warning else "Normal",
@@ -96,6 +93,5 @@ def event_row(event: EventView) -> list[str]:
 
 
 def plan_row(plan: PlanView, wide: bool) -> list[str]:
-    """One line of `get plans`."""
     cells = [plan.name, plan.phase or NONE, age(time.time() - plan.created_at)]
     return [*cells, plan.job, plan.message or NONE] if wide else cells

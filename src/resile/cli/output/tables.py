@@ -1,4 +1,4 @@
-"""Tables and ages as kubectl prints them, so that eyes, greps and scripts that know kubectl read them."""
+"""Tables and ages as kubectl prints them, for people and scripts that know kubectl."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ Row = Sequence[str]
 
 
 def widths(rows: Iterable[Row]) -> list[int]:
-    """How wide each column is, without the gap."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def line(row: Row, columns: Sequence[int]) -> str:
-    """One row; the last column is not padded."""
+    """One row as text; all columns but the last are padded to these widths."""
     cells = [f"{cell:<{width + GAP}}" for cell, width in zip(row[:-1], columns[:-1], strict=True)]
     return "".join([*cells, row[-1]]).rstrip()
 
 
 def table(header: Row, rows: Sequence[Row]) -> str:
-    """A whole table."""
     columns = widths([header, *rows])
     return "\n".join(line(row, columns) for row in [header, *rows])
 
 
 def age(seconds: float) -> str:
-    """How long ago, in kubectl's words: 32s, 2m20s, 12m, 3h17m, 19h, 2d3h, 40d."""
+    """An age as kubectl prints it: 32s, 2m20s, 12m, 3h17m, 19h, 2d3h, 40d."""
     whole = int(seconds)
     if whole < 120:
         return f"{max(whole, 0)}s"
@@ -51,7 +49,7 @@ def age(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A duration, more exact than `age` while it is short: 12 ms, 0.84 s, 12.3 s, then as `age`."""
+    """A duration: 12 ms, 0.84 s, 12.3 s; from two minutes on as `age`."""
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:

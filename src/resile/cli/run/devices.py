@@ -1,8 +1,7 @@
-"""How many processes a machine can feed, found without importing torch (which takes longer than a recovery).
+"""Counting the GPUs and CPUs of this machine without importing torch, which takes longer than a recovery.
 
-A GPU is counted as the driver shows it: by the variable that narrows the choice if it is set, else by device files,
-which a container has only for the devices it was given. A device that is there but broken is counted all the same;
-the training process finds out.
+GPUs are counted as the driver shows them: by the variable that limits the visible devices if it is set, else by device
+files, which a container has only for its own devices. A broken device is counted, too; the training process finds out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _VISIBLE: dict[str, tuple[str, str]] = {
     "npu": ("ASCEND_RT_VISIBLE_DEVICES", r"davinci\d+"),
     "musa": ("MUSA_VISIBLE_DEVICES", r"mtgpu\.?\d+"),
 }
-"""By the word that `--nproc-per-node` takes: the variable that narrows the choice, and the device files."""
+"""By the word that `--nproc-per-node` takes: the variable that limits the visible devices, and their device files."""
 
 DEVICE_OF_ACCELERATOR = {
     "nvidia.com/gpu": "gpu",
@@ -28,9 +27,9 @@ DEVICE_KINDS = tuple(_VISIBLE)
 
 
 def count_devices(kind: str, environ: Mapping[str, str], dev: str = "/dev") -> int:
-    """How many devices of a kind this machine shows; 0 if none. Costs one directory listing at most.
+    """How many devices of a kind this machine shows. Lists at most one directory.
 
-    As the driver reads it, a list of visible devices ends at the first entry that is empty or negative.
+    A list of visible devices ends at the first empty or negative entry, as the driver reads it.
     """
     variable, pattern = _VISIBLE[kind]
     chosen = environ.get(variable)
@@ -48,5 +47,5 @@ def count_devices(kind: str, environ: Mapping[str, str], dev: str = "/dev") -> i
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use; a container or `taskset` may leave fewer than the machine has."""
+    """How many CPUs this process may use; a container or `taskset` may allow fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
 """The flags of `resile run`: one table, and the parser made from it.
 
 `resile run` takes every flag of torchrun and of dlrover-run, so a command line written for either runs unchanged:
-both spellings (`--max-restarts`, `--max_restarts`), torchrun's abbreviations, and the environment in place of
-flags (`PET_MAX_RESTARTS=3`; the flag wins). What the words mean is decided in `run_options`; here a value is only of
-the right kind. Imports nothing but argparse: this is on the way of every recovery that starts a new agent.
+both spellings (`--max-restarts`, `--max_restarts`), torchrun's abbreviations, and environment variables in place of
+flags (`PET_MAX_RESTARTS=3`; the flag wins). This module converts values to their types; `options.py` interprets them.
+It imports little more than argparse, because every recovery that starts a new agent waits for it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ RESILE = "RESILE_"
 
 
 class FlagError(ValueError):
-    """What the user gave cannot be used; the message is one sentence that names the flag or variable."""
+    """A flag or variable cannot be used; the message is one sentence that names it."""
 
 
 class Kind(enum.Enum):
-    """What a flag's value is."""
+    """The type of a flag's value."""
 
     WORD = "word"
     WHOLE = "whole"
     SECONDS = "seconds"
     SWITCH = "switch"
-    """Takes no value; its variable is 0 or another number."""
+    """The flag takes no value; its variable is 0 for off, or another number for on."""
     WORDS = "words"
-    """Separated by commas; two commas stand for one."""
+    """Words separated by commas; two commas stand for a comma in a word."""
 
 
 class Flag(NamedTuple):
-    """One flag, with its dashed spelling; the underscored one comes by itself."""
+    """One flag. `name` is the spelling with dashes; the one with underscores is derived from it."""
 
     name: str
     group: str
@@ -49,24 +49,24 @@ class Flag(NamedTuple):
     short: str = ""
     choices: tuple[str, ...] = ()
     env: str = PET
-    """The prefix of the variable that stands in for the flag; empty for none."""
+    """The prefix of the environment variable that replaces the flag; empty if none does."""
     torchrun: bool = True
 
     @property
     def dest(self) -> str:
-        """The name of its value."""
+        """The key of the flag's value in `Given.values`."""
         return self.name.lstrip("-").replace("-", "_")
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All ways to write it, the one for people first."""
+        """All spellings of the flag, the one with dashes before the one with underscores."""
         underscored = "--" + self.dest
         both = (self.name,) if underscored == self.name else (self.name, underscored)
         return (self.short, *both) if self.short else both
 
     @property
     def variable(self) -> str:
-        """The environment variable that stands in for it, or nothing."""
+        """The environment variable that replaces the flag; empty if none does."""
         return self.env + self.dest.upper() if self.env else ""
 
 
@@ -147,23 +147,19 @@ _NOT_GIVEN: Any = object()
 
 
 class Given(NamedTuple):
-    """What the user gave: every flag's value, and for those not left to their default where it came from."""
+    """The values of all flags, and where those come from that the user has set."""
 
     values: dict[str, Any]
     source: dict[str, str]
-    """By dest: `--nnodes` or `PET_NNODES`, to name in messages."""
+    """The flag or variable that has set a value, such as `--nnodes` or `PET_NNODES`; no entry for defaults."""
 
     def named(self, dest: str) -> str:
-        """How a message should call this value: the flag or variable that set it, else the flag that could."""
+        """The name of a value in messages: the flag or variable that has set it, else its flag."""
         return self.source.get(dest, "--" + dest.replace("_", "-"))
 
 
 def convert(flag: Flag, text: str) -> Any:
-    """The value that a text stands for.
-
-    Raises:
-        ValueError: with the rest of a sentence that starts with the flag's name.
-    """
+    """Convert the text of a flag or variable; `ValueError` has the rest of a sentence that begins with its name."""
     if flag.choices and text not in flag.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
     match flag.kind:
@@ -190,7 +186,7 @@ def convert(flag: Flag, text: str) -> Any:
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows one spelling of each flag and never gets wider than the terminal or `HELP_WIDTH`."""
+    """Shows one spelling of each flag; lines are no wider than the terminal and `HELP_WIDTH`."""
 
     def __init__(self, prog: str) -> None:
         columns = os.environ.get("COLUMNS", "")
@@ -212,13 +208,13 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with torchrun's reading of abbreviations, and errors that are raised instead of printed."""
+    """argparse with torchrun's rules for abbreviations, and with errors that are raised instead of printed."""
 
     def error(self, message: str) -> NoReturn:
         raise FlagError(message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What an abbreviation may mean: a flag of torchrun's if there is one, else any; spellings count once."""
+        """The flags that an abbreviation matches: those of torchrun if any, else all. Two spellings are one flag."""
         by_dest: dict[str, Any] = {}
         for match in super()._get_option_tuples(option_string):
             by_dest.setdefault(match[0].dest, match)
@@ -230,7 +226,7 @@ _TORCHRUN_DESTS = frozenset(flag.dest for flag in FLAGS if flag.torchrun) | {"he
 
 
 def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
-    """The parser. It knows neither defaults nor the environment; `parse` adds them."""
+    """The parser of flags alone; `parse` adds defaults and environment variables."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [flags] script [arguments of the script]",
@@ -255,7 +251,7 @@ def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
     rest = what.add_argument(
         "training_script_args", metavar="…", nargs=argparse.REMAINDER, help="all that follows is for it"
     )
-    script.required = rest.required = False  # absence gets a sentence of ours
+    script.required = rest.required = False  # `parse` raises an error with a better sentence
     what.add_argument("-h", "--help", action="help", help="show this and end")
     what.add_argument("--version", action="version", version=f"resile {__version__}", help="show it and end")
     return parser
@@ -272,13 +268,13 @@ def _converter(flag: Flag) -> Any:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> Given:
-    """Reads flags, then variables, then defaults; the first that says something wins.
+    """Take each value from its flag, else from its variable, else from its default.
 
-    A variable that its flag overrules is not looked at, so a bad one does no harm then.
+    A variable is not read if its flag is given, so a wrong value in it does no harm then.
 
     Raises:
-        FlagError: for an unknown flag, a value of the wrong kind, or nothing to run.
-        SystemExit: after printing the help (0).
+        FlagError: a flag is unknown, a value is of the wrong type, or there is no script.
+        SystemExit: with 0, after printing the help.
     """
     parser = build_parser(prog)
     try:
@@ -310,7 +306,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile r
 
 
 def _sentence(error: argparse.ArgumentError) -> str:
-    """What argparse complains of, in our words."""
+    """The sentence for an error of argparse."""
     name = next((part for part in (error.argument_name or "").split("/") if part.startswith("--")), "")
     what = error.message
     if what.startswith("expected"):
@@ -322,14 +318,14 @@ def _sentence(error: argparse.ArgumentError) -> str:
 
 def _unknown(word: str) -> str:
     """The sentence for an unknown flag."""
-    from difflib import get_close_matches  # only on the way out
+    from difflib import get_close_matches  # imported for errors only
 
     name = word.split("=", 1)[0]
     known = {
         spelling.replace("_", "-"): spelling for flag in FLAGS for spelling in flag.spellings if "_" not in spelling
     }
     spelt = name.replace("_", "-")
-    begins = spelt.rstrip("s")  # of --nprocs: a flag that begins so is meant, whatever it looks like as a whole
+    begins = spelt.rstrip("s")  # --nprocs means the flag that begins with --nproc
     near = [flag for flag in known if flag.startswith(begins)] if len(begins) > 4 else []
     near = near or get_close_matches(spelt, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists all flags"

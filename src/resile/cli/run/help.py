@@ -1,6 +1,6 @@
-"""What `resile run --help` says, and what is said of flags that are accepted without effect.
+"""The texts of `resile run --help`, and the notices about flags that are accepted without effect.
 
-Kept apart from the table of flags because it is prose, which a reader of the table seldom wants.
+They are apart from the table of flags because a reader of that table seldom wants prose.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""Titles and help texts by group, in the order shown; every flag of the table has exactly one text."""
+"""Titles and help texts by group, in the order of the help; every flag has exactly one text."""
 
 _NOT_YET = "is not in this version yet and is skipped"
 
@@ -154,4 +154,4 @@ ACCEPTED: dict[str, str] = {
     "--training-port": "each round takes a free port instead",
     "--ucp-device-type": f"universal checkpointing {_NOT_YET}",
 }
-"""The second half of the line that each of these flags produces when it is given with an effect in mind."""
+"""The second half of the notice that each of these flags causes if its value is not the default."""

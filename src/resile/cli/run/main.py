@@ -14,17 +14,12 @@ from resile.cli.run.options import resolve
 
 
 def options(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
-    """What the words and the environment ask for.
-
-    Raises:
-        FlagError: one sentence about the first thing that is wrong.
-        SystemExit: after printing the help (0).
-    """
+    """The options that flags and environment ask for; raises as `parse`."""
     return resolve(parse(argv, environ, prog), environ, prog)
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
-    """Runs the script and ends the process with the run's exit code; 2 means that nothing was started."""
+    """Run the script and end the process with its exit code; 2 if the flags cannot be used."""
     name = prog or os.path.basename(sys.argv[0])
     try:
         with quiet_if_reader_leaves():  # the help is printed in here
@@ -32,6 +27,6 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     except FlagError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(BAD_USAGE)
-    from resile.agent.main import launch  # after the flags are good: it brings the event loop
+    from resile.agent.main import launch  # after the flags are checked, because it imports asyncio
 
     sys.exit(launch(chosen))

@@ -1,7 +1,7 @@
-"""From what the user gave to `RunOptions`: everything counted, looked up and checked before anything is launched.
+"""Turns the values of flags into `RunOptions`, and checks all of them before any process is launched.
 
-The rules are torchrun's, so that a command line keeps its meaning. Where torchrun would fail late with a traceback,
-this fails at once with one sentence that names the flag (or the variable) and what is allowed.
+The rules are those of torchrun, so that a command line keeps its meaning. Where torchrun would fail late with a
+traceback, this module raises `FlagError` at once: one sentence that names the flag or variable and what is allowed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,11 @@ LARGEST_PORT = 65535
 MASTER_ADDR = "DLROVER_MASTER_ADDR"
 MAX_STANDBYS = 1024
 COUNTED = (*DEVICE_KINDS, "cpu", "auto")
-"""What `--nproc-per-node` takes in place of a number."""
+"""The words that `--nproc-per-node` takes in place of a number."""
 
 
 def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
-    """All that an agent needs to know, or the first thing that is wrong.
-
-    Reads the machine (device files, the script's presence, the token), changes nothing.
-
-    Raises:
-        FlagError: one sentence for the user.
-    """
+    """The options of an agent. Reads device files, the script and the token; changes nothing."""
     values = given.values
     command = _command(given, environ)
     nproc = _nproc(given, environ)
@@ -94,7 +88,7 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
 def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
     values = given.values
     script, arguments = values["training_script"], tuple(values["training_script_args"])
-    elsewhere = environ.get("PYTHON_EXEC")  # what that interpreter can run is not known here
+    elsewhere = environ.get("PYTHON_EXEC")  # another interpreter, which may run other scripts than this one
     python = (elsewhere or sys.executable, "-u")
     if values["no_python"] and values["module"]:
         raise FlagError(f"{given.named('module')}: a module needs Python; leave out {given.named('no_python')}")
@@ -114,7 +108,7 @@ def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _name_of(script: str) -> str:
-    """A job's name where the user gave none: the script's, in letters that a file or a label can carry."""
+    """The default name of a job: that of its script, without characters that a file or a label cannot have."""
     stem = os.path.basename(os.path.normpath(script)).removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9.-]+", "-", stem).strip("-.") or "job"
 
@@ -211,7 +205,9 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
         if not text and values["master_port"] is None and config.max_nodes == 1:
             return _Rendezvous()
         if text and "rdzv_backend" not in given.source and "node_rank" not in given.source:
-            return _dynamic_rendezvous(given, text, None, config, conf)  # no rank was asked for, so ranks are given out
+            return _dynamic_rendezvous(
+                given, text, None, config, conf
+            )  # the master gives out ranks
         rank = values["node_rank"]
         if not 0 <= rank < config.max_nodes:
             raise FlagError(
@@ -230,7 +226,7 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
 def _dynamic_rendezvous(
     given: Given, text: str, default_port: int | None, config: RendezvousConfig, conf: RdzvConf
 ) -> _Rendezvous:
-    """A rendezvous that gives out ranks as nodes come."""
+    """A rendezvous in which the master gives out ranks in the order in which nodes join."""
     name = given.named("rdzv_endpoint")
     endpoint = endpoint_of(name, text, default_port)
     if endpoint.port:
@@ -250,11 +246,7 @@ def _master_endpoint(given: Given) -> Endpoint:
 
 
 def endpoint_of(name: str, text: str, default_port: int | None = None) -> Endpoint:
-    """Splits HOST:PORT; an IPv6 address stands in brackets.
-
-    Raises:
-        FlagError: naming `name`, if the port is missing (and there is no default) or the words make no address.
-    """
+    """Split HOST:PORT, the value of the flag `name`. An IPv6 address is in brackets; 0 is any free port."""
     text = text.strip()
     host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
     host = (host if colon else text).removeprefix("[").removesuffix("]")
@@ -355,7 +347,7 @@ def _ranks(given: Given) -> frozenset[int] | None:
 def _environment(given: Given, environ: Mapping[str, str], nproc: int) -> dict[str, str]:
     extra = {"TORCHELASTIC_SIGNALS_TO_HANDLE": given.values["signals_to_handle"]}
     if nproc > 1 and "OMP_NUM_THREADS" not in environ:
-        extra["OMP_NUM_THREADS"] = "1"  # several processes with a thread per CPU each would fight for the CPUs
+        extra["OMP_NUM_THREADS"] = "1"  # by default, each process would start a thread per CPU
     return extra
 
 
@@ -381,7 +373,7 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
 
 
 def _check_tls(given: Given, may_host: bool) -> None:
-    """TLS is mutual: the master shows a certificate and asks for one, so half a set would meet silence."""
+    """Refuse an incomplete set of TLS files: master and agent each present a certificate and check the other's."""
     if given.values["tls_name"] and not given.values["tls_ca"]:
         raise FlagError(f"{given.named('tls_name')}: a name is checked in signed certificates; add --tls-ca")
     flags = ("tls_cert", "tls_key", "tls_ca")
@@ -390,7 +382,7 @@ def _check_tls(given: Given, may_host: bool) -> None:
     if not present or not missing:
         return
     if not may_host and given.values["tls_ca"] and len(present) == 1:
-        return  # its master may be content with the token
+        return  # its master may ask for the token only
     needs = "this node may run the master, which needs all three" if may_host else "TLS needs the others"
     raise FlagError(f"{', '.join(present)}: {needs}; add {' and '.join(missing)}")
 

@@ -1,4 +1,4 @@
-"""`--rdzv-conf key=value,…`: the time-outs of torchrun's and DLRover's rendezvous, each with its meaning here."""
+"""Reads `--rdzv-conf key=value,…`, with the keys of torchrun's and DLRover's rendezvous."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from resile.cli.run.flags import FlagError
 
 _SAME = {"lastcall_timeout": "last_call_timeout", "timeout": "join_timeout"}
-"""DLRover's word, and that of torchrun's older backends, for the same thing."""
+"""Keys of DLRover and of older torchrun backends, with their present names."""
 
 _TIMES = ("join_timeout", "last_call_timeout", "pend_timeout")
 _NO_EFFECT = {
@@ -23,7 +23,7 @@ _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class RdzvConf(NamedTuple):
-    """What the user set; None where nothing was said."""
+    """The settings in `--rdzv-conf`; None for those that are not given. Times are in seconds."""
 
     join_timeout: float | None = None
     last_call: float | None = None
@@ -33,11 +33,7 @@ class RdzvConf(NamedTuple):
 
 
 def read_rdzv_conf(name: str, text: str) -> RdzvConf:
-    """Reads the pairs; `name` is the flag or variable they came from.
-
-    Raises:
-        FlagError: for what is no pair, an unknown key (with the nearest known one) or a bad value.
-    """
+    """Read the pairs in `text`; `FlagError` begins with `name`, the flag or variable that they come from."""
     times: dict[str, float] = {}
     is_host: bool | None = None
     notices: list[str] = []
@@ -75,7 +71,7 @@ def _seconds(name: str, value: str) -> float:
 
 
 def _nearest(key: str) -> str:
-    from difflib import get_close_matches  # only on the way out
+    from difflib import get_close_matches  # imported for errors only
 
     near = get_close_matches(key, _KNOWN, n=1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(_KNOWN)}"

@@ -1,8 +1,7 @@
-"""Whether the script can be run at all, checked before anything is started.
+"""Checks, before any process is started, that Python can find and compile the script.
 
-An error in the very first file would otherwise start the master, all processes and, with `--max-restarts`, all of them
-again, to end with the same words each time. Only certain errors are refused, and no code of the user's is executed:
-everything else is left to Python.
+Without this check, the master and all processes would start, fail with the same error, and with `--max-restarts` start
+again. It finds only errors that are certain, and executes no code of the user; Python finds all others.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import sys
 import warnings
 
 LARGEST = 4 * 1024 * 1024
-"""Bytes of a script that are worth reading twice: its processes do it again, from the kernel's cache."""
+"""The largest script that is checked, in bytes; its processes read it again, from the kernel's cache."""
 _CHANGES_THE_SEARCH = (b"__path__", b"meta_path", b"sys.modules", b"import *")
-"""In a package's `__init__.py`: which modules the package holds cannot be known before it has run."""
+"""If a package's `__init__.py` has one of these, its modules are known only after the package was imported."""
 
 
 def error_in_script(path: str) -> str:
-    """Why Python cannot run this file or folder, in a sentence; empty if it may."""
+    """A sentence that says why Python cannot run this file or folder; empty if no error was found."""
     try:
         kind = os.stat(path)
     except OSError:
@@ -36,7 +35,7 @@ def error_in_script(path: str) -> str:
 
 
 def error_in_module(name: str) -> str:
-    """Why `python -m NAME` cannot work in this folder, in a sentence; empty if it may."""
+    """A sentence that says why `python -m NAME` cannot work in this folder; empty if no error was found."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return ""
@@ -45,7 +44,7 @@ def error_in_module(name: str) -> str:
         here = ".".join(parts[: number + 1])
         try:
             spec = _found(here, places)
-        except Exception:  # an installed finder failed: Python will meet the same error, and tell it
+        except Exception:  # an installed finder failed; Python will fail in the same way and report it
             return ""
         if spec is None:
             return f"module {name!r} does not exist" + ("" if here == name else f": there is no {here!r}")
@@ -59,7 +58,7 @@ def error_in_module(name: str) -> str:
 
 
 def _found(name: str, places: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """As Python would find it, without importing what it is in."""
+    """Find a module as Python would, but without importing its package."""
     for finder in sys.meta_path:
         path = places
         if path is None and finder is importlib.machinery.PathFinder:
@@ -85,7 +84,7 @@ def _error_in_source(path: str, named: str = "") -> str:
     except OSError as error:
         return f"{named or f'script {path!r}'} cannot be read: {os.strerror(error.errno or 0)}"
     if b"\0" in source or len(source) > LARGEST:
-        return ""  # an archive or compiled: Python takes those, too
+        return ""  # an archive or compiled code, which Python can run, too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
