@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 from resile.api.ids import Seconds
-from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView, OutageView
+from resile.api.job_view import JobEvent, JobView, OutageView
 from resile.api.kinds.elasticjob.resource import ElasticJob
 from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
 from resile.chaos.faults import Injected, NothingToInjectError

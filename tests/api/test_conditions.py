@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.api.conditions import enter
+from resile.api.kinds.elasticjob.status import enter
 
 
 def test_a_condition_is_true_while_the_object_is_in_it() -> None:

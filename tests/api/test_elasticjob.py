@@ -327,18 +327,9 @@ def test_every_master_option_is_read() -> None:
         "enable_dashboard": "true",
         "dashboard_port": "8080",
     }
-    options = read_options(annotations, "metadata.annotations", ManifestErrors())
-    assert msgspec.to_builtins(options) == {
-        "recovery_budget": 60.0,
-        "pending_timeout": 600.0,
-        "pending_fail_strategy": 2,
-        "service_type": "http",
-        "training_elastic_mode": "ucp",
-        "pre_check_ops": "[('a', 'b', True)]",
-        "pre_check_bypass": True,
-        "enable_dashboard": True,
-        "dashboard_port": 8080,
-    }
+    errors = ManifestErrors()
+    timeouts = read_options(annotations, "metadata.annotations", errors)
+    assert (timeouts.recovery_budget, timeouts.pend, errors.found()) == (60.0, 600.0, ())
 
 
 @pytest.mark.parametrize(

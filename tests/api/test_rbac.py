@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resile.api import rbac
+from resile.api.kinds import rbac
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 
 Grant = tuple[str, str, str]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from resile.api import rbac
 from resile.api.crd.generate import crd
 from resile.api.ids import NodeId, NodeKey, Rank
 from resile.api.job import JobSpec
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
-from resile.api.kinds import registry
+from resile.api.kinds import rbac, registry
 from resile.api.kinds.base import BaseJobKind
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests, read_manifest
@@ -45,7 +44,7 @@ KINDS: tuple[BaseJobKind, ...] = (*registry.job_kinds(), *registry.WITHOUT_RESOU
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kind_of_job_is_found_by_its_name_and_has_its_roles(kind: BaseJobKind) -> None:
     assert registry.kind_of_job(JobSpec(name="j", kind=kind.name)) is kind
-    assert kind.role(kind.scaled_role).trains
+    assert {role.name: role.trains for role in kind.roles}[kind.scaled_role]
 
 
 @pytest.mark.parametrize("kind", registry.job_kinds(), ids=lambda kind: kind.name)

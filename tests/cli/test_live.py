@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView, NodeView
+from resile.api.job_view import JobEvent, JobView, NodeView
 from resile.cli.output.live import LiveScreen
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resile.agent.workers.ports import free_port
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.core.engine import Engine
 from resile.core.state import JobState
 from resile.master.journal.sqlite import SQLiteJournal

@@ -9,7 +9,7 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.api.timeouts import derive
 from resile.core.decisions import Admit, AnyDecision, DeleteNode, Finish, LaunchNode, Note, Reply
 from resile.core.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.core.engine import Engine
 from resile.core.events import AgentSaid, AnyEvent, ChangeWanted, Started
 from resile.core.state import new_state

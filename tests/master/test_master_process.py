@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from resile.api.exit_codes import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.api.ids import Round
+from resile.api.master_exit_codes import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.master import __main__ as main_module
 from resile.master.kubernetes import app
 from resile.protocol.agent_to_master import Heartbeat, Join, NodeFinished, StandbyReport

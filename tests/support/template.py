@@ -83,10 +83,10 @@ def template() -> Template:
 
 def serve(line: int) -> None:
     """Run one command after the other, each in a fork, until the other end hangs up."""
-    from resile.cli import loader, main  # noqa: F401
+    from resile.cli import click_group, main  # noqa: F401
     from resile.cli.output import tables  # noqa: F401
 
-    for name in sorted(set(loader.MODULES.values()) - {"operator"}):
+    for name in sorted(set(main.COMMANDS) - {"run", "resume", "operator"}):
         importlib.import_module(f"resile.cli.commands.{name}")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for commands are not waited for
     with socket.socket(fileno=line) as heard:

@@ -1,7 +1,7 @@
-"""What people see of a job, as plain data: the command line, the metrics and the web page all read this.
+"""A job as people see it, as plain data. The command line, the metrics and the web page read these views.
 
-A job of this machine and a job of a cluster have the same view, so that a reader need not know where a job runs. What a
-place cannot tell is left at its empty value.
+A job of this machine and a job of a cluster have the same view, so that a reader need not know where a job runs. Fields
+that a cluster or a machine does not know keep their empty values. Times are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ from __future__ import annotations
 import msgspec
 
 MASTER = "master"
-"""The role of the master's own row among the nodes of a job."""
+"""The role of the master in listings of nodes."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as a row."""
+    """One node of a job, or its master."""
 
     name: str
     role: str
     id: int
     rank: int
     status: str
-    """As `kubectl` would show it: Running, Pending, Completed, Error, OOMKilled, Terminating, …"""
+    """The STATUS that `kubectl` would show: Running, Pending, Completed, Error, OOMKilled, Terminating, …"""
     ready: bool
     restarts: int
-    """How often this node's command was started again in place; a replacement is another node."""
+    """How often the command of this node was restarted; a replacement is another node."""
     crashes: int
-    """How often its training processes failed."""
+    """How often the training processes of this node failed."""
     relaunch_count: int
+    """How many nodes had the rank of this node before."""
     launched_at: float
     ended_at: float | None
     host: str
     address: str
     message: str
     standbys: int = 0
-    """Interpreters that wait there to replace training processes."""
+    """How many standbys of this node are ready."""
     standby_memory: int = 0
-    """Bytes of all of them."""
+    """The memory of all its standbys, in bytes."""
     containers: int = 1
-    """How many containers its pod has; a node of this machine is one."""
+    """How many containers its pod has; 1 for a node of this machine."""
     ready_containers: int = 0
 
 
 class OutageView(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that training stood still."""
+    """One interruption: training stood still from `noticed_at` to `next_step_at`, which is None if it still does."""
 
     because: str
     node: str
@@ -51,17 +52,18 @@ class OutageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetView(msgspec.Struct, frozen=True, kw_only=True):
-    """One data set's ledger."""
+    """The ledger of one data set."""
 
     name: str
     done: int
+    """Records that are done."""
     total: int
+    """Records of all epochs."""
     leased: int
+    """Shards that workers hold."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job, with its nodes."""
-
     name: str
     namespace: str
     phase: str
@@ -76,9 +78,24 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     min_nodes: int
     max_nodes: int
     step: int
+    """The newest step, counted from 0; -1 before the first."""
     total: int
     speed: float
+    """Steps per second."""
     goodput: float
     nodes: list[NodeView]
     outages: list[OutageView]
     datasets: list[DatasetView]
+
+
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a job's story."""
+
+    number: int
+    """Counts the job events from 1."""
+    at: float
+    reason: str
+    message: str
+    node: str = ""
+    """The node that the event is about, such as `worker-1`; empty if it is about the whole job."""
+    warning: bool = False

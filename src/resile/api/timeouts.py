@@ -1,8 +1,8 @@
-"""Every interval and time-out of the engine, derived from one knob: `recovery_budget`.
+"""Every interval and time-out of the engine, derived from one setting: `recovery_budget`.
 
 The budget is the longest that a job may stand still after losing a node while other nodes can go on. Each wait on the
-way to the next step gets a share of it; the shares are checked to fit before anything starts, so no user has to
-find out by experiment which time-out must exceed which. `resile explain timeouts` prints the ladder.
+way to the next step gets a share of it. The shares are checked to fit before a job starts, so that users need not find
+out by experiment which time-out must exceed which. `resile explain timeouts` prints them with the texts below.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ from resile.api.ids import Seconds
 
 
 class BadTimeouts(ValueError):
-    """The ladder does not hold; the message names the field and what is allowed."""
+    """The time-outs do not fit together; the message names the field and what is allowed."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """The ladder. Build it with `derive`; change single rungs with its keyword arguments."""
+    """All time-outs of a job. Build them with `derive`, whose keyword arguments set single ones."""
 
     recovery_budget: Seconds
+    """The longest a job may stand still after losing a node while others can go on."""
     heartbeat: Seconds
-    """How often an agent speaks when it has nothing to say."""
+    """How often an agent sends a heartbeat when it has nothing else to send."""
     heartbeat_timeout: Seconds
-    """How long an open connection may be silent before its node is declared lost."""
+    """How long an open connection may be silent before its node counts as lost."""
     reconnect: Seconds
-    """How long a closed connection may take to come back before its node is declared lost."""
+    """How long an agent whose connection closed may take to come back before its node counts as lost."""
     master_recovery: Seconds
     """How long a restarted master waits for the agents that its journal knows."""
     straggler_wait: Seconds
     """How long a round that could close waits for nodes that are starting: a later join would restart every node."""
     last_call: Seconds
-    """The same for the first round of a job on bare machines, where more nodes may come at any time."""
+    """The same for the first round on bare machines, where it is not known which nodes may come."""
     regroup_grace: Seconds
-    """Between SIGTERM and SIGKILL for training processes whose round is over; their collective is dead already."""
+    """From SIGTERM to SIGKILL for processes whose round is over."""
     exit_grace: Seconds
-    """Between SIGTERM and SIGKILL when a person or the platform asks a node to leave: long enough to save."""
+    """From SIGTERM to SIGKILL for a node that is asked to leave: time to save."""
     join: Seconds
-    """How long fewer than the minimum may wait for the rest before the job fails."""
+    """How long too few nodes wait for the rest before the job fails."""
     pend: Seconds
-    """How long a node may be unschedulable, while the job lacks its minimum, before the job fails."""
+    """How long a node that the job needs may be unschedulable before the job fails."""
     connect: Seconds
     """How long a new agent tries to reach its master."""
     budget_window: Seconds
-    """A failure this much training time ago no longer counts against a budget."""
+    """The training time after which a failure no longer counts against a budget."""
 
     def __post_init__(self) -> None:
         if not SMALLEST_RECOVERY_BUDGET <= self.recovery_budget <= LARGEST_RECOVERY_BUDGET:
@@ -70,17 +71,17 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def derive(recovery_budget: Seconds = DEFAULT_RECOVERY_BUDGET, **overrides: float | None) -> Timeouts:
-    """The ladder for a budget; an override that is None keeps the derived value.
+    """The time-outs for a budget; an override that is None keeps the derived value.
 
     Raises:
-        BadTimeouts: when a rung is out of range or the rungs do not fit into the budget.
+        BadTimeouts: a value is out of range, or the waits do not fit into the budget.
     """
     unknown = set(overrides) - set(Timeouts.__struct_fields__)
     if unknown:
         raise BadTimeouts(f"{sorted(unknown)[0]}: no such time-out; known are {', '.join(Timeouts.__struct_fields__)}")
     b = recovery_budget
     ladder: dict[str, float] = {
-        "heartbeat": b / 16,  # three fit into the silence with room for a late one
+        "heartbeat": b / 16,  # three fit into heartbeat_timeout, even if one is late
         "heartbeat_timeout": b / 5,
         "reconnect": b / 50,  # a reconnect takes a few milliseconds; a dead agent must not cost more than this
         "master_recovery": b * 0.3,

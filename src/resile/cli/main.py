@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             print(f"resile {__version__}")
     elif first in COMMANDS:
         try:
-            from resile.cli.loader import main as command
+            from resile.cli.click_group import main as command
 
             command(words)
         except KeyboardInterrupt:  # while modules are loaded

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 
 from resile.api.job import JobSpec
-from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView, NodeView
+from resile.api.job_view import JobEvent, JobView, NodeView
 from resile.chaos.faults import Fault, Injected
 from resile.protocol.reports import WorkerFailure
 

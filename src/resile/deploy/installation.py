@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from resile.api import rbac
 from resile.api.crd.generate import crd
-from resile.api.kinds import registry
+from resile.api.kinds import rbac, registry
 
 Object = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Owner references: what Kubernetes removes together with a job, and which job an object belongs to.
 
 `blockOwnerDeletion` makes a deletion in the foreground wait for the object. Clusters that enforce it
-(`OwnerReferencesPermissionEnforcement`) ask for the right to update the owner's finalizers: see `api/rbac.py`.
+(`OwnerReferencesPermissionEnforcement`) ask for the right to update the owner's finalizers: see `api/kinds/rbac.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resile.api import exit_codes
+from resile.api import master_exit_codes
 from resile.master import supervisor
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
@@ -71,7 +71,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if lock is None:
             why = "has a master already" if in_use else "is not there"
             print(f"resile master: the job in {directory.path} {why}", file=sys.stderr)
-            return exit_codes.ALREADY_SERVED if in_use else exit_codes.CANNOT_SERVE
+            return master_exit_codes.ALREADY_SERVED if in_use else master_exit_codes.CANNOT_SERVE
         if arguments.platform != "local":
             _allow_many_agents()
         tls = None
@@ -89,7 +89,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         full = isinstance(error, JournalError) and not isinstance(error, JournalDamaged)
         in_a_pod = arguments.platform == "kubernetes"
         taken = isinstance(error, CannotListen) and (in_a_pod or directory.address() is not None)
-        return exit_codes.TRY_AGAIN if taken or full else exit_codes.CANNOT_SERVE
+        return master_exit_codes.TRY_AGAIN if taken or full else master_exit_codes.CANNOT_SERVE
 
 
 def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory, options: Options) -> int:
@@ -103,7 +103,7 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
     except NoJob as error:
         print(f"resile master: {error}", file=sys.stderr)
         # The server may answer later, and a bad edit may be corrected. For a deleted job the operator starts no master.
-        return exit_codes.TRY_AGAIN
+        return master_exit_codes.TRY_AGAIN
 
 
 def _lock(directory: JobDirectory) -> int | None:
@@ -133,7 +133,7 @@ async def _until_sigterm(job: Coroutine[Any, Any, bool]) -> int:
         succeeded = await task
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
-    return exit_codes.JOB_SUCCEEDED if succeeded else exit_codes.JOB_FAILED
+    return master_exit_codes.JOB_SUCCEEDED if succeeded else master_exit_codes.JOB_FAILED
 
 
 def _local(arguments: argparse.Namespace, directory: JobDirectory) -> Callable[[str], Platform]:

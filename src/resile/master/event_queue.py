@@ -20,9 +20,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from resile.api.exit_codes import BROKEN
 from resile.api.ids import NodeKey
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
+from resile.api.master_exit_codes import BROKEN
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from resile.api.exit_codes import ALREADY_SERVED, CANNOT_SERVE, FINAL
+from resile.api.master_exit_codes import ALREADY_SERVED, CANNOT_SERVE, FINAL
 from resile.common.backoff import Backoff
 
 BACKOFF = Backoff(first=0.1, limit=5.0)

@@ -6,8 +6,7 @@ A new question is one struct here and one case in `resile.master.commands`. A ne
 
 from __future__ import annotations
 
-from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView
+from resile.api.job_view import JobEvent, JobView
 from resile.protocol.agent_to_master import AgentMessage, Hello
 from resile.protocol.job_changes import Change
 from resile.protocol.master_to_agent import MasterMessage

@@ -12,7 +12,7 @@ import pytest
 
 from resile.api.ids import NodeId, NodeKey
 from resile.api.job import JobSpec, RoleSpec
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent, ChangeWanted, NodeSeen, Started
 from resile.core.state import new_state

@@ -1,12 +1,12 @@
-"""Types of resources as structural schemas: what a Kubernetes API server can check, default, keep and explain.
+"""Structural schemas of the types of resources: by them, a Kubernetes API server checks, defaults and explains fields.
 
-A structural schema is less than JSON Schema: every value has one type, nothing refers to anything else, and what no
-schema names is dropped (pruned) when an object is stored. So a type is written out in full wherever it occurs, and
-`api/manifests/checks.py` remains the complete check: a schema refuses only what that check refuses as well, with one
-exception, a quantity that is a bare fraction: clusters know whole numbers and text, so `0.5` must be in quotes there.
+A structural schema can say less than JSON Schema: every value has one type, there are no references, and fields that no
+schema names are dropped when an object is stored. So a type is written out in full wherever it occurs. The complete
+check is `api/manifests/validation.py`; a schema refuses only what that refuses, too. The one exception is a quantity
+that is a fraction without quotes: clusters know whole numbers and text only, so `0.5` must be in quotes there.
 
 `X | None` in a type means that a field may be absent. It does not become `nullable`: an API server drops a null that is
-not allowed (1.20 and later), which makes it absent, and that is how manifests are read here.
+not allowed (1.20 and later), so the field is absent, and manifests are read in the same way here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,7 @@ LIST_TYPE = "x-kubernetes-list-type"
 
 
 def schema_of(kind: type) -> Schema:
-    """The structural schema of a resource, or of any type that occurs in one.
-
-    It is plain data, shares nothing with the type, and depends on the type and its source alone.
-
-    Raises:
-        TypeError: when a type occurs that no structural schema can express.
-    """
+    """The schema of a resource, or of any type in one, as plain data; `TypeError` if no schema can express a type."""
     return _schema(inspect.type_info(kind))
 
 
@@ -43,7 +37,7 @@ def _schema(kind: inspect.Type) -> Schema:
         case inspect.Metadata(type=inner, extra_json_schema=extra):
             return {**_schema(inner), **(extra or {})}
         case inspect.StructType(cls=cls) if cls is Metadata:
-            return {"type": "object"}  # the API server's own; a CRD may only restrict the name
+            return {"type": "object"}  # the API server checks metadata itself; a CRD may only restrict the name
         case inspect.StructType():
             return _struct(kind)
         case inspect.DictType(value_type=inspect.AnyType()):
@@ -92,7 +86,7 @@ def _field(field: inspect.Field, text: str) -> Schema:
 
 
 def _default(field: inspect.Field) -> Schema:
-    """A default worth storing: an empty text, a zero or an empty mapping says no more than an absent field does."""
+    """The default of a field, if it differs from an absent field; empty for an empty text, zero or empty mapping."""
     value = _plain(field.default)
     is_worth = isinstance(value, bool) or (isinstance(value, str | int | float) and bool(value))
     return {"default": value} if is_worth else {}

@@ -21,9 +21,9 @@ from resile.api.ids import NodeId, NodeKey, Rank
 from resile.api.job import JobSpec, RoleSpec, RoleTraits
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import JobReport
-from resile.api.manifests.checks import read
 from resile.api.manifests.errors import BadManifest, ManifestErrors
 from resile.api.manifests.metadata import Metadata
+from resile.api.manifests.validation import read
 from resile.api.plan import Plan
 
 Manifest = dict[str, Any]
@@ -91,10 +91,6 @@ class BaseJobKind(abc.ABC):
     def is_found_by_address(self, spec: JobSpec, role: str) -> bool:
         """Whether the ranks of a role have addresses that outlive their nodes, by which other nodes find them."""
         return False
-
-    def role(self, name: str) -> Role:
-        """One of `roles` by its name. Raises `KeyError`."""
-        return {role.name: role for role in self.roles}[name]
 
 
 class Column(msgspec.Struct, frozen=True):

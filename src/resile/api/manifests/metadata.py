@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from resile.api.manifests.checks import rule
 from resile.api.manifests.name_rules import check_dns_label, check_labels
+from resile.api.manifests.validation import rule
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

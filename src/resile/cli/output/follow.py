@@ -11,8 +11,7 @@ from typing import Protocol
 
 import click
 
-from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView
+from resile.api.job_view import JobEvent, JobView
 from resile.cli.output.tables import table, took
 from resile.client.base import Following, Moment
 from resile.core.completion import Reason

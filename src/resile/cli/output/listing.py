@@ -26,7 +26,7 @@ FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
 def kind_of(word: str) -> Listable:
-    """What to list for a word such as `jobs`, `po` or `elasticjobs`; raises `NotUsableError` for an unknown word."""
+    """What to list for a word such as `jobs`, `po` or the plural of a kind; unknown words raise `NotUsableError`."""
     kind = next((known for known, words in WORDS.items() if word in words), None)
     if kind is None and any(word in one.definition.words for one in registry.job_kinds()):
         kind = Listable.JOBS

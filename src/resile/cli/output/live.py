@@ -12,8 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from resile.api.job_event import JobEvent
-from resile.api.job_view import JobView, NodeView
+from resile.api.job_view import JobEvent, JobView, NodeView
 from resile.cli.output.follow import clock
 from resile.cli.output.rows import count, speeds, steps
 from resile.cli.output.tables import age

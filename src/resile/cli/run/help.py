@@ -27,6 +27,29 @@ Dashes may be underscores (--max_restarts). Every flag of torchrun and dlrover-r
 PET_<NAME> instead (PET_MAX_RESTARTS=3), every flag of resile's own a RESILE_<NAME>; the flag wins.
 """
 
+_NOT_YET = "is not in this version yet and is skipped"
+
+ACCEPTED: dict[str, str] = {
+    "--monitor-interval": "resile is told when a process ends and polls nothing",
+    "--start-method": "training processes are always started afresh, as with spawn",
+    "--event-log-handler": "torch's event handlers are not called",
+    "--logs-specs": "torchrun's log plugins are not loaded",
+    "--duplicate-stdout-filters": f"the filtered copy of the logs {_NOT_YET}",
+    "--duplicate-stderr-filters": f"the filtered copy of the logs {_NOT_YET}",
+    "--numa-binding": f"binding to the CPUs near a GPU {_NOT_YET}",
+    "--numa-affinity": f"binding to the CPUs near a GPU {_NOT_YET}",
+    "--membind-policy": f"binding of memory {_NOT_YET}",
+    "--network-check": f"the node check {_NOT_YET}",
+    "--precheck": f"the node check {_NOT_YET}",
+    "--comm-perf-test": f"the network's speed test {_NOT_YET}",
+    "--exclude-straggler": f"the search for slow nodes {_NOT_YET}",
+    "--auto-tunning": f"tuning of the batch size {_NOT_YET}",
+    "--save-at-breakpoint": "the last checkpoint in memory goes to storage after every crash, without it",
+    "--training-port": "each round takes a free port instead",
+    "--ucp-device-type": f"universal checkpointing {_NOT_YET}",
+}
+"""The help texts of these flags, and the second half of the notice that one causes if its value is not the default."""
+
 GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "what": (
         "what to run",
@@ -108,50 +131,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "--tls-name": "the name that the master's certificate must hold (any that --tls-ca has signed)",
         },
     ),
-    "compat": (
-        "accepted for compatibility; one line says so when given",
-        {
-            "--monitor-interval": "nothing is polled",
-            "--start-method": "processes are always started afresh",
-            "--event-log-handler": "handlers are torch's own",
-            "--logs-specs": "plugins of torchrun are not loaded",
-            "--duplicate-stdout-filters": "filtered copies of the logs: not yet",
-            "--duplicate-stderr-filters": "filtered copies of the logs: not yet",
-            "--numa-binding": "binding to CPUs near the GPU: not yet",
-            "--numa-affinity": "binding to CPUs near the GPU: not yet",
-            "--membind-policy": "binding of memory: not yet",
-            "--network-check": "checking nodes before training: not yet",
-            "--precheck": "checking nodes before training: not yet",
-            "--comm-perf-test": "measuring the network: not yet",
-            "--exclude-straggler": "leaving slow nodes out: not yet",
-            "--auto-tunning": "tuning of the batch size: not yet",
-            "--save-at-breakpoint": "the last checkpoint in memory goes to storage after every crash",
-            "--training-port": "each round takes a free port",
-            "--ucp-device-type": "universal checkpoints: not yet",
-        },
-    ),
+    "compat": ("accepted for compatibility; one line says so when given", ACCEPTED),
 }
 """Titles and help texts by group, in the order of the help; every flag has exactly one text."""
-
-_NOT_YET = "is not in this version yet and is skipped"
-
-ACCEPTED: dict[str, str] = {
-    "--monitor-interval": "resile is told when a process ends and polls nothing",
-    "--start-method": "training processes are always started afresh, as with spawn",
-    "--event-log-handler": "torch's event handlers are not called",
-    "--logs-specs": "torchrun's log plugins are not loaded",
-    "--duplicate-stdout-filters": f"the filtered copy of the logs {_NOT_YET}",
-    "--duplicate-stderr-filters": f"the filtered copy of the logs {_NOT_YET}",
-    "--numa-binding": f"binding to the CPUs near a GPU {_NOT_YET}",
-    "--numa-affinity": f"binding to the CPUs near a GPU {_NOT_YET}",
-    "--membind-policy": f"binding of memory {_NOT_YET}",
-    "--network-check": f"the node check {_NOT_YET}",
-    "--precheck": f"the node check {_NOT_YET}",
-    "--comm-perf-test": f"the network's speed test {_NOT_YET}",
-    "--exclude-straggler": f"the search for slow nodes {_NOT_YET}",
-    "--auto-tunning": f"tuning of the batch size {_NOT_YET}",
-    "--save-at-breakpoint": "the last checkpoint in memory goes to storage after every crash, without it",
-    "--training-port": "each round takes a free port instead",
-    "--ucp-device-type": f"universal checkpointing {_NOT_YET}",
-}
-"""The second half of the notice that each of these flags causes if its value is not the default."""

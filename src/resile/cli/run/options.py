@@ -205,9 +205,7 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
         if not text and values["master_port"] is None and config.max_nodes == 1:
             return _Rendezvous()
         if text and "rdzv_backend" not in given.source and "node_rank" not in given.source:
-            return _dynamic_rendezvous(
-                given, text, None, config, conf
-            )  # the master gives out ranks
+            return _dynamic_rendezvous(given, text, None, config, conf)  # the master gives out ranks
         rank = values["node_rank"]
         if not 0 <= rank < config.max_nodes:
             raise FlagError(

@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.client.base import Failure, Moment
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import INSTALL, Cluster, Watch

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from resile.api.ids import NodeId, NodeKey
-from resile.api.job_event import JobEvent
 from resile.api.job_phase import JobPhase
-from resile.api.job_view import MASTER, JobView, NodeView
+from resile.api.job_view import MASTER, JobEvent, JobView, NodeView
 from resile.api.kinds.base import JobKind
 from resile.api.kinds.registry import job_kind_of
 from resile.api.timestamps import moment

@@ -14,8 +14,7 @@ from typing import Self
 import msgspec
 
 from resile.api.job import JobSpec
-from resile.api.job_event import JobEvent
-from resile.api.job_view import MASTER, JobView, NodeView
+from resile.api.job_view import MASTER, JobEvent, JobView, NodeView
 from resile.api.kinds import registry
 from resile.client.base import EventView
 from resile.client.errors import CommandError

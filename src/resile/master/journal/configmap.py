@@ -29,7 +29,7 @@ import msgspec
 
 from resile.api.ids import Bytes
 from resile.api.job import JobSpec
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.api.kinds import registry
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from resile.api.job_event import JobEvent
+from resile.api.job_view import JobEvent
 from resile.core.events import AnyEvent
 from resile.core.state import JobState
 

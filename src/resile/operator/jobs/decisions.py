@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from resile.api.exit_codes import CANNOT_SERVE, FINAL, JOB_FAILED, JOB_SUCCEEDED
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
 from resile.api.job_phase import INVALID_SPEC, JOURNAL_GONE, JobPhase
 from resile.api.kinds.registry import job_kind_of
 from resile.api.manifests.errors import BadManifest
+from resile.api.master_exit_codes import CANNOT_SERVE, FINAL, JOB_FAILED, JOB_SUCCEEDED
 from resile.api.quantity import duration
 from resile.api.timestamps import moment
 from resile.kube.kinds import Object

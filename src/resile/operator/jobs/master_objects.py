@@ -15,7 +15,7 @@ from resile.api.defaults import MASTER_PORT
 from resile.api.job import JobSpec
 from resile.api.kinds import registry
 from resile.api.kinds.base import JobKind
-from resile.api.rbac import master_rules
+from resile.api.kinds.rbac import master_rules
 from resile.common.certificates import Pair, self_signed
 from resile.kube.kinds import ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object, of
 from resile.kube.owner_references import owner_reference

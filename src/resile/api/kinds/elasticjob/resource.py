@@ -19,7 +19,6 @@ from resile.api.job_phase import JobPhase
 from resile.api.kinds.elasticjob.master_options import read_options
 from resile.api.kinds.elasticjob.names import JOB_NAMES, MAX_JOB_NAME, check_job_name
 from resile.api.kinds.elasticjob.roles import LEGACY_MASTER_ROLE, MASTER_ROLE, ROLE_NAMES
-from resile.api.manifests.checks import matching, rule
 from resile.api.manifests.errors import ManifestErrors, shown, under
 from resile.api.manifests.metadata import Metadata
 from resile.api.manifests.name_rules import check_env_name
@@ -31,6 +30,7 @@ from resile.api.manifests.pod_template import (
     check_resources,
     check_template,
 )
+from resile.api.manifests.validation import matching, rule
 from resile.api.quantity import QUANTITY
 
 GROUP = "elastic.iml.github.io"

@@ -1,6 +1,6 @@
-"""The status of an ElasticJob: written from a `JobReport`, patched by the operator, and read back.
+"""The status of an ElasticJob: writing it from a `JobReport`, patching it for the operator, and reading it.
 
-The nesting `status.status` is DLRover's.
+DLRover nests most fields in `status.status`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from resile.api.conditions import enter
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
 from resile.api.kinds.elasticjob.labels import role_selector
@@ -29,7 +28,6 @@ Manifest = dict[str, Any]
 
 
 def phase_of(item: Manifest) -> JobPhase | None:
-    """The phase in the status; None where there is none or this version does not know it."""
     try:
         return JobPhase((item.get("status") or {}).get("phase") or "")
     except ValueError:
@@ -37,12 +35,10 @@ def phase_of(item: Manifest) -> JobPhase | None:
 
 
 def conditions_of(item: Manifest) -> list[Manifest]:
-    """The conditions in the status."""
     return list(_inner(item.get("status") or {}).get("conditions") or ())
 
 
 def report_of(item: Manifest) -> JobReport:
-    """What the status says; a job of which nothing is said yet was created."""
     status = item.get("status") or {}
     inner, progress, failure = _inner(status), status.get("progress") or {}, status.get("lastFailure")
     return JobReport(
@@ -66,7 +62,6 @@ def report_of(item: Manifest) -> JobReport:
 
 
 def write_status(report: JobReport, job: str, before: Manifest, now: float) -> Manifest:
-    """The whole status as plain data; `before` is the status in the cluster, whose history goes on."""
     inner = _inner(before)
     phase, sentence = report.phase, report.message or f"the job is {report.phase.value.lower()}"
     history = enter(_known(inner.get("conditions") or ()), phase.value, phase.reason, sentence, stamp(now))
@@ -94,11 +89,10 @@ def write_status(report: JobReport, job: str, before: Manifest, now: float) -> M
         last_failure=_last_failure(report.last_failure) if report.last_failure else None,
         observed_generation=report.generation,
     )
-    return msgspec.json.decode(msgspec.json.encode(status), type=Manifest)  # lists, not tuples, as a server returns it
+    return msgspec.json.decode(msgspec.json.encode(status), type=Manifest)  # with lists, as from an API server
 
 
 def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: str, now: float) -> Manifest:
-    """The merge patch that puts a job into `phase`, or with None only changes what is said of it."""
     before = _inner(item.get("status") or {})
     inner: Manifest = {"lastReconcileTime": stamp(now)}
     patch: Manifest = {"reason": reason or None, "message": message or None, "status": inner}
@@ -113,12 +107,34 @@ def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: st
     return patch
 
 
+def enter(conditions: Iterable[Manifest], type_: str, reason: str, message: str, at: str) -> list[Manifest]:
+    """The conditions of a job when the condition `type_` becomes true and all others false.
+
+    `lastTransitionTime` changes with the status of a condition, `lastUpdateTime` with any field. A condition that does
+    not change keeps both, so that entering the same condition again changes nothing.
+    """
+    history = [dict(condition) for condition in conditions]
+    if all(entry.get("type") != type_ for entry in history):
+        history.append({"type": type_})
+    for entry in history:
+        before = dict(entry)
+        if entry.get("type") == type_:
+            entry.update(status="True", reason=reason, message=message)
+        else:
+            entry["status"] = "False"
+        if entry["status"] != before.get("status"):
+            entry["lastTransitionTime"] = at
+        if entry != before:
+            entry["lastUpdateTime"] = at
+    return history
+
+
 def _inner(status: Manifest) -> Manifest:
     return status.get("status") or {}
 
 
 def _known(entries: Iterable[Any]) -> list[Manifest]:
-    """The history without entries that only another version of resile can read."""
+    """The conditions without those that only another version of resile can read."""
     known = []
     for entry in entries:
         with contextlib.suppress(msgspec.ValidationError):

@@ -34,7 +34,7 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
         BadManifest: when a master option is wrong, or no role has a replica.
     """
     errors = ManifestErrors()
-    options = read_options(job.metadata.annotations, "metadata.annotations", errors)
+    timeouts = read_options(job.metadata.annotations, "metadata.annotations", errors)
     roles = _roles(job)
     if not any(role.replicas for role in roles.values()):
         errors.add("spec.replicaSpecs", "must have a role with replicas of 1 or more")
@@ -52,7 +52,7 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
         optimize_mode=job.spec.optimize_mode.value,
         brain_service=job.spec.brain_service,
         suspend=job.spec.suspend,
-        timeouts=options.timeouts(),
+        timeouts=timeouts,
         labels=dict(job.metadata.labels),
         annotations=dict(job.metadata.annotations),
     )

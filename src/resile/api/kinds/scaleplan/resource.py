@@ -18,11 +18,11 @@ from resile.api.kinds.elasticjob.labels import JOB_LABELS, SCALE_TYPE
 from resile.api.kinds.elasticjob.names import node_name, node_of
 from resile.api.kinds.elasticjob.resource import API_VERSION, Count, Quantity
 from resile.api.kinds.elasticjob.roles import CHIEF, EVALUATOR, PS, ROLE_NAMES, WORKER
-from resile.api.manifests.checks import matching, rule
 from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.manifests.metadata import Metadata
 from resile.api.manifests.name_rules import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name
 from resile.api.manifests.pod_template import check_resources, read_resources
+from resile.api.manifests.validation import matching, rule
 
 KIND = "ScalePlan"
 
