@@ -22,7 +22,6 @@ from typing import Any, Unpack
 import msgspec
 
 from resile.torch._support.error_file import is_peer_loss, print_briefly
-from resile.torch._support.rng_state import capture, reinstate
 from resile.torch._trainers.continuation import Continuation, Saving
 from resile.torch.progress import report_step
 
@@ -34,6 +33,8 @@ except ImportError as error:
         f"resile.torch.huggingface needs transformers and accelerate: pip install 'resile[huggingface]' ({error})"
     ) from error
 
+__all__ = ["ResileCallback"]
+
 STATE_FILE = "trainer_state.json"
 """The `Trainer`'s name for its own state in a checkpoint folder."""
 
@@ -42,7 +43,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
     """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
 
     def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
-        """Nothing is read or requested before `train`.
+        """Prepare. `train` restores the newest step.
 
         Args:
             directory: the storage, the same for all ranks, and not the Trainer's `output_dir`; None for memory only.
@@ -53,24 +54,19 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         """Set while `train` runs."""
         self._goes_on = False
         self._parts: dict[str, Any] = {}
-        self._random: dict[str, Any] | None = None
-        """Random number generators to restore when the first step begins."""
 
     def train(self, trainer: Any, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Call `trainer.train()`, from the newest step that all ranks can have.
+        """Call `trainer.train()`, from the newest step that all ranks can have, and return its result.
 
         Args:
             trainer: the `Trainer`; this callback is added to it if necessary.
             resume_from_checkpoint: where to begin if there is no such step, as in `trainer.train`.
             options: for `trainer.train`.
 
-        Returns:
-            The result of `trainer.train`.
-
         Raises:
-            ValueError: it trains in a way that cannot be saved here; the text says which.
+            ValueError: the `Trainer` trains in a way that cannot be saved here; the text says which.
         """
-        _see_that_ranks_are_alike(trainer)
+        _check_that_ranks_are_alike(trainer)
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
         self._trainer = trainer
@@ -86,10 +82,8 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
                 print_briefly(error)
             raise
         finally:
-            self._trainer, self._parts, self._random = None, {}, None
+            self._trainer, self._parts = None, {}
             self._continuation.close()
-
-    # what the Trainer calls ------------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Load all objects, which exist by now, if there is a step to load."""
@@ -106,14 +100,10 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         restored = self._continuation.restore(self._parts, state.global_step)
         if (restored is not None) != self._goes_on or (restored is not None and restored.step != state.global_step):
             raise RuntimeError(f"step {state.global_step} was there a moment ago and cannot be loaded any more")
-        if restored is not None and restored.same_world:
-            self._random = restored.own["random"]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Save the previous step, which is logged and evaluated by now."""
-        if self._random is not None:
-            reinstate(self._random)
-            self._random = None
+        self._continuation.begin_step()
         if self._continuation.is_due(state.global_step):
             self._save(state)
 
@@ -129,11 +119,8 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         if not args.load_best_model_at_end and state.global_step:
             self._save(state, last=True)
 
-    # inside ----------------------------------------------------------------------------------------------------------
-
     def _save(self, state: Any, last: bool = False) -> None:
-        common = {"trainer": self._described(state)}
-        self._continuation.save(state.global_step, self._parts, common, {"random": capture()}, last=last)
+        self._continuation.save(state.global_step, self._parts, {"trainer": self._described(state)}, {}, last=last)
 
     def _described(self, state: Any) -> str:
         """The `TrainerState` as the `Trainer` writes it, with the states of callbacks that have one."""
@@ -146,7 +133,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         return msgspec.json.encode(fields, enc_hook=float).decode()  # msgspec does not take numpy scalars for floats
 
 
-def _see_that_ranks_are_alike(trainer: Any) -> None:
+def _check_that_ranks_are_alike(trainer: Any) -> None:
     kind = trainer.accelerator.distributed_type.value
     if kind != "NO" and not kind.startswith("MULTI_"):
         raise ValueError(f"ResileCallback saves models that are the same on every rank, not those of {kind}")

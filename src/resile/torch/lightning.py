@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from resile.torch._support.error_file import is_peer_loss, print_briefly
-from resile.torch._support.rng_state import capture, reinstate
 from resile.torch._trainers.continuation import Continuation, Saving
 from resile.torch._trainers.resumable_loader import ResumableLoader
 from resile.torch.progress import report_step
@@ -35,6 +34,8 @@ try:
     from lightning.pytorch.utilities import CombinedLoader
 except ImportError as error:
     raise ImportError(f"resile.torch.lightning needs lightning: pip install 'resile[lightning]' ({error})") from error
+
+__all__ = ["ResileCallback", "ResileEnvironment"]
 
 LOADERS = "combined_loader"
 """The key under which Lightning's loop keeps the states of the loaders."""
@@ -93,11 +94,7 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
         return _variable("GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check that the `Trainer` has the launcher's numbers.
-
-        Raises:
-            ValueError: it has others.
-        """
+        """Raise ValueError if the `Trainer` has other numbers of devices and nodes than the launcher."""
         if (num_devices, num_nodes) != (self.devices, self.num_nodes):
             raise ValueError(
                 f"there are {self.devices} training processes on each of {self.num_nodes} nodes: give the Trainer "
@@ -109,7 +106,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
     """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
 
     def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
-        """Nothing is read or requested before `fit`.
+        """Prepare. `fit` restores the newest step.
 
         Args:
             directory: the storage, the same for all ranks; None for memory only.
@@ -118,23 +115,15 @@ class ResileCallback(Callback):  # type: ignore[misc]
         self._continuation = Continuation(directory, **saving)
         self._parts: dict[str, Any] = {}
         self._loops: dict[str, Any] | None = None
-        """The loop's state after a step that is to be saved when the next one begins."""
+        """The loop's state after a step that will be saved when the next step begins; None if none will."""
         self._step = 0
-        """The last step."""
+        """The number of the last step."""
         self._total = 0
         self._positions: list[Any] = []
-        """Positions of loaders that do not exist yet."""
-        self._random: dict[str, Any] | None = None
-        """Random number generators to restore when the first step begins."""
-
-    # the beginning ---------------------------------------------------------------------------------------------------
+        """Restored positions of loaders that Lightning has not made yet."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check that this training can be saved, and make its loaders resumable.
-
-        Raises:
-            ValueError: it cannot be saved; the text says why.
-        """
+        """Make the loaders of this training resumable. Raises ValueError if the training cannot be saved."""
         if stage != "fit":
             return
         strategy = trainer.strategy
@@ -147,11 +136,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
         strategy.process_dataloader = self._resumable(trainer, strategy.process_dataloader)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Load all objects, which exist by now, if there is a step to load.
-
-        Raises:
-            ValueError: Lightning is about to load something else.
-        """
+        """Load the newest step, if there is one. Raises ValueError if Lightning is about to load something else."""
         if trainer.ckpt_path:
             raise ValueError(
                 "fit(ckpt_path=...) would undo what ResileCallback restores: load weights into the module before fit"
@@ -186,20 +171,15 @@ class ResileCallback(Callback):  # type: ignore[misc]
         elif own["loaders"]:  # the module has asked for the number of steps, so the loaders exist already
             for loader, state in zip(_stateful_loaders(trainer), own["loaders"], strict=True):
                 loader.load_state_dict(state)
-        self._random = own["random"] if restored.same_world else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Note the loop's length, which is known now."""
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if steps > 0 and not math.isinf(steps) else 0
 
-    # every step ------------------------------------------------------------------------------------------------------
-
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Save the previous step, which is logged and validated by now."""
-        if self._random is not None:
-            reinstate(self._random)
-            self._random = None
+        self._continuation.begin_step()
         if self._loops is not None:
             states = self._loops["state_dict"].get(LOADERS, [])
             loops = self._loops if batch_idx else _without_the_first_batch(trainer.fit_loop.state_dict())
@@ -218,8 +198,6 @@ class ResileCallback(Callback):  # type: ignore[misc]
             if self._continuation.is_due(self._step):
                 self._loops = trainer.fit_loop.state_dict()
 
-    # the end ---------------------------------------------------------------------------------------------------------
-
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the last step."""
         if self._step:
@@ -235,10 +213,8 @@ class ResileCallback(Callback):  # type: ignore[misc]
         """Wait for storage."""
         self._continuation.close()
 
-    # inside ----------------------------------------------------------------------------------------------------------
-
     def _resumable(self, trainer: Any, process: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Extend what a strategy does with every loader: loaders for training become resumable."""
+        """Wrap a strategy's `process_dataloader` so that loaders for training become resumable."""
 
         def processed(loader: Any) -> Any:
             done = process(loader)
@@ -263,8 +239,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
             "precision": trainer.precision_plugin.state_dict(),
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
         }
-        own = {"random": capture(), "loaders": loaders}
-        self._continuation.save(self._step, self._parts, common, own, last=last)
+        self._continuation.save(self._step, self._parts, common, {"loaders": loaders}, last=last)
 
 
 def _variable(name: str, default: int) -> int:
@@ -272,12 +247,12 @@ def _variable(name: str, default: int) -> int:
 
 
 def _checkpoint(trainer: Any, step: int) -> dict[str, Any]:
-    """What hooks may expect to find in a checkpoint."""
+    """The entries that hooks may expect to find in a checkpoint."""
     return {"epoch": trainer.current_epoch, "global_step": step, "state_dict": trainer.lightning_module.state_dict()}
 
 
 def _extra(trainer: Any, step: int) -> dict[str, Any]:
-    """What the hooks of the module and of callbacks add to a checkpoint or replace in it."""
+    """The entries that hooks of the module and of callbacks add to a checkpoint, and a `state_dict` they replaced."""
     module = trainer.lightning_module
     checkpoint = _checkpoint(trainer, step)
     before = checkpoint | {"state_dict": dict(checkpoint["state_dict"])}
@@ -311,7 +286,7 @@ def _stateful_loaders(trainer: Any) -> list[Any]:
 
 
 def _positions(trainer: Any, states: list[Any], batch_idx: int) -> list[Any]:
-    """The loaders' positions before batch `batch_idx`; of the script's own loaders, the states they gave then."""
+    """The loaders' positions before batch `batch_idx`. For the script's own stateful loaders, `states` has them."""
     loaders = _stateful_loaders(trainer)
     given = [loader.batches for loader in loaders if isinstance(loader, ResumableLoader)]
     ahead = max(given, default=0) - batch_idx

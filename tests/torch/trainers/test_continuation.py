@@ -20,8 +20,7 @@ import torch.distributed as dist
 from resile.agent.workers.ports import free_port
 from resile.checkpoint.storage import Storage
 from resile.torch._loop.state_codec import BadState
-from resile.torch._support.rng_state import capture, reinstate
-from resile.torch._trainers.continuation import Continuation
+from resile.torch._trainers.continuation import Continuation, capture, reinstate
 from resile.torch.checkpointer import Checkpointer
 from tests.local.resile_run import wait_until
 from tests.torch.checkpoint.checkpoint_servers import PATIENCE, VaultThread, spawning, vault_thread

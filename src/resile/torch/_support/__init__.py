@@ -1,1 +1,1 @@
-"""Argument checks, logging, error files and random number generators for the modules of `resile.torch`."""
+"""Argument checks, logging and error files for the modules of `resile.torch`."""

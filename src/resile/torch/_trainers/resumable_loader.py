@@ -1,8 +1,8 @@
-"""A data loader that can begin in the middle of a pass, at the exact sample that would have come next.
+"""A data loader that can begin in the middle of an epoch, at the exact sample that would have come next.
 
-The order of a pass follows from the random numbers with which it began and from the epoch that the sampler was told. So
-these numbers and a count of batches are all that has to be saved. If the loader is torch's own, batches that were used
-already are skipped by their indices, without loading them.
+The order of an epoch follows from the random numbers with which it began and from the number given to the sampler's
+`set_epoch`. So these random numbers and a count of batches are all that has to be saved. If the loader is torch's own,
+batches that were used already are skipped by their indices, without loading them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class ResumableLoader:
-    """Wraps a loader, and otherwise behaves like it.
+    """Wraps a loader and otherwise behaves like it.
 
-    A pass begins when its first batch is requested, not when `iter` is called, so that a sampler can be told the epoch
-    in between.
+    An epoch begins when its first batch is requested, not when `iter` is called, so that the caller can call the
+    sampler's `set_epoch` in between.
     """
 
     __slots__ = ("_batches", "_began_with", "_loader", "_resume", "_workers_stay")
@@ -27,11 +27,13 @@ class ResumableLoader:
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_loader", loader)
         self._batches = 0
-        """Batches that this pass has given, including those before a restart."""
+        """Batches that this epoch has yielded, including those before a restart."""
         self._began_with: dict[str, Any] = {}
+        """The random number generators when this epoch began."""
         self._resume: tuple[int, dict[str, Any]] | None = None
+        """The values of the two attributes above for the next epoch; None if it begins at its first batch."""
         self._workers_stay = False
-        """True if an earlier pass has left its worker processes to the next one."""
+        """True if the worker processes of an earlier epoch are still there."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_loader"), name)
@@ -56,15 +58,15 @@ class ResumableLoader:
 
     @property
     def batches(self) -> int:
-        """How many batches this pass has given."""
+        """How many batches this epoch has yielded."""
         return self._batches
 
     def state_dict(self, unused: int = 0) -> dict[str, Any]:
-        """The position; the last `unused` batches count as not given."""
+        """The position, as if the last `unused` batches had not been yielded."""
         return {"batches": max(self._batches - unused, 0), "random": self._began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass begin there."""
+        """Make the next iteration begin at this position."""
         self._resume = (state["batches"], state["random"])
 
     def _rest(self) -> Iterator[Any]:
@@ -106,7 +108,7 @@ class _Indices:
 
 
 def _with_indices(loader: Any, indices: Iterator[Any]) -> Iterable[Any]:
-    """A loader like this one, with given indices, for one pass."""
+    """A loader like this one that loads the batches with these indices."""
     alike: Iterable[Any] = DataLoader(
         loader.dataset,
         batch_sampler=_Indices(indices),
