@@ -8,14 +8,14 @@
                 loss = criterion(model(inputs), targets)  # the mean over these samples
                 (loss * share.weight).backward()
 
-A step has the same 512 samples whatever the world. Each rank takes its part of them in as many passes as it needs to
-hold no more than 32 at a time. The weights make the sum of all passes the mean over the 512. The position moves when a
-step is in the model and not when it is loaded. So what worker processes have read ahead when the world changes is read
-again by the ranks of the new world.
+A step has the same 512 samples whatever the size of the world. Each rank takes its part of them in as many passes as it
+needs to hold no more than 32 at a time. The weights make the sum of all passes the mean over the 512. The position
+moves when a step is in the model and not when its samples are loaded. So the ranks of a new world read again what the
+worker processes of the old world have read ahead.
 
-Data sets are those of torch: with `__len__` and `__getitem__`, or iterable. An iterable one must give the same samples
-in the same order every time on every rank (after `set_epoch(epoch)`, if it has that). Each reader goes through all of
-it and keeps its part, so expensive work belongs into `transform`. Its length need not be known.
+Data sets are those of torch: with `__len__` and `__getitem__`, or iterable. An iterable data set must give the same
+samples in the same order every time on every rank (after `set_epoch(epoch)`, if it has that method). Each reader goes
+through all of it and keeps its part, so expensive work belongs into `transform`. Its length need not be known.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, IterableDataset, _utils, default_collate
 
-from resile.torch._data.partition import Share, passes, steps_in
+from resile.torch._data.partition import Share, passes
 from resile.torch._data.sample_reader import Batches, MapReader, Reader, ReadRequest, Samples, StreamReader, asks
 from resile.torch._support.arguments import check_known, whole
-from resile.torch.sampler import ElasticBatchSampler, Position, StepSize
+from resile.torch.sampler import ElasticBatchSampler, Position, StepSampler
+
+__all__ = ["ElasticLoader", "Step"]
 
 OURS = ("batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "shuffle", "generator", "worker_init_fn")
-"""Arguments of torch's `DataLoader` that have another meaning here, or none."""
+"""Arguments of torch's `DataLoader` that `ElasticLoader` refuses, because it sets them itself."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -52,12 +54,12 @@ class Step(msgspec.Struct, frozen=True):
         return len(self.passes)
 
 
-class ElasticLoader(Position):
+class ElasticLoader(StepSampler):
     """The steps of one rank for the rest of an epoch, and the world's position in it.
 
     There are two ways to use it. `Elastic.epochs(count, loader)` counts a step when it is in the model. `for step in
-    loader` counts a step when it is given, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the
-    step's update. An epoch that ended begins again with `set_epoch`.
+    loader` counts a step when it is yielded, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the
+    step's update. After the end of an epoch, `set_epoch` begins the next one.
     """
 
     def __init__(
@@ -109,13 +111,12 @@ class ElasticLoader(Position):
             raise TypeError(f"dataset: must be a data set or something to iterate over, not a {type(dataset).__name__}")
         micro_batch_size = None if micro_batch_size is None else whole("micro_batch_size", micro_batch_size, least=1)
         shuffle_block = whole("shuffle_block", shuffle_block, least=1)
-        self._step = StepSize(batch_size, global_batch_size)
         stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         size = None if stream else len(dataset)
         together = (shuffle_block if stream else size) if shuffle else 0
         super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=together or 0)
+        self._set_steps(batch_size, global_batch_size, drop_last)
         self._largest = micro_batch_size
-        self._drop_last = drop_last
         self._asks = _Asks()
         self._newest = multiprocessing.RawValue("q", 0)
         samples = Samples(collate_fn, micro_batch_size, transform)
@@ -136,35 +137,17 @@ class ElasticLoader(Position):
             **loading,
         )
 
-    @property
-    def step_size(self) -> int:
-        """Samples that the world takes in a full step."""
-        return self._step.of(self.world)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch in this world.
-
-        Raises:
-            TypeError: the data are a stream of unknown length.
-        """
-        return steps_in(self._known_size(), self.step_size, self._drop_last)
-
-    def __len__(self) -> int:
-        """Steps left in this epoch, the same number on every rank."""
-        return steps_in(self._known_size() - self.completed, self.step_size, self._drop_last)
-
     def __iter__(self) -> Iterator[Step]:
-        """The rest of this epoch. A step counts as consumed when it is given."""
+        """Yield the remaining steps of this epoch. A step counts as consumed when it is yielded."""
         for step in self.steps():
             self.advance(step.total)
             yield step
 
     def steps(self) -> Iterator[Step]:
-        """The rest of this epoch. The position moves only when the caller calls `advance` for a step that was taken.
+        """Yield the remaining steps of this epoch. Only `advance` moves the position, once a step was taken.
 
-        It uses the world, epoch and position of the moment it begins, so begin again after `resize` or
-        `load_state_dict`. What an earlier iteration has read ahead is then dropped.
+        An iteration uses the world, epoch and position of the moment at which it begins, so begin another one after
+        `resize` or `load_state_dict`. Batches that an earlier iteration has read ahead are then dropped.
         """
         rank, world, step_size = self.rank, self.world, self.step_size
         self._newest.value += 1
@@ -180,14 +163,9 @@ class ElasticLoader(Position):
             if total < step_size:
                 return
 
-    def _known_size(self) -> int:
-        if self.size is None:
-            raise TypeError("a stream has no length before its end")
-        return self.size
-
 
 def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """The rest of an epoch: the world's number of samples in each step, and what the script is given of it.
+    """Yield, for each remaining step of an epoch, the world's number of samples and the data for the script.
 
     Raises:
         ValueError: the sampler and the loader do not belong together.
@@ -202,7 +180,7 @@ def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]
 
 
 class _Asks:
-    """The `sampler` of torch's loader: it gives the requests that are current at the moment."""
+    """The `sampler` of torch's loader, which yields the requests of the current iteration."""
 
     def __init__(self) -> None:
         self.now: Iterator[ReadRequest] = iter(())
@@ -212,7 +190,7 @@ class _Asks:
 
 
 class _HideWorker:
-    """Hides from a stream that one of several workers reads it. Many streams would divide themselves among them."""
+    """Hides from a stream that it is read by one of several workers. Many streams would yield a part to each worker."""
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
         self._then = then
@@ -224,5 +202,5 @@ class _HideWorker:
 
 
 def _as_it_is(batches: Batches) -> Batches:
-    """Does nothing, because readers collate."""
+    """Return batches unchanged: readers have collated them."""
     return batches

@@ -1,9 +1,10 @@
 """Divides the samples of an epoch among a world whose size may change at any step, each sample exactly once.
 
-The position in an epoch counts the samples that the whole world has consumed, not the batches of one rank. So it means
-the same to any number of ranks, and after a resize the rest of the epoch is divided again from there. Nothing is padded
-and, unless asked for, nothing is dropped. In return, ranks may have different numbers of samples in the last step of an
-epoch (and in every step, if the global batch is not divisible by the world), so the loss must be scaled:
+The position in an epoch counts the samples that the whole world has consumed, not the batches of one rank. So a
+position means the same to any number of ranks, and after a resize the rest of the epoch is divided again from there.
+Nothing is padded and, unless `drop_last` asks for it, nothing is dropped. In return, ranks may have different numbers
+of samples in the last step of an epoch (and in every step, if the global batch is not divisible by the world), so the
+loss must be scaled:
 
     sampler = ElasticBatchSampler(len(dataset), batch_size=32)
     loader = DataLoader(dataset, batch_sampler=sampler)
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 UNKNOWN = -1
-"""The size of a stream, in a state."""
+"""In a saved state: the size of a stream, which is unknown before its end."""
 
 
 class Position:
@@ -80,7 +81,7 @@ class Position:
         self._place: tuple[int, int] | None = None
         """Rank and world; None to look them up."""
         self._announces_loads = True
-        """False in an elastic loop on all ranks but 0, which logs for all where the data go on."""
+        """True if this rank logs the position that it loads. In an elastic loop only rank 0 does."""
         if rank is not None and world is not None:
             self._place = _checked(rank, world)
         elif rank is not None or world is not None:
@@ -95,7 +96,7 @@ class Position:
         return (self._place or _found_place())[1]
 
     def resize(self, rank: int, world: int) -> None:
-        """Become `rank` in a world of `world`. The rest of the epoch is divided again."""
+        """Set this process's rank and the size of the world. The rest of the epoch is divided again."""
         self._place = _checked(rank, world)
         self._announces_loads = rank == 0
 
@@ -104,7 +105,7 @@ class Position:
         return {**self.__dict__, "_place": self._place or _place_in_group()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch`. Does nothing in that epoch, so a position restored from a checkpoint stays."""
+        """Begin `epoch`. Does nothing if that epoch has begun, so a position restored from a checkpoint stays."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.completed = 0
@@ -143,13 +144,11 @@ class Position:
         self.epoch = state["epoch"]
         self.completed = state["completed"]
         if self._announces_loads:
-            left = self.left_per_rank(self.completed)
-            show_info_logs()
-            log.info("Load epoch = %d, completed num = %d, num_samples = %s", self.epoch, self.completed, left)
+            self.announce(self.completed)
 
     @property
     def _identity(self) -> dict[str, int]:
-        """What must be equal for a position to mean the same sample."""
+        """Values that must be equal for a saved position to mean the same sample."""
         size = UNKNOWN if self.size is None else self.size
         return {"size": size, "seed": self._seed, "shuffled": self._shuffled_together}
 
@@ -157,20 +156,63 @@ class Position:
         """True if this many samples of an epoch can have been consumed."""
         return completed >= 0 and (self.size is None or completed <= self.size)
 
-    def left_per_rank(self, completed: int) -> str:
-        """How many samples are left for a rank then, as text."""
-        return "unknown" if self.size is None else str(-(-(self.size - completed) // self.world))
+    def _order(self) -> Callable[[int, int], list[int]]:
+        """A function that returns the samples between two positions of this epoch's order."""
+        if self.size is not None and self._shuffled_together:
+            return EpochOrder(self.size, self._seed, self.epoch).between
+        return lambda start, stop: list(range(start, stop))
+
+    def announce(self, completed: int) -> None:
+        """Log, as from the caller, a position that was loaded, with the samples that are left for each rank."""
+        left = "unknown" if self.size is None else str(-(-(self.size - completed) // self.world))
+        show_info_logs()
+        line = "Load epoch = %d, completed num = %d, num_samples = %s"
+        log.info(line, self.epoch, completed, left, stacklevel=2)
+
+
+class StepSampler(Position):
+    """A position in data that the world consumes in steps, each of a number of samples per rank or of a fixed number.
+
+    A subclass calls `_set_steps` when it is made.
+    """
+
+    def _set_steps(self, batch_size: int | None, global_batch_size: int | None, drop_last: bool) -> None:
+        if (batch_size is None) == (global_batch_size is None):
+            raise ValueError("give either batch_size or global_batch_size, not both and not neither")
+        self._of_a_rank = None if batch_size is None else whole("batch_size", batch_size, least=1)
+        self._of_all = None if global_batch_size is None else whole("global_batch_size", global_batch_size, least=1)
+        self._drop_last = drop_last
+
+    @property
+    def step_size(self) -> int:
+        """Samples that the world takes in a full step."""
+        return self._of_all or (self._of_a_rank or 0) * self.world
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch in this world. Raises TypeError for a stream of unknown length."""
+        return self._steps_in_rest(0)
+
+    def __len__(self) -> int:
+        """Steps left in this epoch, the same number on every rank."""
+        return self._steps_in_rest(self.completed)
+
+    def _steps_in_rest(self, completed: int) -> int:
+        if self.size is None:
+            raise TypeError("a stream has no length before its end")
+        return steps_in(self.size - completed, self.step_size, self._drop_last)
 
 
 class Iteration(Iterator[T]):
     """An iteration over the rest of an epoch, whose position can be saved and restored.
 
-    It runs ahead of the sampler's position by what is prefetched. Torchdata's `StatefulDataLoader`, which counts what
-    it has prefetched, uses these two methods to save the position of the last batch that it gave.
+    The iteration runs ahead of the sampler's position by the samples that a loader prefetches. Torchdata's
+    `StatefulDataLoader`, which counts them, uses `state_dict` and `load_state_dict` to save the position of the last
+    batch that it yielded.
     """
 
     def __init__(self, position: Position, deal: Callable[[int], Iterator[tuple[int, T]]]) -> None:
-        """Begin at the position. `deal` gives, from a position on, each item with the position after it."""
+        """Begin at the position. `deal(at)` yields the items from position `at` on, each with the position after it."""
         self._position = position
         self._deal = deal
         self._at = position.completed
@@ -181,42 +223,20 @@ class Iteration(Iterator[T]):
         return dealt
 
     def state_dict(self) -> dict[str, int]:
-        """The position, in samples that the world has been given."""
+        """The position, in samples that this iteration has yielded to the whole world."""
         return {"completed": self._at}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a saved position.
-
-        Raises:
-            ValueError: there is no such position.
-        """
+        """Go to a saved position. Raises ValueError if there is no such position."""
         at = state.get("completed")
         if type(at) is not int or not self._position.has(at):
             raise ValueError(f"an iteration needs a place `completed` in its data, not {at!r}")
         self._at = at
         self._rest = self._deal(at)
-        left = self._position.left_per_rank(at)
-        show_info_logs()
-        log.info("Load epoch = %d, completed num = %d, num_samples = %s", self._position.epoch, at, left)
+        self._position.announce(at)
 
 
-class _Sampler(Position):
-    """The common part of samplers of data with a known size."""
-
-    size: int
-
-    def __init__(self, size: int, *, rank: int | None, world: int | None, seed: int, shuffle: bool) -> None:
-        super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=size if shuffle else 0)
-        self._shuffle = shuffle
-
-    def _order(self) -> Callable[[int, int], list[int]]:
-        """A function that returns the samples between two positions of this epoch's order."""
-        if self._shuffle:
-            return EpochOrder(self.size, self._seed, self.epoch).between
-        return lambda start, stop: list(range(start, stop))
-
-
-class ElasticBatchSampler(_Sampler):
+class ElasticBatchSampler(StepSampler):
     """The batches of one rank for the rest of an epoch, for use as the `batch_sampler` of a `DataLoader`.
 
     Iterating does not move the position, so a loader may prefetch as far as it likes. Only `advance` moves it. An
@@ -226,6 +246,8 @@ class ElasticBatchSampler(_Sampler):
     A rank without samples in a step repeats one sample with weight 0. Layers that look across the batch (batch
     normalization) see that sample; gradients do not.
     """
+
+    size: int
 
     def __init__(
         self,
@@ -252,23 +274,8 @@ class ElasticBatchSampler(_Sampler):
             shuffle: False keeps the data set's own order.
             drop_last: skip the last step of an epoch if there are too few samples for a whole one.
         """
-        self._step = StepSize(batch_size, global_batch_size)
-        super().__init__(size, rank=rank, world=world, seed=seed, shuffle=shuffle)
-        self._drop_last = drop_last
-
-    @property
-    def step_size(self) -> int:
-        """Samples that the world takes in a full step."""
-        return self._step.of(self.world)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch in this world."""
-        return steps_in(self.size, self.step_size, self._drop_last)
-
-    def __len__(self) -> int:
-        """Steps left in this epoch, the same number on every rank."""
-        return steps_in(self.size - self.completed, self.step_size, self._drop_last)
+        self._set_steps(batch_size, global_batch_size, drop_last)
+        super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=size if shuffle else 0)
 
     def __iter__(self) -> Iteration[list[int]]:
         """The samples of this rank, one list per step, never empty."""
@@ -282,19 +289,21 @@ class ElasticBatchSampler(_Sampler):
         return Iteration(self, deal)
 
     def shares(self) -> Iterator[Share]:
-        """This rank's share of each step, in step with `__iter__`. The samples are not read."""
+        """This rank's share of each step, one for each list of `__iter__`. The samples are not read."""
         rank, world = self.rank, self.world
         steps = spans(self.completed, self.size, self.step_size, self._drop_last)
         return (passes(span.total, rank, world)[0].share for span in steps)
 
 
-class ElasticSampler(_Sampler):
+class ElasticSampler(Position):
     """The samples of one rank for the rest of an epoch, one by one: the `sampler` of a `DataLoader` with a batch size.
 
     It replaces torch's `DistributedSampler` where a library makes the batches. Ranks take turns, so after any number of
     samples on every rank the position is that number times the world. Iterating does not move the position: `advance`
     does, or torchdata's `StatefulDataLoader` counts what it gave.
     """
+
+    size: int
 
     def __init__(
         self,
@@ -321,7 +330,7 @@ class ElasticSampler(_Sampler):
         """
         if tail not in ("uneven", "drop", "repeat"):
             raise ValueError(f"tail must be uneven, drop or repeat, not {tail!r}")
-        super().__init__(size, rank=rank, world=world, seed=seed, shuffle=shuffle)
+        super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=size if shuffle else 0)
         self._tail = tail
 
     def __len__(self) -> int:
@@ -346,20 +355,6 @@ class ElasticSampler(_Sampler):
                 yield min(begin + world, size), order(place, place + 1)[0]
 
         return Iteration(self, deal)
-
-
-class StepSize:
-    """How many samples a world takes in a step: a number per rank, or one for all ranks together."""
-
-    def __init__(self, batch_size: int | None, global_batch_size: int | None) -> None:
-        given = [each for each in (batch_size, global_batch_size) if each is not None]
-        if len(given) != 1:
-            raise ValueError("give either batch_size or global_batch_size, not both and not neither")
-        self._of_a_rank = None if batch_size is None else whole("batch_size", batch_size, least=1)
-        self._of_all = None if global_batch_size is None else whole("global_batch_size", global_batch_size, least=1)
-
-    def of(self, world: int) -> int:
-        return self._of_all or (self._of_a_rank or 0) * world
 
 
 def _checked(rank: int, world: int) -> tuple[int, int]:

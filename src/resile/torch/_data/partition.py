@@ -2,8 +2,7 @@
 
 A step takes the samples at positions [begin, begin + total) of the epoch's order. They are split as evenly as possible:
 two ranks differ by at most one sample, and so do two passes of a rank. All ranks make the same number of passes,
-because each pass of a sharded model involves all ranks. In a pass without samples of its own, a rank repeats one with
-weight 0.
+because each pass of a sharded model involves all ranks. A rank that has no sample for a pass repeats one with weight 0.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ class Share(msgspec.Struct, frozen=True):
     """One rank's share of a step, or of one pass of it."""
 
     count: int
-    """Samples of this rank that count. With 0 the rank is given one sample to repeat, so that it takes part in the
-    collectives of the step; its `weight` is 0."""
+    """Samples of this rank that count. If 0, the rank gets one sample to repeat with `weight` 0, so that it takes part
+    in the collectives of the step."""
     total: int
     """Samples of the whole world in this step, for `advance` once the step is done."""
     weight: float
-    """count * world / total. Multiply the mean loss of these samples by it. The average over the ranks of the sum of
-    passes is then the mean over all samples of the step. It is 1.0 if all ranks have the same number of samples and one
-    pass."""
+    """count * world / total. Multiply the mean loss of these samples by this weight. The gradient, summed over passes
+    and averaged over ranks, is then the mean over all samples of the step. The weight is 1.0 if all ranks have the same
+    number of samples and one pass."""
     last: bool = True
-    """True for the rank's last pass of the step, after which gradients are complete."""
+    """True for the rank's last pass of the step. Its gradients are then complete."""
 
 
 class Pass(msgspec.Struct, frozen=True):

@@ -1,14 +1,15 @@
 """Reads the samples of one rank's part of one step, in the training process or in a loader's worker.
 
-A request says everything: epoch, position, rank, world. So workers that survive a resize need not be told of it, what
-was read ahead for another world is thrown away, and the same request gives the same samples in any process.
+A request has everything that a reader needs: epoch, position, rank, world. So workers that survive a resize need no
+other news of it, and the same request gives the same samples in any process. Batches that were read ahead for another
+world are thrown away.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ NOWHERE = -1
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """One rank's part of one step."""
+    """Asks for one rank's part of one step."""
 
     epoch: int
     begin: int
@@ -33,11 +34,11 @@ class ReadRequest(msgspec.Struct, frozen=True):
     rank: int
     world: int
     generation: int
-    """The loader's iteration that asks. Requests of older iterations need no answer."""
+    """The number of the loader's iteration that asks. Requests of older iterations need no answer."""
 
 
 def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[ReadRequest]:
-    """The requests for this and the following steps of the epoch; without end if its size is unknown."""
+    """Yield the requests for the first and all following steps of the epoch; without end if its size is unknown."""
     if size is None:
         for begin in itertools.count(first.begin, first.total):
             yield msgspec.structs.replace(first, begin=begin)
@@ -47,7 +48,7 @@ def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[Read
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """How samples become batches."""
+    """Makes batches of samples."""
 
     collate: Callable[[list[Any]], Any]
     largest: int | None
@@ -62,16 +63,11 @@ class Samples(msgspec.Struct, frozen=True):
         return passes(total, ask.rank, ask.world, self.largest)
 
 
-class Newest(Protocol):
-    """The generation whose requests still need answers, in memory that processes share."""
-
-    value: int
-
-
 class Reader:
     """Answers requests, unless their iteration was abandoned."""
 
-    def __init__(self, samples: Samples, newest: Newest) -> None:
+    def __init__(self, samples: Samples, newest: Any) -> None:
+        """`newest.value` is the generation whose requests still need answers, in memory that processes share."""
         self._samples = samples
         self._newest = newest
 
@@ -87,7 +83,7 @@ class Reader:
 class MapReader(Reader):
     """Reads a data set whose samples have numbers."""
 
-    def __init__(self, dataset: Any, samples: Samples, newest: Newest, *, size: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, dataset: Any, samples: Samples, newest: Any, *, size: int, seed: int, shuffle: bool) -> None:
         super().__init__(samples, newest)
         self._dataset = dataset
         self._size = size
@@ -113,11 +109,11 @@ class MapReader(Reader):
 class StreamReader(Reader):
     """Reads a data set that can only be read from its beginning to its end, the same way every time.
 
-    Every reader goes through the whole stream and makes batches of its own part only. A data set with a method
-    `iter_from(place)` is asked for the rest from there. With any other, the samples before are read and thrown away.
+    Every reader goes through the whole stream and makes batches of its own part only. If the data set has a method
+    `iter_from(position)`, reading begins at that position. Otherwise the samples before it are read and thrown away.
     """
 
-    def __init__(self, dataset: Iterable[Any], samples: Samples, newest: Newest, *, seed: int, block: int) -> None:
+    def __init__(self, dataset: Iterable[Any], samples: Samples, newest: Any, *, seed: int, block: int) -> None:
         """`block`: samples that are shuffled together; 0 for none."""
         super().__init__(samples, newest)
         self._dataset = dataset
@@ -127,7 +123,7 @@ class StreamReader(Reader):
         self._at = 0
         self._rest: Iterator[Any] = iter(())
         self._end = (NOWHERE, 0)
-        """An epoch and the position of its end, because a loader that reads ahead also asks for steps behind it."""
+        """An epoch and the position of its end, because a loader that reads ahead also asks for steps after the end."""
 
     def _read(self, ask: ReadRequest) -> Batches:
         if ask.epoch == self._end[0] and ask.begin >= self._end[1]:
@@ -157,14 +153,9 @@ class StreamReader(Reader):
 
 
 def shuffled_by_blocks(samples: Iterator[Any], block: int, seed: int, epoch: int, start: int) -> Iterator[Any]:
-    """Shuffle samples within blocks, so that the order can be entered at any block.
+    """Shuffle samples within blocks, so that reading can begin at any block.
 
-    Args:
-        samples: from position `start` on.
-        block: samples of a block; that many are held in memory.
-        seed: determines the order.
-        epoch: changes it.
-        start: the beginning of a block.
+    `samples` begin at position `start`, where a block begins. `block` samples are held in memory.
     """
     for number in itertools.count(start // block):
         together: Sequence[Any] = list(itertools.islice(samples, block))

@@ -1,7 +1,7 @@
 """The shuffled order of an epoch, computed for many positions at a time.
 
-Python needs 3 to 6 microseconds for each position. Numpy needs about a quarter of that for some hundred positions at
-once, and a tenth or less for thousands. This module does not import torch, so that samplers need not wait for it.
+Python needs 3 to 6 microseconds for each position. Numpy needs about a quarter of that time for some hundred positions
+at once, and a tenth or less for thousands. This module does not import torch, which would delay samplers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from resile.common.permutation import MIX, ShuffledOrder
 
 FEW = 16
-"""Below this many positions, Python is faster."""
+"""Below this many positions, Python is faster than numpy."""
 
 
 class EpochOrder(ShuffledOrder):
