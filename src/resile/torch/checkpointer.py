@@ -1,4 +1,4 @@
-"""Checkpoints that cost one copy in memory. They may be saved at every step and are stored in the background.
+"""Saves checkpoints with one copy in memory, so often as at every step, and stores them in the background.
 
     checkpointer = Checkpointer("checkpoints", store_every=1000)
     state = {"model": model, "optimizer": optimizer, "sampler": sampler, "epoch": 0}
@@ -13,8 +13,8 @@ Under an agent (`resile run`) a save goes into shared memory that the agent owns
 process. The agent writes it to storage every `store_every` steps and when the node's processes end. Under plain
 torchrun or python only the steps that are due for storage are saved, by a thread of this process.
 
-What is the same on all ranks (plain tensors and values, as in DCP) is kept once per node and stored once. Sharded
-tensors (DTensor, as `fully_shard` makes them) are kept and stored by each rank.
+Plain tensors and values, which all ranks have alike (as in DCP), are kept once per node and stored once. Of sharded
+tensors (DTensor, as `fully_shard` makes them) each rank keeps and stores its part.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 STORE_PATIENCE = 600.0
 """Seconds that `wait` gives storage by default."""
 COPY_PATIENCE = 30.0
-"""Seconds that a save due for storage waits for the copies of the previous one."""
+"""Seconds that a save due for storage waits for the replicas of the previous save."""
 BEHIND = "storage is two saves behind: saves are left out until it has caught up"
 
 
@@ -83,14 +83,14 @@ class Checkpointer:
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
         self._known_writable = self.storage is None
-        """True if storage was tested already, or need not be."""
+        """True if storage need not be tested, because it was or because training goes on anyway."""
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
         self._local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        """Processes of this node when none is lost."""
+        """The number of workers of this node when none is lost."""
         self.collectives = Collectives()
-        """The ranks that save and restore together."""
+        """Exchanges with the ranks that save and restore together."""
         self._memory, self._leader = self._open()
         self._closed = False
         self._log_once = LogOnce(log)
@@ -100,7 +100,7 @@ class Checkpointer:
         self._verifying: dict[Buffer, Verification] = {}
         """Checkpoints of an earlier process that are being compared with their checksums."""
         self.behind = False
-        """True if the last save was skipped because storing or copying an earlier one is not done."""
+        """True if the last save was skipped because an earlier save is still being stored or copied."""
         for client in (self._memory, self._leader):  # while the script builds its model
             if isinstance(client, MemoryClient) and (begun := self._writer.verify_ahead(client.buffers)) is not None:
                 self._verifying[begun.buffer] = begun
@@ -110,33 +110,30 @@ class Checkpointer:
         """True if saves survive the end of this process without storage."""
         return isinstance(self._memory, MemoryClient) and not self._closed
 
-    # saving ----------------------------------------------------------------------------------------------------------
-
     def save(self, step: int, state: State, *, store: bool | None = None, overlap: bool = False) -> bool:
-        """Keep the state as that of `step`; all ranks save the same steps. Returns True if it was kept.
+        """Save the state of `step` in memory, and in storage if due. Returns True if it was kept.
 
-        This returns after one copy of the state. With `overlap` it returns at once, and parameters and optimizer state
-        are copied during the next forward and backward. Then call `before_update()` before the optimizer changes them,
-        or let `guard(optimizer)` do so.
+        All ranks save the same steps. This returns after one copy of the state. With `overlap` it returns at once, and
+        parameters and optimizer state are copied during the next forward and backward pass. Then call `before_update()`
+        before the optimizer changes them, or let `guard(optimizer)` do so.
 
         All ranks keep a sharded state or none does, which they agree on in a collective. So there always is a step of
         which every rank has its part. A state that is sharded over several nodes is also copied to another node, in the
         background. The next save is kept only when all nodes have copied it, so the step outlives the loss of any node.
 
         Storage gets one step at a time. A step that is due while another is being stored is kept in memory. It is
-        stored later if it is still there at the next save or at `wait()`.
+        stored later if it is still there at the next save or at `wait()`. If storage refuses for good, steps are still
+        kept in memory, and the log and `wait()` report the reason.
 
         False means one of these: there is no agent and the step is not due for storage; there is no memory; storage is
         two saves behind (without an agent); or, for a sharded state, some node is still copying the previous save or
         storing the one that must not be overwritten. The last kept step is complete in any case.
 
-        Storage that refuses for good costs no step in memory. The log and `wait()` report it.
-
         Args:
             step: steps completed; the number to go on with.
             state: modules, optimizers, anything with `state_dict`, tensors and plain values, by name.
-            store: whether it goes to storage; None follows `store_every`.
-            overlap: copy in the background.
+            store: True if the step goes to storage, False if not; None follows `store_every`.
+            overlap: copy parameters and optimizer state in the background.
 
         Raises:
             NotWritable: nothing was restored, and this first save finds that storage will never accept a step.
@@ -178,8 +175,8 @@ class Checkpointer:
         """Wait until all work in the background is done and the last step due for storage is written.
 
         Raises:
-            TimeoutError: it is not written yet.
-            OSError: it could not be written; the text says why. A second call raises it again.
+            TimeoutError: the step is not written yet.
+            OSError: the step could not be written; the text says why. A second call raises it again.
         """
         self._writer.wait(timeout)
 
@@ -194,8 +191,6 @@ class Checkpointer:
                 memory.close()
                 memory.buffers = []  # what is in storage can still be restored
 
-    # restoring -------------------------------------------------------------------------------------------------------
-
     def restore(self, state: State, *, will_store: bool | None = None) -> int | None:
         """Load the newest step that is complete for all ranks; None if there is none, and then nothing was changed.
 
@@ -206,14 +201,14 @@ class Checkpointer:
 
         Args:
             state: as it was given to `save`.
-            will_store: whether this training is going to store steps, so that unwritable storage must be reported now;
-                None: if it has `store_every`.
+            will_store: True if this training is going to store steps, so that unwritable storage is reported now; None:
+                True if `store_every` is not 0.
 
         Raises:
             StateMismatch: the checkpoint is sound, but it is of another model or another state.
             NotReadable: storage may have a step but does not return it, and memory has none.
             NotWritable: steps are to be stored, and storage will never accept one (for example, it is a read-only file
-                system or a file). Raised on all ranks if it is so on one; not tested when training goes on from memory.
+                system). All ranks raise it if one does. Storage is not tested when training goes on from memory.
             PartsMissing: memory has only some parts of a step, and there is no other step.
             RuntimeError: there are several ranks and no process group.
         """
@@ -242,10 +237,7 @@ class Checkpointer:
         return step
 
     def regroup(self) -> None:
-        """Begin with a new process group, to which later saves belong. A collective.
-
-        Its members have a state to go on from, whatever happens to storage.
-        """
+        """Begin with a new process group whose members go on from a member's state instead of a checkpoint."""
         self._leave_group()
         self._known_writable = True
 
@@ -255,9 +247,9 @@ class Checkpointer:
         self._writer.store_queue.drop_deferred()
 
     def reserve(self, state: State) -> None:
-        """Allocate the memory for saves of this state in the background, so that the first is no slower.
+        """Allocate the memory for saves of this state in the background, so that the first save is no slower.
 
-        `restore` does it. What an optimizer will add at its first step is estimated.
+        `restore` calls this. The tensors that an optimizer will add at its first step are estimated.
         """
         self._save_group.meet()
         if not self.in_memory:
@@ -267,8 +259,6 @@ class Checkpointer:
         size = places(text, layout.length)[2] + estimate_growth(state, leads=self._local_rank == 0)
         if self._room(size):
             self._writer.populate()
-
-    # inside ----------------------------------------------------------------------------------------------------------
 
     def _open(self) -> tuple[MemoryClient | ProcessBuffers, MemoryClient | None]:
         """The buffers of this rank, and those of its node's leader unless this rank is the leader.
@@ -294,7 +284,7 @@ class Checkpointer:
             )
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
-        """Connections to the buffers of this node's other ranks, because a lost process cannot offer its own."""
+        """Connect to the buffers of this node's other ranks, because a lost process cannot offer its own."""
         for local_rank in range(self._local_world if self.in_memory else 0):
             if local_rank != self._local_rank:
                 with contextlib.suppress(NoCheckpointServer):
@@ -303,9 +293,9 @@ class Checkpointer:
                     yield client
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
-        """The buffer that this rank overwrites, so that all keep the same steps; None if all skip this one.
+        """The buffer that this rank overwrites, so that all ranks keep the same steps; None if all skip this step.
 
-        A collective. A save that is due for storage waits a little for copies of the previous one.
+        A collective. A save that is due for storage waits up to `COPY_PATIENCE` for replicas of the previous save.
         """
         copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
@@ -370,7 +360,7 @@ class Checkpointer:
         return not why
 
     def _store_directly(self, step: int, layout: Layout, leaves: list[Leaf]) -> bool:
-        """Store without a buffer, and wait for the disk."""
+        """Store without a buffer, and wait for the disk. False, after a log line, if storage refuses."""
         assert self.storage is not None
         try:
             store_directly(self.storage, step, layout, leaves)

@@ -183,8 +183,6 @@ class Elastic:
         """The round's number; 0 without an agent."""
         return self._rendezvous.round
 
-    # the loop ---------------------------------------------------------------------------------------------------------
-
     def epochs(self, count: int, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the data of each step of `count` epochs, from the sampler's position on.
 
@@ -290,8 +288,6 @@ class Elastic:
         """True if the round is over, so that the loop forms a new one before its next step."""
         return self._rendezvous.lost
 
-    # rounds -----------------------------------------------------------------------------------------------------------
-
     def meet(self) -> None:
         """Meet the peers: form the group and agree on the state. The loop calls this itself. Idempotent."""
         if self._stage in (_Stage.MET, _Stage.GIVEN):
@@ -309,8 +305,6 @@ class Elastic:
     def _regroup(self) -> None:
         self.stepped = False
         self._rendezvous.form()
-
-    # steps ------------------------------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
         state = self._state

@@ -10,6 +10,8 @@ import os
 from resile.api.ids import Round
 from resile.wire.env import AGENT_SOCKET
 
+__all__ = ["report_step"]
+
 
 def report_step(step: int, total: int = 0) -> None:
     """Report that training has completed `step` steps.
@@ -31,7 +33,7 @@ def report_step(step: int, total: int = 0) -> None:
 
 
 def enter_round(round_: Round) -> None:
-    """Count later steps as steps of this round, in a process that goes from round to round."""
+    """Report later steps as steps of this round. A process that goes from round to round calls this."""
     from resile.wire.agent_client import AgentClient
 
     channel = AgentClient.from_environment()

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 from resile.wire.agent_client import AgentClient
 
+__all__ = ["ElasticShards", "LostLeaseError", "NoAgentError", "NotServedError", "Shard"]
+
 FOR_EVER = math.inf
 """No time limit: a master may be away, and another worker may be slow with the last shard."""
 
@@ -48,19 +50,14 @@ class Shard:
         return self.end - self.start
 
     def done(self, upto: int | None = None) -> None:
-        """Report everything before `upto` as done; None for the whole shard. Returns when the ledger has recorded it.
+        """Report all records before `upto` as done; None for the whole shard. Returns when the ledger has recorded it.
 
         Raises:
             LostLeaseError: the shard belongs to another worker now, and the report does not count.
         """
-        word = ShardProgress(
-            worker="",
-            request=0,
-            dataset=self._dataset,
-            lease=self._lease,
-            upto=self.end if upto is None else upto,
-        )
-        if not self._channel.request(word, FOR_EVER).counted:
+        upto = self.end if upto is None else upto
+        report = ShardProgress(worker="", request=0, dataset=self._dataset, lease=self._lease, upto=upto)
+        if not self._channel.request(report, FOR_EVER).counted:
             raise LostLeaseError(f"shard [{self.start}, {self.end}) of {self._dataset} belongs to another worker now")
 
 
@@ -96,7 +93,7 @@ class ElasticShards:
         self._name = name
 
     def __iter__(self) -> Iterator[Shard]:
-        """The next shards for this worker. It waits for the last ones, in case the worker that holds them is lost.
+        """Yield shards for this worker. At the end, wait until the shards of other workers are done or free again.
 
         Raises:
             NotServedError: the agent took this process for gone, so the remaining shards go to other workers.

@@ -63,18 +63,8 @@ class BufferWriter:
     ) -> None:
         """Copy a state into a buffer, commit it, and have it sealed, replicated and stored in the background.
 
-        Raises SlotTooSmall if a value has outgrown its slot in the layout.
-
-        Args:
-            choice: the buffer to overwrite.
-            leaves: the state.
-            layout: where in the buffer each leaf goes.
-            text: the encoded layout.
-            sequence: the number of this save.
-            step: steps completed.
-            due: True if the step goes to storage.
-            replicated: True if another node gets a copy.
-            overlap: copy what only the optimizer changes in the background, until `before_update`.
+        `text` is the encoded layout. With `overlap`, leaves that only the optimizer changes are copied in the
+        background, until `before_update`. Raises SlotTooSmall if a value has outgrown its slot in the layout.
         """
         number, stores = choice.number, due and not choice.busy
         if due:

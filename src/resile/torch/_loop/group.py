@@ -54,11 +54,8 @@ class Group:
     ) -> None:
         """Prepare. `form` connects to the other members.
 
-        Args:
-            assignment: this process's rank in the round, and the address where the members meet.
-            backend: as for torch's `init_process_group`.
-            timeout: seconds for peers to come, and for a collective.
-            connect: seconds for the members to connect to each other once they have come.
+        Peers have `timeout` seconds to come, and so has a collective. Once all have come, they have `connect` seconds
+        to connect to each other.
         """
         self.assignment = assignment
         self.round: Round = assignment.round
@@ -175,8 +172,6 @@ class Group:
                 if last.is_alive():
                     log.info("something of round %d does not end: it is left behind", self.round)
         self._store = None
-
-    # making -----------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _making(self) -> Iterator[None]:

@@ -54,12 +54,7 @@ class Rendezvous:
     def __init__(self, state: TrainState, backend: str, timeout: float) -> None:
         """Connect to the agent, if there is one. The first `form` meets the peers.
 
-        Raises RuntimeError if the script has made a process group itself.
-
-        Args:
-            state: the state that the members agree on.
-            backend: as for torch's `init_process_group`.
-            timeout: seconds that a collective may take.
+        A collective may take `timeout` seconds. Raises RuntimeError if the script has made a process group itself.
         """
         self.rank, self.world = 0, 1
         self.round: Round = NO_ROUND

@@ -28,14 +28,9 @@ class TrainState:
         checkpoints: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
-        """Prepare. A model that a function builds exists after the first `resize`.
+        """Prepare. If `made` is a function, it builds a model in the group of each round, at `resize`.
 
-        Args:
-            made: a model with its optimizer and scheduler, or a function that builds them in the group of each round.
-            rest: the rest of the state, by name, including the sampler.
-            sampler: divides the samples among the ranks of a round.
-            checkpoints: saves the state; None for a loop without checkpoints.
-            completed: steps already taken.
+        `rest` is the rest of the state, by name, including the sampler.
         """
         self.sampler = sampler
         self.checkpoints = checkpoints

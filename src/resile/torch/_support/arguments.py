@@ -13,9 +13,9 @@ from typing import Any
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
-    """A whole number as Python's int. Anything that can be an index is accepted, except True and False.
+    """The value as Python's int. Raises TypeError if it is no whole number, ValueError if it is less than `least`.
 
-    Raises TypeError if the value is no whole number. Raises ValueError if it is less than `least`.
+    Any value that can be an index is a whole number, except True and False.
     """
     wanted = f"{name}: must be a whole number of {least} or more, not"
     try:
@@ -30,10 +30,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 
 
 def check_directory(directory: Any, store_every: int) -> None:
-    """Check that it can name a storage, and that there is one if steps are to be stored.
-
-    Raises TypeError if it is neither a path nor a URL. Raises ValueError if it is empty, or missing.
-    """
+    """Raise TypeError or ValueError if `directory` cannot name a storage, or is None although steps will be stored."""
     if directory is None:
         if store_every:
             raise ValueError(f"store_every: {store_every} needs a directory for what is stored; give one, or 0")
@@ -44,7 +41,7 @@ def check_directory(directory: Any, store_every: int) -> None:
 
 
 def check_state(state: Any) -> None:
-    """Check that the state to be saved or restored is a dictionary. Raises TypeError if it is none."""
+    """Raise TypeError if the state to be saved or restored is not a dictionary."""
     if not isinstance(state, Mapping):
         raise TypeError(f'state: must be a dictionary, such as {{"model": model}}, not {_shown(state)}')
 
@@ -59,11 +56,7 @@ def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """Check the types of the two, and that they belong together.
-
-    Raises TypeError if a type is wrong, maybe because they were given in the other order. Raises ValueError if the
-    optimizer belongs to another model, so nothing would be trained.
-    """
+    """Raise TypeError if a type is wrong, and ValueError if the optimizer is that of another model."""
     import torch  # here, because this module also serves code without torch
 
     if not isinstance(model, torch.nn.Module):
@@ -78,10 +71,7 @@ def check_model(model: Any, optimizer: Any) -> None:
 
 
 def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> None:
-    """Check that the other parts of a training have the methods that are called.
-
-    Raises TypeError if a part lacks one.
-    """
+    """Raise TypeError if one of these arguments of `Elastic` lacks a method that the loop will call."""
     if sampler is not None and not hasattr(sampler, "resize"):
         raise TypeError(f"sampler: must be an ElasticBatchSampler or an ElasticLoader, not {_shown(sampler)}")
     if scheduler is not None and not hasattr(scheduler, "step"):
@@ -99,7 +89,7 @@ def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> N
 
 
 def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
-    """Check that no argument is misspelt. Raises TypeError if one is unknown."""
+    """Raise TypeError if an argument is unknown, with the name of a similar one."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -108,10 +98,7 @@ def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) 
 
 
 def check_checkpointer(checkpointer: Any, every: Any) -> None:
-    """Check that there is a checkpointer if checkpoints are requested.
-
-    Raises TypeError if it is something else. Raises ValueError if it is missing.
-    """
+    """Raise TypeError if this is no Checkpointer, and ValueError if there is none although `every` was given."""
     if checkpointer is None:
         if every != 1:
             raise ValueError("every: steps between two checkpoints need a checkpointer to save them; give one")

@@ -1,8 +1,8 @@
 """Tells the agent and the user in one sentence why this process ends.
 
-Torch's `@record` leaves an error file for the agent. This module writes the same file for scripts that are not
-decorated. The file, and what the interpreter prints, begin at the script's own line. The frames below belong to resile
-and torch, do not help the user, and would be printed by every rank.
+Torch's `@record` writes an error file for the agent. This module writes the same file for scripts without that
+decorator. The traceback in the file, and the one that the interpreter prints, have only the script's own lines. The
+frames of resile and torch do not help the user, and every rank would print them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SOURCE = re.compile(r"\[/\S+:\d+\] ")
 def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> Iterator[None]:
     """Make an error of these kinds the job's reason to fail, if the script lets it end this process.
 
-    If the script catches the error and the process fails later without another one, this one is shown all the same.
-    Such scripts are assumed to be rarer than scripts without `@record`.
+    If the script catches the error and the process later fails without writing another error file, the job shows this
+    error although it is not the reason. Such scripts are assumed to be rarer than scripts without `@record`.
 
     Args:
         kinds: errors whose text is one complete sentence.
@@ -71,7 +71,7 @@ def in_brief(error: BaseException) -> str:
 
 
 def _record(error: Exception, permanent: bool) -> str:
-    """What `@record` writes. The call stack is the script's, which has not seen the error yet."""
+    """The error file as `@record` writes it. The call stack is taken here, because the script has not the error yet."""
     outside = traceback.extract_stack(error.__traceback__.tb_frame if error.__traceback__ else None)
     extra = {"py_callstack": _brief(error, outside), "timestamp": str(int(time.time())), "permanent": permanent}
     return json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})

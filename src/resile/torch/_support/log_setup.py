@@ -1,8 +1,8 @@
 """Shows resile's INFO logs in scripts that configure no logging.
 
-Python drops messages below WARNING by default, so a user would have to know of the messages about a recovery to see
-them. As long as logging is not configured they go to stderr. Once the script configures it, before or after, only its
-own handlers write: no message comes twice, and none that was not asked for.
+Python drops messages below WARNING by default, so users would not see the messages about a recovery. As long as the
+script configures no logging, resile's messages go to stderr. Once the script configures logging, earlier or later, only
+its own handlers write: no message comes twice, and none comes that the script's levels exclude.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ FORMAT = "[%(asctime)s] [%(levelname)s] %(message)s"
 
 
 _UNASKED = logging.INFO - 1
-"""The level that is set here. It works like INFO, but differs from any level that a script sets."""
+"""The level that `show_info_logs` sets. It works like INFO, but differs from any level that a script sets."""
 _UNHEARD = -1
-"""Below every handler's level."""
+"""A level below that of every handler."""
 
 
 def show_info_logs() -> None:
@@ -37,7 +37,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self.setFormatter(logging.Formatter(FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or leave it to the script's own handlers."""
+        """Write a record unless the script has handlers of its own by now."""
         source = logging.getLogger(record.name)
         if not self._is_alone(source):
             self._retire(source, record)
@@ -53,7 +53,10 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return True
 
     def _retire(self, source: logging.Logger, record: logging.LogRecord) -> None:
-        """Stop writing, because logging was configured since. Removal is unsafe while handlers are being iterated."""
+        """Undo our level, because the script has configured logging since, and hide this record if that excludes it.
+
+        The handler stays, because removing it is unsafe while logging iterates over handlers.
+        """
         ours = logging.getLogger("resile")
         if ours.level != _UNASKED:
             return
