@@ -61,7 +61,6 @@ class Deadlines:
             self._push(at, alarm, node)
 
     def clear(self, alarm: Alarm, node: NodeKey | None = None) -> None:
-        """Clear an alarm, whether or not it was set."""
         self._at[alarm].pop(node, None)
 
     def forget(self, node: NodeKey) -> None:

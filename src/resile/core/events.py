@@ -26,8 +26,6 @@ class MasterReturned(Event, frozen=True, kw_only=True):
 
 
 class NodeSeen(Event, frozen=True, kw_only=True):
-    """The platform's report about one node."""
-
     node: NodeKey
     status: NodeStatus
     end: NodeEnd = NodeEnd()
@@ -103,8 +101,6 @@ class LaunchDue(Event, frozen=True, kw_only=True):
 
 
 class PendingTimeout(Event, frozen=True, kw_only=True):
-    """This node has been unschedulable for too long."""
-
     node: NodeKey
 
 

@@ -107,7 +107,6 @@ class Client:
             yield _change(line)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object of this name, or None."""
         try:
             return _sound_object(await self._call(_Request("GET", kind.path(namespace, name))))
         except KubeError as error:

@@ -22,8 +22,6 @@ class NoCluster(Exception):
 
 
 class NoSuchContext(NoCluster):
-    """The kubeconfig files have no context of this name."""
-
     def __init__(self, context: str, path: Path, known: Sequence[str]) -> None:
         super().__init__(f"there is no context {context!r} in {path}")
         self.known = known

@@ -13,8 +13,6 @@ LONGEST_MESSAGE = 1000
 
 
 class Failure(enum.Enum):
-    """What kept a call from succeeding."""
-
     REFUSED = "refused"
     """The API server answered no."""
     UNREACHABLE = "unreachable"
@@ -83,7 +81,6 @@ def refused_with(status: dict[str, Any], code: int = 0) -> KubeError:
 
 
 def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """The text on one line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 

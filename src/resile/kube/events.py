@@ -20,7 +20,6 @@ LONGEST_MESSAGE = 1024
 
 
 def new_event_name(about: str) -> str:
-    """A name that no other Event has."""
     return f"{about}.{secrets.token_hex(8)}"
 
 

@@ -43,8 +43,6 @@ def key_of(item: Object) -> Key:
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """Which objects to list and watch."""
-
     kind: Kind
     namespace: str
     labels: dict[str, str] | None = None
@@ -59,8 +57,6 @@ class Listed(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """One object that was added, modified or deleted."""
-
     item: Object
     deleted: bool = False
 

@@ -10,7 +10,6 @@ from resile.kube.kinds import Kind, Object
 
 
 def owner_reference(kind: Kind, name: str, uid: str) -> Object:
-    """The reference of an object to its owner, which controls it."""
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,

@@ -51,16 +51,12 @@ _ENDED_BY_DELETION = (0, 137, 143)
 
 
 class Obstacle(enum.Enum):
-    """What keeps a pod from starting."""
-
     SCHEDULING = "scheduling"
     IMAGE = "image"
     CONTAINER = "container"
 
 
 class StartFailure(msgspec.Struct, frozen=True):
-    """Why a pod cannot start now."""
-
     obstacle: Obstacle
     message: str
     """The message of Kubernetes, on one line."""

@@ -35,7 +35,6 @@ class LeaderElection:
         self._seen: tuple[str, float] = ("", 0.0)
 
     async def win(self) -> None:
-        """Wait until this operator leads."""
         said = ""
         while True:
             try:

@@ -28,5 +28,4 @@ class Metrics:
         self.leader = Gauge("resile_operator_leader", "1 while this operator acts", registry=self._registry)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)

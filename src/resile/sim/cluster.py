@@ -35,8 +35,6 @@ Line = tuple[float, str, object]
 
 
 class Cluster:
-    """Everything that one seed sets in motion."""
-
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = Clock()
@@ -69,7 +67,6 @@ class Cluster:
 
     @property
     def state(self) -> JobState:
-        """The newest master's state."""
         return self.master.engine.state
 
     @property
@@ -111,7 +108,6 @@ class Cluster:
         return lambda seen: None if master.dead else master.submit(seen)
 
     def replied(self, reply: de.Reply) -> None:
-        """Take in the master's answer to a request."""
         if self._wanted and self._wanted[0].request == reply.request:
             self._wanted.popleft()
             self._ask()

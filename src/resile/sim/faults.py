@@ -26,7 +26,6 @@ def arm(cluster: Cluster) -> None:
 
 
 def inject(cluster: Cluster, fault: Fault) -> None:
-    """Inject one fault, if there is a node for it."""
     rng = cluster.rng
     match fault:
         case Fault.MASTER:

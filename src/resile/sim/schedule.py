@@ -24,8 +24,6 @@ FAULTS_UNTIL = 40.0
 
 
 class Fault(enum.StrEnum):
-    """What can go wrong, or be asked for."""
-
     PROCESS = "process"
     OOM = "oom"
     NODE = "node"
@@ -48,8 +46,6 @@ BARE_ONLY = frozenset({Fault.ARRIVE, Fault.LEAVE})
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is drawn before the simulation starts."""
-
     spec: JobSpec
     rendezvous: RendezvousConfig
     nodes: int

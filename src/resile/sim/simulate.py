@@ -24,8 +24,6 @@ LATE = 5.0
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How a simulation went."""
-
     seed: int
     phase: Phase
     reason: str

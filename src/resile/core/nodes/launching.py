@@ -77,7 +77,6 @@ def launch(
 
 
 def on_launch_due(ctx: Context, node: Node) -> None:
-    """Launch a node whose launch was delayed."""
     if node.held_until is None or not node.alive:
         return
     node.held_until = None

@@ -19,7 +19,6 @@ from resile.protocol.reports import NodeEnd, NodeStatus
 
 
 def on_node_seen(ctx: Context, event: NodeSeen) -> None:
-    """Handle the platform's report about one node."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         if not event.status.ended:  # no event in the journal launched it, so the core would never end it

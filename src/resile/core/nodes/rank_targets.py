@@ -39,7 +39,6 @@ def lowest_free(ranks: set[Rank]) -> Rank:
 
 
 def want(state: JobState, role: str, ranks: set[Rank]) -> None:
-    """Give a role exactly these ranks."""
     state.targets[role] = len(ranks)
     missing = {(role, Rank(rank)) for rank in range(max(ranks, default=-1) + 1)} - {(role, rank) for rank in ranks}
     state.vacated = {place for place in state.vacated if place[0] != role} | missing

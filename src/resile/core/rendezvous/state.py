@@ -82,8 +82,6 @@ class RoundFailures(msgspec.Struct, kw_only=True):
 
 
 class Rendezvous(msgspec.Struct, kw_only=True):
-    """How nodes meet in rounds."""
-
     config: RendezvousConfig | None = None
     """The agents' rules; None before the first agent connects."""
     last_round: Round = NO_ROUND

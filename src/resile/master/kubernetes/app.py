@@ -51,8 +51,6 @@ class NoJob(Exception):
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which job to serve, and how its nodes reach this master."""
-
     namespace: str
     job: str
     kind: JobKind

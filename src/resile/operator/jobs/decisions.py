@@ -121,8 +121,6 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, and what exists of its master."""
-
     job: Object
     pod: Object | None = None
     """The pod with the master's name."""

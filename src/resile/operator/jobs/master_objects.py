@@ -29,7 +29,6 @@ RESTORES = "resile.restores"
 
 
 def owner(job: JobSpec) -> Object:
-    """The reference of an object to the job that owns it."""
     return owner_reference(of(registry.job_kind(job.kind)), job.name, job.uid)
 
 
@@ -116,7 +115,6 @@ def journal(job: JobSpec) -> Object:
 
 
 def service(job: JobSpec) -> Object:
-    """The Service of the job's master."""
     kind = registry.job_kind(job.kind)
     port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
     return {

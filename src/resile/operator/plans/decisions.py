@@ -15,8 +15,6 @@ from resile.operator.jobs.master_status import short
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Set the status of a plan to failed."""
-
     reason: str
     message: str
 

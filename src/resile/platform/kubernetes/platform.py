@@ -39,8 +39,6 @@ LAST_REPORT = Seconds(2.0)
 
 
 class KubernetesPlatform:
-    """The pods of one job."""
-
     def __init__(
         self,
         spec: JobSpec,

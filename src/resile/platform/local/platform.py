@@ -42,8 +42,6 @@ _RESTORED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 class LocalPlatform:
-    """The nodes of one job on this machine."""
-
     def __init__(
         self,
         spec: JobSpec,

@@ -297,7 +297,6 @@ def record_end(directory: str, end: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Run one node from start to end."""
     directory, workdir, cgroup, *command = sys.argv[1:]
     os.set_inheritable(STATUS_FD, False)
     os.closerange(STATUS_FD + 1, os.sysconf("SC_OPEN_MAX"))  # what the master's parent let everybody inherit

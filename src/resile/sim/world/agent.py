@@ -55,8 +55,6 @@ class Mode(enum.StrEnum):
 
 
 class SimAgent:
-    """One agent process and the training processes under it."""
-
     def __init__(
         self, host: Cluster, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
     ) -> None:

@@ -25,8 +25,6 @@ DATASET = "data"
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
-    """The data set that a job reads."""
-
     size: int
     shard_size: int
     epochs: int

@@ -13,8 +13,6 @@ _decode_state = msgspec.msgpack.Decoder(JobState).decode
 
 
 class MemoryJournal:
-    """A snapshot and the events since, encoded."""
-
     def __init__(self, state: JobState) -> None:
         self._snapshot = _encode(state)
         self._events: list[bytes] = []

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class SimMaster:
-    """One master process, from its start to its death."""
-
     def __init__(self, host: Cluster, engine: Engine, journal: MemoryJournal) -> None:
         self._host = host
         self.engine = engine

@@ -21,8 +21,6 @@ TWICE = 0.02
 
 
 class Network:
-    """How long messages take."""
-
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self.clock = clock
         self.rng = rng
@@ -49,7 +47,6 @@ class Link:
         self._held: list[Call] = []
 
     def up(self, message: Hello | AgentMessage) -> None:
-        """Send a message from the agent to the master."""
         if self.open:
             at = self._last_up = max(self._last_up, self._net.clock.now + self._net.delay())
             self._net.clock.at(at, lambda: self._arrive_up(message))
@@ -57,7 +54,6 @@ class Link:
                 self._net.clock.at(at + self._net.delay(), lambda: self._arrive_up(message))
 
     def down(self, message: MasterMessage) -> None:
-        """Send a message from the master to the agent."""
         if self.open:
             at = self._last_down = max(self._last_down, self._net.clock.now + self._net.delay())
             self._net.clock.at(at, lambda: self._arrive_down(message))

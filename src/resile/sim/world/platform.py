@@ -29,8 +29,6 @@ class NodeBehaviour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine:
-    """One node as the platform knows it."""
-
     def __init__(self, key: NodeKey) -> None:
         self.key = key
         self.status = NodeStatus.LAUNCHING
@@ -90,7 +88,6 @@ class SimPlatform:
                 self.end(machine, status, NodeEnd(exit_code=code, reason="Error" if code else "Completed"))
 
     def listed(self) -> tuple[NodeSeen, ...]:
-        """All nodes that were not deleted."""
         return tuple(
             NodeSeen(node=m.key, status=m.status, end=m.end)
             for m in self.machines.values()

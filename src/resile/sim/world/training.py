@@ -80,8 +80,6 @@ class World:
 
 
 class SimTraining:
-    """A job's training, over all rounds."""
-
     def __init__(self, clock: Clock, total: int, step_time: float, save_every: int = SAVE_EVERY) -> None:
         self.clock = clock
         self.save_every = save_every
