@@ -21,8 +21,7 @@ from resile.sim.invariants import Invariants, require
 from resile.sim.schedule import Schedule, draw
 from resile.sim.world.agent import Mode, SimAgent
 from resile.sim.world.elastic_agent import ElasticAgent
-from resile.sim.world.journal import MemoryJournal
-from resile.sim.world.master import SimMaster
+from resile.sim.world.master import MemoryJournal, SimMaster
 from resile.sim.world.network import Network
 from resile.sim.world.platform import SimPlatform
 from resile.sim.world.training import SAVE_EVERY, SimTraining

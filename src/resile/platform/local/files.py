@@ -83,13 +83,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeKey
     name: str
     rank: Rank
-    address: str
     status: NodeStatus
     end: NodeEnd
     """How the node ended, if that is known. Also set for a deleted node."""
-    command: tuple[str, ...]
     log: Path
-    relaunch_count: int
     shim_pid: int
     """0 if the shim does not run."""
     pid: int
@@ -198,12 +195,9 @@ def read_node(directory: Path) -> NodeRecord | None:
         node=record.key,
         name=record.name,
         rank=Rank(record.rank),
-        address=record.address,
         status=NodeStatus.DELETED if stop is not None and status.ended else status,
         end=end,
-        command=tuple(record.command),
         log=Path(record.log),
-        relaunch_count=record.relaunch_count,
         shim_pid=shim_pid,
         pid=record.pid if status is NodeStatus.RUNNING else 0,
         launched_at=record.launched_at,

@@ -280,20 +280,23 @@ class SimAgent:
             name = host.rng.choice(sorted(self._readers))
             self._end_reader(name)
         self.mode = Mode.FAILED
-        self._failure = WorkerFailure(
-            global_rank=self._place.first_rank,
-            local_rank=0,
-            pid=host.new_pid(),
-            at=host.clock.now,
-            exit_code=0 if oom else 1,
-            signal=9 if oom else 0,
-            error="connection closed by peer" if collateral else "",
-            oom=oom,
-        )
+        self._failure = self._new_failure(oom, "connection closed by peer" if collateral else "")
         host.tell(self.incarnation, f"a process of round {self.round} fails{' (collateral)' if collateral else ''}")
         self._say(WorkerFailed(round=self.round, failure=self._failure))
         self._abandon(left)
         return True
+
+    def _new_failure(self, oom: bool, error: str = "") -> WorkerFailure:
+        return WorkerFailure(
+            global_rank=0,
+            local_rank=0,
+            pid=self._host.new_pid(),
+            at=self._host.clock.now,
+            exit_code=0 if oom else 1,
+            signal=9 if oom else 0,
+            error=error,
+            oom=oom,
+        )
 
     def _abandon(self, left: list[SimAgent]) -> None:
         """Break the collectives of some of the members that are left, unless the master tells them first."""

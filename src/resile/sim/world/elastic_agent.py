@@ -22,7 +22,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
 )
 from resile.protocol.master_to_agent import RoundFormed, Welcome
-from resile.protocol.reports import RendezvousConfig, WorkerFailure
+from resile.protocol.reports import RendezvousConfig
 from resile.sim.world.agent import Mode, SimAgent
 
 if TYPE_CHECKING:
@@ -166,15 +166,7 @@ class ElasticAgent(SimAgent):
         was, self._up = self.mode, self._up - 1
         failed = WorkerFailed(
             round=self.round,
-            failure=WorkerFailure(
-                global_rank=0,
-                local_rank=0,
-                pid=self._host.new_pid(),
-                at=self._host.clock.now,
-                exit_code=0 if oom else 1,
-                signal=9 if oom else 0,
-                oom=oom,
-            ),
+            failure=self._new_failure(oom),
             left=self._up,
             placed=self.round if was is not Mode.WAITING else NO_ROUND,
         )

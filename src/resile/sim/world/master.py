@@ -10,18 +10,43 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from resile.api.ids import NodeKey
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
+from resile.core.state import JobState
 from resile.protocol.agent_to_master import AgentMessage, Heartbeat, Hello
 from resile.protocol.master_to_agent import MasterMessage
 from resile.sim.clock import Timer
-from resile.sim.world.journal import MemoryJournal
 from resile.sim.world.network import Link
 
 if TYPE_CHECKING:
     from resile.sim.cluster import Cluster
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_event = msgspec.msgpack.Decoder(tuple[float, ev.AnyEvent]).decode
+_decode_state = msgspec.msgpack.Decoder(JobState).decode
+
+
+class MemoryJournal:
+    """A snapshot and the events since, as bytes: all that a dead master leaves behind."""
+
+    def __init__(self, state: JobState) -> None:
+        self.compact(state)
+
+    def append(self, now: float, event: ev.AnyEvent) -> None:
+        self._events.append(_encode((now, event)))
+
+    def compact(self, state: JobState) -> None:
+        """Replace everything by this state."""
+        self._snapshot = _encode(state)
+        self._events: list[bytes] = []
+
+    def load(self) -> tuple[JobState, list[tuple[float, ev.AnyEvent]]]:
+        return _decode_state(self._snapshot), [_decode_event(event) for event in self._events]
 
 
 class SimMaster:

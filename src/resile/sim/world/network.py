@@ -47,18 +47,10 @@ class Link:
         self._held: list[Call] = []
 
     def up(self, message: Hello | AgentMessage) -> None:
-        if self.open:
-            at = self._last_up = max(self._last_up, self._net.clock.now + self._net.delay())
-            self._net.clock.at(at, lambda: self._arrive_up(message))
-            if self._twice():
-                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_up(message))
+        self._last_up = self._send(self._last_up, lambda: self._arrive_up(message))
 
     def down(self, message: MasterMessage) -> None:
-        if self.open:
-            at = self._last_down = max(self._last_down, self._net.clock.now + self._net.delay())
-            self._net.clock.at(at, lambda: self._arrive_down(message))
-            if self._twice():
-                self._net.clock.at(at + self._net.delay(), lambda: self._arrive_down(message))
+        self._last_down = self._send(self._last_down, lambda: self._arrive_down(message))
 
     def tear(self) -> None:
         """End the connection. The agent's last messages may still arrive, the master's do not."""
@@ -68,8 +60,8 @@ class Link:
         self._agent_deaf = True
         self._master_deaf = self._net.rng.random() < 0.5
         now = self._net.clock.now
-        self._net.clock.at(max(self._last_up, now + self._net.delay()), self._end_up)
-        self._net.clock.after(self._net.delay(), self._end_down)
+        self._at(max(self._last_up, now + self._net.delay()), self._end_up)
+        self._at(now + self._net.delay(), lambda: self.agent.unlinked(self))
 
     def healed(self) -> None:
         """Deliver, in order, the messages that were held while the agent's machine was cut off."""
@@ -77,30 +69,35 @@ class Link:
         for call in held:
             call()
 
-    def _twice(self) -> bool:
-        return not self._net.calm and self._net.rng.random() < TWICE
+    def _send(self, last: float, arrive: Call) -> float:
+        """Let a message arrive after the last one of its direction, sometimes twice. Returns when it arrives."""
+        if not self.open:
+            return last
+        at = max(last, self._net.clock.now + self._net.delay())
+        self._at(at, arrive)
+        if not self._net.calm and self._net.rng.random() < TWICE:
+            self._at(at + self._net.delay(), arrive)
+        return at
+
+    def _at(self, when: float, arrive: Call) -> None:
+        """Call at this moment, or when the agent's machine is not cut off any more."""
+
+        def call() -> None:
+            if self.agent.cut:
+                self._held.append(call)
+            else:
+                arrive()
+
+        self._net.clock.at(when, call)
 
     def _arrive_up(self, message: Hello | AgentMessage) -> None:
-        if self.agent.cut:
-            self._held.append(lambda: self._arrive_up(message))
-        elif not self._master_deaf:
+        if not self._master_deaf:
             self.master.hear(self, message)
 
     def _arrive_down(self, message: MasterMessage) -> None:
-        if self.agent.cut:
-            self._held.append(lambda: self._arrive_down(message))
-        elif not self._agent_deaf:
+        if not self._agent_deaf:
             self.agent.hear(self, message)
 
     def _end_up(self) -> None:
-        if self.agent.cut:
-            self._held.append(self._end_up)
-        elif not self._master_deaf or not self.open:
-            self._master_deaf = True
-            self.master.unlinked(self)
-
-    def _end_down(self) -> None:
-        if self.agent.cut:
-            self._held.append(self._end_down)
-        else:
-            self.agent.unlinked(self)
+        self._master_deaf = True
+        self.master.unlinked(self)
