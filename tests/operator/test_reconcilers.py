@@ -13,7 +13,7 @@ from resile.kube.kinds import CONFIG_MAPS, PODS, SECRETS
 from resile.operator import settings
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
-from resile.operator.plans.reconciler import PlanReconciler
+from resile.operator.plans import PlanReconciler
 from resile.operator.workqueue import TryAgain
 from tests.operator.objects import NOW, UID, job, plan, pod
 from tests.support.fake_kube import FakeKube

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from resile.operator import settings
-from resile.operator.plans.decisions import Refuse, Wait, decide_plan
+from resile.operator.plans import Refuse, Wait, decide_plan
 from tests.operator.objects import NOW, job, plan
 from tests.support.kinds import SCALE_PLAN
 

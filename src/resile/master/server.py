@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
+import msgspec
+
 from resile.api.ids import Bytes, NodeKey, Seconds
 from resile.core import decisions as de
 from resile.core import events as ev
@@ -178,7 +180,8 @@ class Executor:
             case de.Drop():
                 connections.drop(decision.node)
             case de.LaunchNode():
-                self._launch(decision)
+                if self._platform is not None:
+                    self._platform.launch(Launch(**msgspec.structs.asdict(decision)))
             case de.DeleteNode():
                 if self._platform is not None:
                     self._platform.delete(decision.node, Seconds(decision.grace))
@@ -187,19 +190,6 @@ class Executor:
             case de.Finish():
                 connections.send_all(decision.message)
                 self._finished()
-
-    def _launch(self, decision: de.LaunchNode) -> None:
-        if self._platform is not None:
-            self._platform.launch(
-                Launch(
-                    node=decision.node,
-                    rank=decision.rank,
-                    replicas=decision.replicas,
-                    relaunch_count=decision.relaunch_count,
-                    resources=decision.resources,
-                    avoid=decision.avoid,
-                )
-            )
 
 
 def log_note(note: de.Note) -> None:

@@ -15,7 +15,7 @@ from resile.operator import settings
 from resile.operator.cached_objects import metadata_only, pod_only, resource_only
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
-from resile.operator.plans.reconciler import PlanReconciler
+from resile.operator.plans import PlanReconciler
 from resile.operator.workqueue import OnReconciled, WorkQueue
 
 

@@ -1,1 +1,0 @@
-"""Reconciles plans: refuses those that no master will execute."""
