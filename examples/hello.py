@@ -40,7 +40,7 @@ def main() -> None:
     print(f"rank {rank} of {world} starts at step {first}", flush=True)
     for step in range(first, arguments.steps):
         time.sleep(arguments.seconds)
-        report_step(step, arguments.steps)
+        report_step(step + 1, arguments.steps)
         if rank == "0":
             draft = place.with_suffix(".new")
             draft.write_text(str(step + 1))

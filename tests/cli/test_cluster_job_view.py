@@ -128,7 +128,7 @@ def test_a_job_has_the_progress_that_its_status_tells_and_the_nodes_that_run() -
     ]
     seen = job_view.job_view(job(**status), pods, AT + 5)
     assert [node.id for node in seen.nodes] == [1, 10]
-    assert rows.job_row(seen, wide=True)[3:] == ["1/2", "3", "12/40", "1.5/s", "50.0%", "JobRunning"]
+    assert rows.job_row(seen, wide=True)[3:] == ["1/2", "3", "11/40", "1.5/s", "50.0%", "JobRunning"]
 
 
 def test_pods_belong_to_the_job_of_their_label_and_name() -> None:

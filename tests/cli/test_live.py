@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from resile.api.job_view import JobEvent, JobView, NodeView
+from resile.cli.output.follow import closing_words
 from resile.cli.output.live import LiveScreen
 
 
@@ -45,7 +47,7 @@ def job(nodes: int) -> JobView:
         members=nodes,
         min_nodes=1,
         max_nodes=nodes,
-        step=99,
+        step=100,
         total=600,
         speed=10.0,
         goodput=0.5,
@@ -70,3 +72,8 @@ def test_the_frame_fits_the_terminal(width: int, height: int, nodes: int) -> Non
     assert "NAME" in frame[2], "the head takes one row"
     assert ("goodput" in frame[1], "CRASHES" in frame[2]) == (width > 40, width > 100)
     screen.close()
+
+
+def test_a_job_ends_with_the_number_of_steps_that_its_script_reported() -> None:
+    ended = msgspec.structs.replace(job(1), phase="Succeeded", step=468, total=468, ended_at=100.0)
+    assert "468 steps in 100.0 s, goodput 50.0%" in closing_words(ended, [])

@@ -78,7 +78,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     min_nodes: int
     max_nodes: int
     step: int
-    """The newest step, counted from 0; -1 before the first."""
+    """How many steps are completed; -1 before the first report."""
     total: int
     speed: float
     """Steps per second."""

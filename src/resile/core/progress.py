@@ -30,7 +30,7 @@ class Outage(msgspec.Struct, kw_only=True):
 
 class Progress(msgspec.Struct, kw_only=True):
     step: int = -1
-    """The newest step reached, -1 before the first."""
+    """How many steps are completed; -1 before the first report."""
     total: int = 0
     trained: float = 0.0
     round: Round = NO_ROUND

@@ -27,7 +27,7 @@ class JobCollector:
         for name, help_text, value in (
             ("resile_round", "Number of the running round, 0 while none runs.", job.round),
             ("resile_round_members", "Nodes in the running round.", job.members),
-            ("resile_step", "Newest training step.", job.step),
+            ("resile_step", "Training steps completed.", job.step),
             ("resile_steps_per_second", "Speed over the last minute.", job.speed),
             ("resile_goodput", "Training time over elapsed time.", job.goodput),
             ("resile_standbys", "Interpreters that wait to replace processes.", sum(n.standbys for n in job.nodes)),

@@ -102,7 +102,7 @@ class NodeFinished(Message, frozen=True, kw_only=True):
 
 
 class StepReport(Message, frozen=True, kw_only=True):
-    """Training reached `step` of `total` (0 = unknown) in `round`."""
+    """Training has completed `step` steps of `total` (0 = unknown), the newest in `round`."""
 
     round: Round
     step: int

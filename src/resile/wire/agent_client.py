@@ -88,7 +88,7 @@ class AgentClient:
     # steps ------------------------------------------------------------------------------------------------------------
 
     def report_step(self, step: int, total: int = 0) -> None:
-        """Report that training reached `step` of `total` (0 = unknown). Never waits, never raises.
+        """Report that training has completed `step` steps of `total` (0 = unknown). Never waits, never raises.
 
         The first step of a round goes out at once and later ones at most every STEP_INTERVAL. A step that is held back
         goes with the next call after that, with the next request, or at exit. A step that cannot be sent is replaced by

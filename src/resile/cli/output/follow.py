@@ -152,7 +152,7 @@ def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
         words += ["", table(("WHAT FAILED", "NOTICED"), [(told.message, clock(told.at)) for told in failures])]
     life = (job.ended_at or job.at) - (job.started_at or job.created_at)
     if job.step >= 0:
-        words += ["", f"{job.step + 1} steps in {took(life)}, goodput {job.goodput:.1%}"]
+        words += ["", f"{job.step} steps in {took(life)}, goodput {job.goodput:.1%}"]
     return "\n".join(words)
 
 

@@ -94,7 +94,7 @@ def _head(job: JobView, width: int) -> Table:
         left -= len(words) + GAP
     facts: list[RenderableType] = [phase, *(words for words in in_order if words in kept)]
     if job.total and left >= BAR + GAP:
-        facts.append(ProgressBar(total=job.total, completed=max(0, job.step + 1), width=BAR))
+        facts.append(ProgressBar(total=job.total, completed=max(0, job.step), width=BAR))
     head = Table.grid(padding=(0, GAP))
     for _ in facts:
         head.add_column(no_wrap=True)

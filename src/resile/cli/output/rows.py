@@ -52,8 +52,7 @@ def steps(job: JobView) -> str:
     """How many steps were taken: `120/468`, `120` if the total is not known, `-` before the first step."""
     if job.step < 0:
         return "-"
-    taken = job.step + 1  # steps are numbered from 0
-    return f"{min(taken, job.total)}/{job.total}" if job.total else str(taken)
+    return f"{min(job.step, job.total)}/{job.total}" if job.total else str(job.step)
 
 
 def count(number: int, what: str) -> str:

@@ -43,7 +43,7 @@ class ElasticJobKind(JobKind):
             Column("Phase", ".status.phase"),
             Column("Age", ".metadata.creationTimestamp", type="date"),
             Column("Workers", f"{_WORKERS}.active", "integer", wide=True, text="Running."),
-            Column("Step", ".status.progress.step", "integer", wide=True, text="The newest step reached."),
+            Column("Step", ".status.progress.step", "integer", wide=True, text="The number of steps completed."),
             Column(
                 "Goodput", ".status.goodput", "number", wide=True, text="The share of time that went into training."
             ),

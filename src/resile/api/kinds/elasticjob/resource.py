@@ -272,7 +272,7 @@ class StepProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How far training is."""
 
     step: int | None = None
-    """The newest step reached; absent before the first."""
+    """The number of steps completed; absent before the first."""
     total: int = 0
     """The last step there will be, if the script says."""
     speed: float = 0.0
