@@ -308,16 +308,14 @@ class Checkpointer:
             self._log_once.say(BEHIND)
         return None
 
-    def _saver(self) -> Saver:
+    def _laid_out(self, leaves: list[Leaf]) -> tuple[Layout, bytes]:
+        """The layout of these leaves on this rank, and the same encoded. A layout that still fits is used again."""
         self._save_group.meet()
         leads = self._local_rank == 0 and self.in_memory
-        return Saver(self.collectives.rank, self.collectives.world, leads, self._save_group.attempt)
-
-    def _laid_out(self, leaves: list[Leaf]) -> tuple[Layout, bytes]:
-        place = self._saver()
-        if self._layout is not None and still_fits(self._layout[0], leaves, place):
+        saver = Saver(self.collectives.rank, self.collectives.world, leads, self._save_group.attempt)
+        if self._layout is not None and still_fits(self._layout[0], leaves, saver):
             return self._layout
-        layout = lay_out(leaves, place, **self._settings)
+        layout = lay_out(leaves, saver, **self._settings)
         self._layout = (layout, msgspec.json.encode(layout))
         return self._layout
 
