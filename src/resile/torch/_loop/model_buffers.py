@@ -9,7 +9,7 @@ the script's data.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,13 +34,11 @@ class ModelBuffers:
         self._homes = [module._buffers for _, module in self._modules]
         self._kept: dict[Place, _Kept] = {}
         self._flats: list[tuple[torch.Tensor, list[Place]]] = []
-        self._works: list[Any] = []
         self._remember()
 
-    def send(self, world: int) -> None:
-        """Begin to broadcast rank 0's buffers before a step is taken. Raises GroupLost if the group broke."""
+    def fetch(self, world: int, group: Group | None = None) -> None:
+        """Receive rank 0's buffers, which `keep` will set in the model. Raises GroupLost if the group broke."""
         self._flats.clear()
-        self._works.clear()  # of an aborted step; the tensors that they write to are not used any more
         if world == 1:
             return
         buffers = self._now()
@@ -48,17 +46,12 @@ class ModelBuffers:
         for place, buffer in buffers.items():
             kinds.setdefault((buffer.device, buffer.dtype), []).append(place)
         try:
+            works = []
             for places in kinds.values():
                 flat = torch.cat([buffers[place].detach().reshape(-1) for place in places])
                 self._flats.append((flat, places))
-                self._works.append(dist.broadcast(flat, 0, async_op=True))
-        except RuntimeError as error:
-            raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
-
-    def wait(self, group: Group | None = None) -> None:
-        """Wait for rank 0's buffers, which `keep` will set in the model. Raises GroupLost if the group broke."""
-        try:
-            for work in self._works:
+                works.append(dist.broadcast(flat, 0, async_op=True))
+            for work in works:
                 wait(work, group)
         except RuntimeError as error:
             raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error

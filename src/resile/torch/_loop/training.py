@@ -85,8 +85,7 @@ class LoopTraining:
         Raises GroupLost if the group broke.
         """
         self._averager.finish()
-        self._buffers.send(self._world)
-        self._buffers.wait(self._group)
+        self._buffers.fetch(self._world, self._group)
 
     def update(self) -> None:
         """Take the step. It contains no collective, so a loss cannot interrupt it.
