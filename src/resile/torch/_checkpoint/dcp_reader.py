@@ -65,13 +65,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(storage: AnyStorage, step: int) -> Any:
-    """DCP's metadata of a step. Raises Damaged if it is missing or malformed, NotReadable if storage is silent."""
+    """DCP's metadata of a step. Raises IncompleteBuffer if missing or damaged, NotReadable if storage is silent."""
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
-    except NotReadable:
+    except (NotReadable, IncompleteBuffer):
         raise
-    except IncompleteBuffer as error:
-        raise Damaged(str(error)) from None
     except Exception as error:  # a pickle of unknown origin can fail in any way
         raise Damaged(f"{METADATA} is not what DCP writes: {error}") from None
 
@@ -102,21 +100,18 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
 def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
     """Compare a step with its checksums: of its files, number `share` and then every `shares`-th.
 
-    So several ranks check one step together. Raises Damaged if a part is missing, too short or altered, and NotReadable
-    if storage does not return it.
+    So several ranks check one step together. Raises IncompleteBuffer if a part is missing, too short or altered, and
+    NotReadable if storage does not return it.
     """
-    try:
-        parts = storage.parts(step)
-        if parts and [part.rank for part in parts] != list(range(parts[0].world)):
-            raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
-        if any(part.step != step for part in parts):
-            raise Damaged(f"it has parts of the steps {sorted({part.step for part in parts})}")
-        for part in parts[share::shares]:
-            if part.length:
-                with storage.data(step, part) as file:
-                    _check_data(file, part)
-    except IncompleteBuffer as error:
-        raise Damaged(str(error)) from None
+    parts = storage.parts(step)
+    if parts and [part.rank for part in parts] != list(range(parts[0].world)):
+        raise Damaged(f"it has the parts of ranks {[part.rank for part in parts]} of {parts[0].world}")
+    if any(part.step != step for part in parts):
+        raise Damaged(f"it has parts of the steps {sorted({part.step for part in parts})}")
+    for part in parts[share::shares]:
+        if part.length:
+            with storage.data(step, part) as file:
+                _check_data(file, part)
 
 
 def _check_data(file: IO[bytes], part: Part) -> None:
@@ -147,14 +142,11 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
     """Read a step into a state, whatever the numbers of ranks that wrote it and that read it. No collective.
 
-    Raises Damaged if the step was altered, NotReadable if storage does not return it, and StateMismatch if the step
-    does not fit the state.
+    Raises IncompleteBuffer if the step was altered, NotReadable if storage does not return it, and StateMismatch if the
+    step does not fit the state.
     """
     contents = read_metadata(storage, step)
-    try:
-        parts = storage.parts(step)
-    except IncompleteBuffer as error:
-        raise Damaged(str(error)) from None
+    parts = storage.parts(step)
     paths = _paths(parts, contents)
     arrays = {item.key for part in parts for item in part.items if isinstance(item, TensorItem) and item.array}
     state: dict[str, Any] = {}

@@ -108,14 +108,11 @@ class Memory(NamedTuple):
                 )
 
     def verified(self, plan: RestorePlan, part: int, *, prefer_copies: bool) -> MemoryPart:
-        """Find a part of a plan's step and compare it with its checksums. Raises Damaged if that fails."""
+        """Find a part of a plan's step and compare it with its checksums. Raises IncompleteBuffer if that fails."""
         buffer, record = self._find(plan, part, prefer_copies)
         verification = self.verifying.get(buffer)
-        try:
-            if verification is None or verification.used or verification.record != record:
-                verification = Verification(buffer, record)
-        except IncompleteBuffer as error:
-            raise Damaged(str(error)) from None
+        if verification is None or verification.used or verification.record != record:
+            verification = Verification(buffer, record)
         if verification.sums is None:
             log.info("step %d in memory has no checksums: its process ended while they were made", plan.step)
         verification.finish(copying_threads(record.length))

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.layout import CHUNK, Layout, ObjectItem, TensorItem, chunks
 from resile.torch._checkpoint.flatten import Leaf, LoadTarget, local
 from resile.torch._checkpoint.parallel_copy import memcpies, memcpy, run_jobs
@@ -32,7 +33,7 @@ class SlotTooSmall(Exception):
     """A value needs more bytes than its slot in the layout has, so the checkpoint needs a new layout."""
 
 
-class Damaged(Exception):
+class Damaged(IncompleteBuffer):
     """The data is not what was saved; the text says where."""
 
 

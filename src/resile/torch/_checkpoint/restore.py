@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.errors import NeverReadable, NotReadable
 from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
 from resile.torch._checkpoint.flatten import LoadTarget, State, StateMismatch
@@ -146,7 +147,7 @@ class Restore:
                 log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
                 self._suspect = max(step, self._suspect or 0)
                 return
-        except Damaged as error:
+        except IncompleteBuffer as error:
             log.warning("step %d in %s is not used: %s", step, self._directory, error)
         except NotReadable:
             self._suspect = max(step, self._suspect or 0)
@@ -166,7 +167,7 @@ class Restore:
         verdict, why, error = OK, "", None
         try:
             work()
-        except Damaged as damaged:
+        except IncompleteBuffer as damaged:
             verdict, why = DAMAGED, str(damaged)
         except NotReadable as unreadable:
             verdict, why = NEVER if isinstance(unreadable, NeverReadable) else UNREADABLE, str(unreadable)
