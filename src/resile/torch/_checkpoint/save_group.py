@@ -1,5 +1,6 @@
 """The ranks that save together: how they number their saves, and which buffer each overwrites next.
 
+The number of a save is its sequence. It is the same on all ranks and only grows, also from group to group.
 A sharded step is usable only if every rank has its part. Before each save the ranks exchange which saves they have and
 which they may overwrite. All keep the newest save that all have and overwrite the other buffer, or all skip the step.
 If any rank is killed during the save, the kept step is complete.

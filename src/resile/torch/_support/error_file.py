@@ -71,7 +71,7 @@ def in_brief(error: BaseException) -> str:
 
 
 def _record(error: Exception, permanent: bool) -> str:
-    """The error file as `@record` writes it. The call stack is taken here, because the script has not the error yet."""
+    """The error file as `@record` writes it. Its call stack is the caller's: the script has no traceback yet."""
     outside = traceback.extract_stack(error.__traceback__.tb_frame if error.__traceback__ else None)
     extra = {"py_callstack": _brief(error, outside), "timestamp": str(int(time.time())), "permanent": permanent}
     return json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
