@@ -25,7 +25,6 @@ from resile.agent.wait_log import WaitLog
 from resile.agent.worker_relay import Relay
 from resile.agent.workers.attempt import LogDirectory, NodeContext
 from resile.agent.workers.base import Workers
-from resile.agent.workers.elastic_workers import ElasticWorkers
 from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.output import Output
 from resile.agent.workers.restarting_workers import RestartingWorkers
@@ -118,7 +117,7 @@ class Agent:
             relay=self._relay,
             waits=self._waits,
             in_background=self._in_background,
-            on_end=self._on_end,
+            on_end=lambda local_rank, failures: self._workers.on_end(local_rank, failures),
             on_stopped=self._on_stopped,
         )
         self._workers: Workers = RestartingWorkers(session.send, self._launcher)
@@ -150,7 +149,7 @@ class Agent:
             running=standing.running,
             finished=standing.finished,
             elastic=standing.elastic,
-            replica_endpoint=self.checkpoints.replica_endpoint(address),
+            replica_endpoint=self.checkpoints.replicas.replica_endpoint(address),
         )
 
     def on_message(self, message: MasterMessage) -> None:
@@ -250,6 +249,8 @@ class Agent:
         """From now on processes stay from round to round. Returns False if they did already."""
         if not isinstance(self._workers, RestartingWorkers):
             return False
+        from resile.agent.workers.elastic_workers import ElasticWorkers  # restarting workers do not need it
+
         self._workers = ElasticWorkers(
             self._workers,
             send=self._session.send,
@@ -259,9 +260,6 @@ class Agent:
             ready_within=self._options.rendezvous.join_timeout or self._options.timeouts.join,
         )
         return True
-
-    def _on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        self._workers.on_end(local_rank, failures)
 
     def _on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
         self.checkpoints.flush()

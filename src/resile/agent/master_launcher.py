@@ -122,6 +122,7 @@ class MasterLauncher:
         Raises:
             CannotLaunchMaster: the master does not start. No process of it is left.
         """
+        options = self._options
         try:
             async with asyncio.timeout(LAUNCH_PATIENCE):
                 self._directory.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,7 +131,8 @@ class MasterLauncher:
                     if self._is_run_present() or (self._directory.exists and self._directory.master_lives()):
                         return  # if its master is gone for good, `revive` starts another
                     shutil.rmtree(self._directory.path, ignore_errors=True)
-                    self._directory.create(self._spec(), self._token())
+                    spec = JobSpec(name=options.job_name, kind=RUN_KIND, timeouts=options.timeouts)
+                    self._directory.create(spec, self._token())
                     self._spawn()
                     await self._wait_until_up()
         except DirectoryError as error:
@@ -203,9 +205,6 @@ class MasterLauncher:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._supervisor.wait()
-
-    def _spec(self) -> JobSpec:
-        return JobSpec(name=self._options.job_name, kind=RUN_KIND, timeouts=self._options.timeouts)
 
     def _token(self) -> str | None:
         if self._options.security.token or is_loopback(self._endpoint.host):

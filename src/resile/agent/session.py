@@ -60,12 +60,9 @@ class Session:
     ) -> None:
         """Nothing is connected before `run`.
 
-        Args:
-            endpoint: where the master is.
-            token: returns the job's secret; called at every attempt to connect, because its file may not exist yet or
-                may be replaced. If it raises `DirectoryError`, the session tries again.
-            tls: returns how to speak TLS, or None; called at every attempt, because its files may be replaced.
-            server_name: the name that the master's certificate must hold, if it is not the endpoint's host.
+        `token` and `tls` are called at every attempt to connect, because their files may be replaced or not exist yet.
+        If `token` raises `DirectoryError`, the session tries again. `server_name` is the name that the master's
+        certificate must hold, if it is not the endpoint's host.
         """
         self._endpoint = endpoint
         self._token = token

@@ -98,10 +98,6 @@ class CheckpointServer:
         except OSError as error:
             log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
 
-    def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
-        """Where other nodes send copies, if they reach this node by this address; None if it keeps none."""
-        return self.replicas.replica_endpoint(address)
-
     def enter(self, round_: Round, partner: ReplicaEndpoint | None) -> None:
         """A new round has begun, with this partner."""
         self.replicas.enter(round_)
@@ -125,7 +121,6 @@ class CheckpointServer:
         return max((record.sequence for record in records if record is not None), default=0)
 
     def close(self) -> None:
-        """Stop serving and free the memory."""
         self._socket.close()
         if self._alone is not None:
             self._alone.cancel()

@@ -78,13 +78,9 @@ class Attempt:
     ) -> None:
         """Nothing runs before `start`.
 
-        Args:
-            node: what all processes of the node are started with.
-            round_: the round; NO_ROUND for processes that are started before there is one.
-            assignment: this node's part of the round, or a stand-in before there is a round.
-            number: how many attempts there were before on this node.
-            on_end: called for every process that ends, with its local rank, its name and the failures that its end
-                shows; with None and an empty name if no process could be started.
+        `round_` is NO_ROUND for processes that are started before there is a round; `assignment` is a stand-in then.
+        `number` counts the attempts before this one on this node. `on_end` is called for every process that ends, with
+        its local rank, its name and the failures that its end shows; with None if no process could be started.
         """
         self.round = round_
         self.assignment = assignment

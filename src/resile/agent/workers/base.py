@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from resile.agent.workers.worker_states import Line
 from resile.api.ids import Round
 from resile.protocol.agent_to_master import LastStepTaken
 from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
 from resile.protocol.worker_to_agent import WorkerReady
+
+
+class Line(Protocol):
+    """The connection on which a worker said that it is ready."""
+
+    def send(self, message: Message, /) -> None: ...
+
+    def close(self, because: str = "", /) -> None: ...
 
 
 class Standing(NamedTuple):
@@ -28,7 +36,7 @@ class Standing(NamedTuple):
 
 
 class Workers(Protocol):
-    """The workers of one node, from the first round to the last."""
+    """The workers of one node, from the first round to the last. Methods that only `return` may be left out."""
 
     newest: Round
     """The newest round that the master has named."""
@@ -51,6 +59,7 @@ class Workers(Protocol):
 
     def on_state_held(self, round_: Round) -> None:
         """Another node has the state of this round, so a process that hangs in it may be killed."""
+        return
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
         """All processes are gone: start new ones in the round that was formed meanwhile, or ask for a round."""
@@ -60,10 +69,13 @@ class Workers(Protocol):
 
     def on_ready(self, line: Line, message: WorkerReady) -> None: ...
 
-    def on_last_step(self, line: Line, message: LastStepTaken) -> None: ...
+    def on_last_step(self, line: Line, message: LastStepTaken) -> None:
+        return
 
     def on_close(self, line: Line) -> None:
         """A process closed the connection on which it said that it is ready."""
+        return
 
     def stop(self) -> None:
         """This node leaves: cancel all deadlines. The caller ends the processes."""
+        return

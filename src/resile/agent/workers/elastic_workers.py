@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 
 from resile.agent.workers.attempt import Attempt
-from resile.agent.workers.base import Standing
+from resile.agent.workers.base import Line, Standing
 from resile.agent.workers.hung_workers import HungWorkers
 from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.ports import free_port
@@ -29,7 +29,6 @@ from resile.agent.workers.worker_states import (
     Failed,
     Finishing,
     InRound,
-    Line,
     Member,
     Ready,
     Starting,

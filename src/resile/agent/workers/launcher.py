@@ -40,14 +40,9 @@ class WorkerLauncher:
     ) -> None:
         """Nothing runs before `start`.
 
-        Args:
-            node: what processes are started with.
-            relay: learns which processes there are.
-            waits: learns when the node begins and ends to wait for a round.
-            in_background: runs a coroutine as a task; an error in it ends the agent.
-            on_end: called for every process that ends, with its local rank and the failures that its end shows; with
-                None if no process could be started.
-            on_stopped: called when all processes are gone, with the round to start in, if one was formed.
+        `on_end` is called for every process that ends, with its local rank and the failures that its end shows; with
+        None if no process could be started. `on_stopped` is called when all processes are gone, with the round to start
+        in, if one was formed. `in_background` runs a coroutine as a task.
         """
         self._node = node
         self._relay = relay

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from resile.agent.workers.base import Standing
+from resile.agent.workers.base import Line, Standing, Workers
 from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.ports import free_port
-from resile.agent.workers.worker_states import Line
 from resile.api.ids import NO_ROUND, Round
-from resile.protocol.agent_to_master import Join, LastStepTaken, NodeFinished, WorkerFailed
+from resile.protocol.agent_to_master import Join, NodeFinished, WorkerFailed
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
@@ -23,8 +22,8 @@ from resile.protocol.worker_to_agent import WorkerReady
 log = logging.getLogger("resile.agent")
 
 
-class RestartingWorkers:
-    """Implements `Workers`: a change of rounds stops all processes and starts new ones."""
+class RestartingWorkers(Workers):
+    """A change of rounds stops all processes and starts new ones. There are no deadlines, and no process stays."""
 
     def __init__(self, send: Callable[[Message], None], launcher: WorkerLauncher) -> None:
         self.newest: Round = NO_ROUND
@@ -69,9 +68,6 @@ class RestartingWorkers:
         self.newest, self._join = over.round, None
         self._launcher.leave_round()
 
-    def on_state_held(self, round_: Round) -> None:
-        """Do nothing: these processes are stopped with their round in any case."""
-
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
         if following is not None:
             self._launcher.start(*following)
@@ -96,12 +92,3 @@ class RestartingWorkers:
     def on_ready(self, line: Line, message: WorkerReady) -> None:
         """Refuse: no process with that name runs here, or it is being stopped."""
         line.close(f"no process '{message.worker}' runs here")
-
-    def on_last_step(self, line: Line, message: LastStepTaken) -> None:
-        """Do nothing: only processes that stay say this."""
-
-    def on_close(self, line: Line) -> None:
-        """Do nothing: the agent sees when the process ends."""
-
-    def stop(self) -> None:
-        """Do nothing: there are no deadlines."""
