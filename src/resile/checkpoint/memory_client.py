@@ -89,14 +89,14 @@ class ReplicaIs(_Request, frozen=True, kw_only=True):
     there: bool
 
 
-class FetchReplica(_Request, frozen=True, kw_only=True):
+class SendReplica(_Request, frozen=True, kw_only=True):
     """Asks to copy the checkpoint `sequence` in that buffer to the other node."""
 
     buffer: int
     sequence: int
 
 
-class ReplicaFetched(_Request, frozen=True, kw_only=True):
+class ReplicaSent(_Request, frozen=True, kw_only=True):
     """Empty `error`: the other node has the copy."""
 
     sequence: int
@@ -111,8 +111,8 @@ class ReplicasOpened(_Request, frozen=True, kw_only=True):
     """Carries the replicas as file descriptors."""
 
 
-ToAgent = Open | Reserve | Store | AskReplica | FetchReplica | OpenReplicas
-FromAgent = Opened | Reserved | Stored | ReplicaIs | ReplicaFetched | ReplicasOpened
+ToAgent = Open | Reserve | Store | AskReplica | SendReplica | OpenReplicas
+FromAgent = Opened | Reserved | Stored | ReplicaIs | ReplicaSent | ReplicasOpened
 _decoder = msgspec.msgpack.Decoder(FromAgent)
 T = TypeVar("T")
 W = TypeVar("W", bound=_Request)
@@ -202,7 +202,7 @@ class MemoryClient:
 
     def copy_out(self, buffer: int, sequence: int) -> bool:
         """Have the agent copy a buffer to its partner; `copied` gives the outcome. False if it is not reached."""
-        return self._tell(FetchReplica(buffer=buffer, sequence=sequence))
+        return self._tell(SendReplica(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
         """Wait until `sequence` is copied. Returns an empty string, or a sentence why not; None after the timeout."""
@@ -306,7 +306,7 @@ class MemoryClient:
             answer: FromAgent = _decoder.decode(packet)
         except msgspec.MsgspecError as error:
             raise ConnectionError(str(error)) from None
-        if isinstance(answer, Stored | ReplicaFetched):
+        if isinstance(answer, Stored | ReplicaSent):
             known = self._stored if isinstance(answer, Stored) else self._copied
             known[answer.sequence] = answer.error
             while len(known) > REMEMBERED:  # of saves that no caller asked about

@@ -29,15 +29,15 @@ from resile.checkpoint.memory_client import (
     MAX_COPIES,
     MAX_LOCAL_RANKS,
     AskReplica,
-    FetchReplica,
     Open,
     Opened,
     OpenReplicas,
-    ReplicaFetched,
     ReplicaIs,
+    ReplicaSent,
     ReplicasOpened,
     Reserve,
     Reserved,
+    SendReplica,
     Store,
     Stored,
     ToAgent,
@@ -211,8 +211,8 @@ class CheckpointServer:
                 peer.send(Reserved(error=self._make_room(self._buffers_of(peer), size)))
             case Store(buffer=number, sequence=sequence):
                 self._do(self._storing, peer, number, sequence, Stored)
-            case FetchReplica(buffer=number, sequence=sequence):
-                self._do(self._copying, peer, number, sequence, ReplicaFetched)
+            case SendReplica(buffer=number, sequence=sequence):
+                self._do(self._copying, peer, number, sequence, ReplicaSent)
             case AskReplica():
                 peer.send(ReplicaIs(there=self.replica_client.there))
             case OpenReplicas():
@@ -274,7 +274,7 @@ class CheckpointServer:
         return short_of(need, taken, untouched)
 
     def _do(
-        self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaFetched]
+        self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaSent]
     ) -> None:
         """Queue the storing or copying of a buffer. The process always gets an answer, because it waits for it."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
