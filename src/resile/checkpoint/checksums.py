@@ -6,6 +6,7 @@ halving one long integer, which takes 0.6 s for 1 GiB. Torch needs a tenth of th
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from resile.checkpoint.layout import CHUNK, Layout
@@ -13,8 +14,6 @@ from resile.checkpoint.layout import CHUNK, Layout
 _WORD, _LANE = 64, 128
 _ONE_WORD = (1 << _WORD) - 1
 _LANES = CHUNK // (_LANE // 8) + 1
-_LOWER_WORDS = int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
-"""Mask of the lower word of every lane. A lane of two words is wide enough for the sum of a chunk's words."""
 
 
 def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
@@ -24,10 +23,16 @@ def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
     return [word_sum(view[at : min(at + CHUNK, end)]) for start, end in spans for at in range(start, end, CHUNK)]
 
 
+@functools.cache
+def _lower_words() -> int:
+    """Mask of the lower word of every lane. A lane of two words is wide enough for the sum of a chunk's words."""
+    return int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
+
+
 def word_sum(data: bytes | memoryview) -> int:
     """The sum of the 64-bit words of at most one chunk, as a signed 64-bit number."""
     words = int.from_bytes(data, "little")
-    total = (words & _LOWER_WORDS) + (words >> _WORD & _LOWER_WORDS)
+    total = (words & _lower_words()) + (words >> _WORD & _lower_words())
     lanes = -(-len(data) // (_LANE // 8))
     while lanes > 1:
         lanes = -(-lanes // 2)
