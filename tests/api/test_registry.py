@@ -59,7 +59,6 @@ def test_a_pod_is_found_by_its_name_its_labels_and_every_selector(kind) -> None:
         assert (kind.job_of(labels), kind.rank_of(labels), kind.relaunch_count_of(labels)) == ("some-job", 3, 2)
         for selector in (
             kind.job_selector("some-job"),
-            kind.role_selector("some-job", role.name),
             kind.rank_selector("some-job", role.name, 3),
         ):
             assert selector.items() <= labels.items()

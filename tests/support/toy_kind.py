@@ -133,9 +133,6 @@ class ToyKind(JobKind):
     def job_selector(self, job: str) -> dict[str, str]:
         return {"toy": job}
 
-    def role_selector(self, job: str, role: str) -> dict[str, str]:
-        return {"toy": job, "toy-role": role}
-
     def rank_selector(self, job: str, role: str, rank: Rank) -> dict[str, str]:
         return {"toy": job, "toy-role": role, "toy-rank": str(rank)}
 

@@ -1,7 +1,7 @@
-"""Typed ids and units: what crosses a module's edge is never a bare int or str.
+"""Types for ids and units, so that no function takes or returns a bare int or str for them.
 
-A node's `id` only grows: a replacement of worker-1 among four is worker-4. Its `rank` is the place it fills and is
-inherited by the replacement. A `Round` numbers one agreed membership and fences everything made in it.
+The `id` of a new node is always higher than all before: the replacement of worker-1 among four nodes is worker-4. The
+replacement inherits the `rank`. A `Round` numbers one agreed membership; messages of older rounds are refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Seconds = NewType("Seconds", float)
 Bytes = NewType("Bytes", int)
 
 NO_ROUND = Round(0)
-"""The round of an agent that has not been in any; real rounds start at 1."""
+"""The round of an agent that was in no round yet; rounds are numbered from 1."""
 
 MiB = 1024 * 1024
 GiB = 1024 * MiB
 
 
 class NodeKey(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Which node: one pod or one local process group. Never reused within a job."""
+    """Identifies a node of a job: one pod or one local process group. A key is never used again."""
 
     role: str
     id: NodeId

@@ -1,7 +1,7 @@
 """`JobSpec`: what the engine runs. Every kind of job (`resile.api.kinds`) translates what users write into it.
 
-It is complete (all defaults filled in), checked, and plain data: it can be put in a journal and sent over a wire. The
-engine knows no role by name: each `RoleSpec` says what its role does, as the kind of the job defined it.
+It is complete (all defaults are filled in), checked, and plain data, which a journal and a connection can carry. The
+engine knows no role by name: each `RoleSpec` has the traits that the kind of the job gave to its role.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resile.api.timeouts import Timeouts, derive
 
 
 class Loss(enum.StrEnum):
-    """What it means for a job that a rank of a role is given up: its node ended and is not replaced."""
+    """The consequence for a job when a rank is given up: its node has ended and is not replaced."""
 
     TOLERATED = "tolerated"
     """The job goes on as long as enough nodes that train are left."""
@@ -26,22 +26,21 @@ class Loss(enum.StrEnum):
 
 
 class RoleTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the nodes of a role do in their job; the defaults are those of nodes that train."""
+    """The function of a role in its job; the defaults are those of nodes that train."""
 
     trains: bool = True
-    """Its agents meet in rounds."""
+    """The agents of this role join rounds."""
     decides_end: bool = True
-    """The job succeeds when every rank of all roles that decide has ended well."""
+    """The job succeeds when all ranks of the roles with this trait have succeeded."""
     loss: Loss = Loss.TOLERATED
     failure: str = "WorkerError"
     """The reason of a job that failed because a rank of this role was given up."""
     oom_failure: str = "WorkerOOM"
-    """The same where the node had run out of memory."""
+    """The reason if the last node of that rank had run out of memory."""
     cannot_migrate: str = ""
-    """Why a node of this role cannot be migrated, as the rest of a sentence that begins with its name; empty if it
-    can."""
+    """Why nodes of this role cannot be migrated: the end of a sentence about a node; empty if they can."""
     port: int = 0
-    """Where its nodes listen for the others, in a job whose nodes find each other by address."""
+    """The port on which nodes listen, in a job whose nodes find each other by address."""
 
 
 class Strategy(enum.StrEnum):
@@ -54,7 +53,7 @@ class Strategy(enum.StrEnum):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one node asks for, or may use at most; None where nothing was said."""
+    """The requests or limits of one node; None if not given. `memory` is in bytes."""
 
     cpu: float | None = None
     memory: Bytes | None = None
@@ -62,35 +61,32 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoleSpec(RoleTraits, frozen=True, kw_only=True, omit_defaults=True):
-    """One role of a job: how many nodes, what each of them runs, and what it does in the job."""
+    """One role of a job: how many nodes it has, what each of them runs, and its traits."""
 
     replicas: int
     command: tuple[str, ...] = ()
     """Program and arguments of the main container: `command` then `args` of the template."""
     env: dict[str, str] = {}
-    """Literal values only; what a cluster would look up stays in `template`."""
+    """The variables with literal values; those with `valueFrom` are only in `template`."""
     requests: Resources = Resources()
     limits: Resources = Resources()
     crash_budget: int = DEFAULT_CRASH_BUDGET
-    """`restartCount`: how many of its crashes are answered with a new node."""
+    """`restartCount`: how many crashes of a rank are answered with a new node."""
     auto_scale: bool = True
     priority: str = ""
     grace: float | None = None
     """`terminationGracePeriodSeconds` of the template, if given."""
     restart_policy: str = ""
-    """The role's `restartPolicy`, else its template's; empty where neither says anything."""
+    """The role's `restartPolicy`, else its template's; empty if neither is given."""
     restart_timeout: float | None = None
     critical_nodes: str = ""
-    """Nodes whose loss ends the job: `all`, `none`, or `index:count` pairs with commas; empty for the strategy's own
-    rule."""
+    """Nodes whose loss ends the job: `all`, `none`, or `index:count` pairs with commas; empty for the default."""
     batch_scheduler: str = ""
     template: dict[str, Any] = {}
-    """The pod template as the user wrote it plus the job's `envs`, for the platform that makes pods."""
+    """The pod template as the user wrote it, with the job's `envs` added; used to create pods."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One job, ready to run."""
-
     name: str
     namespace: str = "default"
     uid: str = ""
@@ -98,12 +94,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The name of its kind in `resile.api.kinds.registry`."""
     strategy: Strategy = Strategy.ALLREDUCE
     roles: dict[str, RoleSpec] = {}
-    """In the order in which tables list them. Empty for a job on bare machines (`resile run`), whose nodes come by
-    themselves."""
+    """In the order of listings. Empty for a job on bare machines (`resile run`), whose nodes no platform launches."""
     master: RoleSpec | None = None
-    """What the user wants changed about the master's own pod; its template may be partial."""
+    """The user's changes to the master's pod; the template may be partial."""
     resource_limits: Resources = Resources()
-    """Of the whole job; scaling stays within it."""
+    """The limits of all nodes together; scaling does not exceed them."""
     optimize_mode: str = "single-job"
     brain_service: str = ""
     suspend: bool = False
@@ -113,24 +108,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def managed(self) -> bool:
-        """Whether a platform launches this job's nodes."""
+        """True if a platform launches this job's nodes."""
         return bool(self.roles)
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        """The roles whose agents meet in rounds, in the order of their ranks; none are named on bare machines."""
+        """The roles whose agents join rounds, in the order of their ranks; empty on bare machines."""
         return tuple(name for name, role in self.roles.items() if role.trains)
 
     def trains(self, role: str) -> bool:
-        """Whether the agents of a role meet in rounds: on bare machines those of every role do."""
+        """True if the agents of a role join rounds; on bare machines, those of every role do."""
         declared = self.roles.get(role)
         return not self.roles if declared is None else declared.trains
 
     def decides_end(self, role: str) -> bool:
-        """Whether the job is over only when the nodes of this role have ended."""
+        """True if the job waits for the end of the nodes of this role."""
         declared = self.roles.get(role)
         return not self.roles if declared is None else declared.decides_end
 
     def role_order(self, role: str) -> int:
-        """The place of a role among the job's roles; behind them all if the job does not name it."""
+        """The index of a role among the job's roles; an unknown role comes last."""
         return next((at for at, name in enumerate(self.roles) if name == role), len(self.roles))

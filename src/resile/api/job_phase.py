@@ -1,4 +1,4 @@
-"""Where a job is in its life, and the words of its status that operator, master and command line share."""
+"""The phases of a job, and the reasons in its status that operator, master and command line share."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class JobPhase(enum.StrEnum):
 
     @property
     def reason(self) -> str:
-        """The reason that a condition of this type carries."""
+        """The reason of the condition of this type."""
         return f"Job{self.value}"
 
     @property
     def ended(self) -> bool:
-        """Whether a job in this phase will never run again."""
+        """True if a job in this phase will never run again."""
         return self in (JobPhase.SUCCEEDED, JobPhase.FAILED)
 
 
 INVALID_SPEC = "InvalidSpec"
-"""The reason in the status of a job whose manifest cannot be run, or was changed into one that cannot."""
+"""The reason in the status of a job whose manifest has errors, from the start or after a change."""
 JOURNAL_GONE = "JournalGone"
 """The reason in the status of a job whose journal was deleted; its master asks the operator for a new one."""

@@ -1,7 +1,7 @@
-"""What the status of a job's resource says, whichever kind of resource that is.
+"""`JobReport`: the status of a job's resource, independent of its kind.
 
-The master fills a `JobReport` from the state of the core; the kind of the job writes it in its own fields, and reads it
-back for the command line.
+The master creates a `JobReport` from the state of the core. The kind of the job writes it into the fields of its own
+status, and reads it back for the command line.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from resile.api.job_phase import JobPhase
 
 
 class NodeCounts(msgspec.Struct, kw_only=True):
-    """How many nodes of a role are in which state; nodes that were deleted are not counted."""
+    """The numbers of nodes of a role by their state, without deleted nodes."""
 
     launching: int = 0
-    """Asked for, and nothing seen of them yet."""
+    """Requested from the platform, which has not shown them yet."""
     pending: int = 0
-    """Without room, or starting."""
+    """Unschedulable, or starting."""
     running: int = 0
     succeeded: int = 0
     failed: int = 0
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest thing that went wrong, also when the job has long recovered."""
+    """The newest failure, even if the job has recovered from it."""
 
     node: str
     """The node's name."""
@@ -36,7 +36,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A job at one moment, without what only its nodes' rows show."""
+    """A job at one moment, with its nodes as numbers only."""
 
     phase: JobPhase
     reason: str = ""
@@ -56,4 +56,4 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     last_failure: FailureReport | None = None
     generation: int = 0
-    """Of the spec that this report speaks of."""
+    """The generation of the spec that the master has read."""

@@ -1,8 +1,7 @@
-"""The exit codes by which a master tells its supervisor, or the operator, whether another start can help.
+"""The exit codes of a master. They tell its supervisor, or the operator, if a restart can help.
 
-None of them is 1 or 2: the one is what Python gives for an error that nothing caught, the other what shells and
-argument parsers give for words that they do not understand. Neither comes from a master that has looked at its job,
-and a master that ends with one of them is started again.
+No code is 1 or 2: Python ends with 1 after an uncaught error, and shells and argument parsers use 2 for bad usage. A
+master that ends with one of these has not examined its job, and is started again.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ ALREADY_SERVED = 3
 """Another master serves the job."""
 JOB_FAILED = 10
 BROKEN = 70
-"""`EX_SOFTWARE`: the master found itself broken, and another one may do better."""
+"""`EX_SOFTWARE`: the master found an error in its own state; a restart may help."""
 TRY_AGAIN = 75
-"""`EX_TEMPFAIL`: what kept the master from serving may pass."""
+"""`EX_TEMPFAIL`: the master cannot serve now; a restart may help."""
 CANNOT_SERVE = 78
 """`EX_CONFIG`: no master can serve this job."""
 
 FINAL = (JOB_SUCCEEDED, JOB_FAILED, CANNOT_SERVE)
-"""Another start would change nothing."""
+"""The codes after which a restart would change nothing."""

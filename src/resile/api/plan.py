@@ -1,7 +1,4 @@
-"""`Plan`: a change to the nodes of a running job. Every kind of plan that users write becomes this.
-
-It is to a running job what a `JobSpec` is to a new one. It travels to the master as it is, and the core executes it.
-"""
+"""`Plan`: a change to the nodes of a running job. Every kind of plan is translated to it, and the core executes it."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from resile.api.ids import Bytes, NodeKey, Rank
 
 
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node shall have where it differs from the template of its role; None changes nothing."""
+    """Resources of a node that differ from the template of its role; None keeps those of the template."""
 
     memory: Bytes | None = None
     cpu: float | None = None
     gpu: int | None = None
 
     def over(self, below: NodeResources) -> NodeResources:
-        """These amounts, and where one is None that of `below`."""
+        """These amounts; where one is None, the amount of `below`."""
         return NodeResources(
             memory=below.memory if self.memory is None else self.memory,
             cpu=below.cpu if self.cpu is None else self.cpu,
@@ -27,31 +24,29 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a plan changes about a role; what is not given stays as it is."""
+    """The changes of a plan to a role; None keeps the number of nodes."""
 
     replicas: int | None = None
     resources: NodeResources = NodeResources()
-    """Of the nodes that are launched from now on."""
+    """The resources of nodes that are launched from now on."""
 
 
 class NewNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that a plan adds."""
-
     role: str
     rank: Rank | None = None
-    """The lowest free one unless given."""
+    """The rank of the new node; None for the lowest free rank."""
     resources: NodeResources = NodeResources()
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that a plan replaces by one with other resources; it leaves when the new one has taken over."""
+    """A node that a plan replaces by a node with other resources. It leaves when the new node has taken over."""
 
     node: NodeKey
     resources: NodeResources = NodeResources()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One change to the nodes of a running job. A plan is known by its uid: asking for it again is harmless."""
+    """One change to the nodes of a running job. A plan with a known uid is not executed again."""
 
     name: str
     uid: str

@@ -1,7 +1,7 @@
-"""Kubernetes quantities (`500m`, `2`, `0.5`, `4Gi`, `8192Mi`, `1e3`) and durations (`1m30s`), as numbers and back.
+"""Converts Kubernetes quantities (`500m`, `2`, `0.5`, `4Gi`, `8192Mi`, `1e3`) and durations (`1m30s`) to numbers.
 
-Amounts are read exactly (as fractions) and rounded only at the end and upwards, as Kubernetes does: a node never gets
-less than was asked for.
+Quantities are read as exact fractions and rounded up at the end, as in Kubernetes: a node never gets less than its
+manifest requests.
 """
 
 from __future__ import annotations
@@ -27,19 +27,15 @@ _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 ALLOWED = "must be a quantity of 0 or more such as 500m, 2, 0.5 or 4Gi"
 
 LARGEST = 2**63 - 1
-"""What Kubernetes can hold."""
+"""The largest amount that Kubernetes can store."""
 
 
 class BadQuantity(ValueError):
-    """Not an amount; the message says what is allowed."""
+    """A text is no quantity; the message says what is allowed."""
 
 
 def amount(text: str | int | float) -> Fraction:
-    """The exact amount that `text` stands for; a bare number stands for itself.
-
-    Raises:
-        BadQuantity: when it is not a quantity, less than 0, or more than Kubernetes can hold.
-    """
+    """The exact amount of a quantity or number; raises `BadQuantity` if it is below 0 or above `LARGEST`."""
     if isinstance(text, bool) or (isinstance(text, float) and not math.isfinite(text)):
         raise BadQuantity(f"{ALLOWED}, not {text}")
     if isinstance(text, int) and not 0 <= text <= LARGEST:
@@ -70,11 +66,7 @@ def size(text: str | int | float) -> Bytes:
 
 
 def count(text: str | int | float) -> int:
-    """A number of things that cannot be divided, such as GPUs.
-
-    Raises:
-        BadQuantity: also when the amount is not whole.
-    """
+    """A whole number, such as that of GPUs; raises `BadQuantity` for fractions, too."""
     total = amount(text)
     if total.denominator != 1:
         raise BadQuantity(f"must be a whole number of 0 or more, not {text!r}")
@@ -97,7 +89,7 @@ def write_size(value: int) -> str:
 
 
 def duration(text: str) -> Seconds | None:
-    """`10s`, `1m30s`, `500ms`, `0.5h`, or a bare number of seconds; None if it is none of these."""
+    """The seconds of a duration such as `10s`, `1m30s`, `500ms`, `0.5h` or `10`; None if it is no duration."""
     if not _DURATION.fullmatch(text):
         return None
     return Seconds(sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text)))

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them, and as seconds since 1970."""
+"""Converts timestamps of Kubernetes to seconds since 1970, and back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import datetime
 
 
 def stamp(at: float) -> str:
-    """Seconds since 1970 as Kubernetes writes times, to the second."""
+    """Seconds since 1970 as a timestamp of Kubernetes, which has whole seconds."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(text: str | None) -> float | None:
-    """The inverse of `stamp`; None for what is not a time."""
+    """The inverse of `stamp`; None if the text is no timestamp."""
     try:
         return datetime.datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:

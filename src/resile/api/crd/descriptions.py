@@ -1,7 +1,7 @@
-"""What the source says of a type and of each of its fields, for users of `kubectl explain`.
+"""The texts that the source has for a type and its fields. `kubectl explain` and `resile explain` show them.
 
-A field is described by the text below it, as everywhere in this code base. Python does not keep that text, so it is
-read from the source file: a few milliseconds, spent only where a schema is made.
+The text of a field is the string below it, as everywhere in this code base. Python does not keep that string, so it is
+read from the source file, which takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 
 
 def of_type(kind: type) -> str:
-    """What a type is: the first paragraph of its docstring."""
+    """The first paragraph of the docstring of a type."""
     return _sentence(kind.__doc__ or "")
 
 
 def of_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What each field of a struct is for, by the field's name in Python; fields without a text are left out."""
+    """The texts of the fields of a struct by their names in Python, without fields that have no text."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
@@ -41,5 +41,5 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def _sentence(text: str) -> str:
-    """The first paragraph on one line, without the marks of code that a terminal would show as they are."""
+    """The first paragraph on one line, without backticks."""
     return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).replace("`", "")

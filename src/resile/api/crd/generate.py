@@ -1,7 +1,7 @@
-"""CustomResourceDefinitions, made from the types of the kinds.
+"""Generates CustomResourceDefinitions from the types of the kinds.
 
-They are valid for `apiextensions.k8s.io/v1` from Kubernetes 1.20 on. Rules in CEL, which say what a schema cannot,
-are apart: clusters before 1.23 do not know them and `kubectl apply` refuses a definition with unknown fields there.
+They are valid for `apiextensions.k8s.io/v1` from Kubernetes 1.20 on. Rules in CEL express more than a schema, but are
+optional: clusters before 1.23 do not know them, and `kubectl apply` refuses a definition with unknown fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CATEGORY = "resile"
 
 
 def crd(definition: Definition, *, cel: bool = False) -> Object:
-    """The CustomResourceDefinition as plain data, equal in every run; `cel` adds the rules for Kubernetes 1.25 on."""
+    """The CustomResourceDefinition as plain data; `cel` adds the rules in CEL, for Kubernetes 1.25 and later."""
     version: Object = {
         "name": definition.version,
         "served": True,
@@ -49,7 +49,7 @@ def crd(definition: Definition, *, cel: bool = False) -> Object:
 
 
 def cel_patch(definition: Definition) -> list[Object]:
-    """The operations (RFC 6902) that add the rules in CEL to a definition without them."""
+    """The JSON patch (RFC 6902) that adds the rules in CEL to a definition without them."""
     root = "/spec/versions/0/schema/openAPIV3Schema"
     grouped: dict[tuple[str, ...], list[Object]] = {}
     for rule in definition.rules:

@@ -33,29 +33,29 @@ class Role(RoleTraits, frozen=True, kw_only=True):
     """A role that the jobs of a kind may have."""
 
     name: str
-    """In the `JobSpec`, in the names of nodes and in labels."""
+    """The name in the `JobSpec`, in the names of nodes and in labels."""
 
     def declared(self, **fields: Any) -> RoleSpec:
-        """The role in a job; `fields` are those that a user decides about."""
+        """The role in one job; `fields` are the fields of `RoleSpec` that a user sets."""
         traits = {name: getattr(self, name) for name in RoleTraits.__struct_fields__}
         return RoleSpec(**traits, **fields)
 
 
 class NodeSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as its environment describes it."""
+    """The facts about one node that its environment variables tell."""
 
     node: NodeKey
     rank: Rank
     replicas: int
-    """How many nodes its role has."""
+    """How many nodes the role of this node has."""
     master_address: str
     """`host:port`."""
     relaunch_count: int = 0
     """How many nodes had this rank before."""
     address: str = ""
-    """Empty where the platform fills it in."""
+    """The node's own address; empty if the platform sets the variable itself."""
     host_address: str = ""
-    """The address of its machine; empty where the platform fills it in."""
+    """The address of the node's machine; empty if the platform sets the variable itself."""
     peers: Mapping[str, Sequence[str]] = {}
     """`host:port` of every rank by role, for a job whose nodes find each other by address."""
 
@@ -66,7 +66,7 @@ class BaseJobKind(abc.ABC):
     name: str
     """Kept in `JobSpec.kind`."""
     noun: str
-    """What commands put before a job's name: `elasticjob/torch-mnist`."""
+    """The noun that commands put before a job's name: `elasticjob/torch-mnist`."""
     roles: tuple[Role, ...]
     """In the order in which tables list them."""
     scaled_role: str
@@ -74,22 +74,22 @@ class BaseJobKind(abc.ABC):
 
     @abc.abstractmethod
     def node_name(self, job: str, role: str, node_id: int) -> str:
-        """The name of a node, which is that of its pod."""
+        """The name of a node and of its pod."""
 
     @abc.abstractmethod
     def node_of(self, name: str, job: str) -> NodeKey | None:
-        """Which node of `job` has this name; None if it is no node's name."""
+        """The node of `job` that has this name; None if this is no name of a node."""
 
     @abc.abstractmethod
     def master_name(self, job: str) -> str:
-        """The name of a job's master: of its pod, and of what it has in a cluster."""
+        """The name of a job's master: of its pod, its Service and its other objects."""
 
     @abc.abstractmethod
     def environment(self, spec: JobSpec, setting: NodeSetting) -> dict[str, str]:
-        """The variables of one node, without any credential; they win over those that its user wrote."""
+        """The environment variables of one node, without credentials. They override those of the user."""
 
     def is_found_by_address(self, spec: JobSpec, role: str) -> bool:
-        """Whether the ranks of a role have addresses that outlive their nodes, by which other nodes find them."""
+        """True if other nodes find the ranks of a role by addresses that stay the same when a node is replaced."""
         return False
 
 
@@ -100,12 +100,13 @@ class Column(msgspec.Struct, frozen=True):
     path: str
     type: str = "string"
     wide: bool = False
-    """Shown only with `-o wide`."""
+    """True if only `-o wide` shows the column."""
     text: str = ""
+    """The description of the column."""
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What only CEL can say of the field at `path`; `self` is that field."""
+    """A rule in CEL for the field at `path`, which `expression` calls `self`."""
 
     path: tuple[str, ...]
     expression: str
@@ -113,7 +114,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of resource, as a cluster is told of it."""
+    """The definition of a custom resource, from which its CustomResourceDefinition is generated."""
 
     group: str
     version: str
@@ -121,7 +122,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     plural: str
     short: str
     type: type
-    """The fields; the text below each of them is what `kubectl explain` says."""
+    """The struct with the fields; `kubectl explain` shows the text below each field."""
     columns: tuple[Column, ...]
     rules: tuple[Rule, ...] = ()
     scale: dict[str, str] | None = None
@@ -129,7 +130,6 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def api_version(self) -> str:
-        """`apiVersion` of a manifest."""
         return f"{self.group}/{self.version}"
 
     @property
@@ -139,31 +139,29 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What a user may call the kind on a command line."""
+        """The words that mean this kind on a command line."""
         return (self.plural, self.kind.lower(), self.short)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """An example for the folder `config/samples`."""
-
     comment: str
     manifest: Manifest
 
 
 class Resource(Protocol):
-    """A typed resource; its other fields are its kind's own."""
+    """A typed resource of any kind."""
 
     @property
     def metadata(self) -> Metadata: ...
 
 
 class ResourceKind(abc.ABC):
-    """A kind of resource that users write."""
+    """A kind of custom resource."""
 
     definition: Definition
 
     def read(self, document: Manifest, errors: ManifestErrors) -> Resource | None:
-        """The typed resource of a manifest without `apiVersion` and `kind`, or None if `errors` has grown."""
+        """Read a manifest without `apiVersion` and `kind`; None if it has errors, which are added to `errors`."""
         before = errors.count
         resource: Resource | None = read(self.definition.type, document, errors)
         if resource is not None:
@@ -172,35 +170,29 @@ class ResourceKind(abc.ABC):
 
     @abc.abstractmethod
     def check(self, resource: Any, errors: ManifestErrors) -> None:
-        """Collect the errors that only the whole resource shows."""
+        """Add errors that the checks of single fields cannot find."""
 
     @abc.abstractmethod
     def sample(self, image: str, namespace: str) -> Sample:
-        """An example that runs on a fresh installation."""
+        """The example in `config/samples`."""
 
 
 class JobKind(BaseJobKind, ResourceKind):
-    """A kind of resource that is a job."""
+    """A kind of custom resource that describes a job."""
 
     @property
     def noun(self) -> str:  # type: ignore[override]
-        """The kind as `kubectl` writes it before a slash."""
         return self.definition.kind.lower()
 
     @abc.abstractmethod
     def to_job_spec(self, resource: Any) -> JobSpec:
-        """The job that a resource describes, complete; it shares nothing with the resource.
-
-        Raises:
-            BadManifest: the resource cannot be run.
-        """
+        """The job that a resource describes, as a copy; raises `BadManifest` if it cannot be run."""
 
     @abc.abstractmethod
     def masters_part(self, item: Manifest) -> JobSpec:
-        """What the pod of a master needs to know of a job whose manifest cannot be read as a whole."""
+        """The parts of a job that its master's pod needs, for a manifest that has errors elsewhere."""
 
     def check(self, resource: Any, errors: ManifestErrors) -> None:
-        """Collect what keeps the resource from becoming a job."""
         try:
             self.to_job_spec(resource)
         except BadManifest as bad:
@@ -211,21 +203,21 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def token_secret(self, job: str) -> str:
-        """The name of the Secret that every node mounts: the token, and the certificate of the master."""
+        """The name of the Secret that every node mounts. It holds the token and the master's certificate."""
 
     @abc.abstractmethod
     def tls_secret(self, job: str) -> str:
-        """The name of the Secret that the master alone mounts: its certificate and the key of it."""
+        """The name of the Secret that only the master mounts. It holds the master's certificate and key."""
 
     def master_host(self, job: str, namespace: str) -> str:
-        """The name by which nodes call their master, and which its certificate must hold: its Service."""
+        """The host name of the master's Service, to which nodes connect; the master's certificate must hold it."""
         return f"{self.master_name(job)}.{namespace}.svc"
 
     @abc.abstractmethod
     def node_labels(
         self, job: str, *, role: str, node_id: NodeId, rank: Rank, relaunch_count: int = 0
     ) -> dict[str, str]:
-        """The labels of a node's pod; laid over those of the user's template."""
+        """The labels of a node's pod. They override those of the user's template."""
 
     @abc.abstractmethod
     def master_labels(self, job: str, index: int = 0) -> dict[str, str]:
@@ -233,11 +225,11 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def master_index_of(self, labels: Mapping[str, str]) -> int:
-        """Which of the job's masters has these labels."""
+        """The index in the labels of a master's pod."""
 
     @abc.abstractmethod
     def master_object_labels(self, job: str) -> dict[str, str]:
-        """The labels of what a master has in a cluster beside its pod."""
+        """The labels of the objects of a master other than its pod."""
 
     @property
     @abc.abstractmethod
@@ -250,34 +242,30 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def job_selector(self, job: str) -> dict[str, str]:
-        """The labels that select everything of a job."""
-
-    @abc.abstractmethod
-    def role_selector(self, job: str, role: str) -> dict[str, str]:
-        """The labels that select the pods of a role."""
+        """The labels that select all pods of a job, that of its master included."""
 
     @abc.abstractmethod
     def rank_selector(self, job: str, role: str, rank: Rank) -> dict[str, str]:
-        """The labels that select the pod that has a rank now."""
+        """The labels that select the pod of the node that has this rank now."""
 
     @abc.abstractmethod
     def job_of(self, labels: Mapping[str, str]) -> str:
-        """The job that a pod with these labels belongs to; empty for none."""
+        """The job of a pod with these labels; empty if it belongs to no job."""
 
     @abc.abstractmethod
     def rank_of(self, labels: Mapping[str, str]) -> int:
-        """The rank of a pod with these labels; 0 where it has none."""
+        """The rank of a pod with these labels; 0 if it has none."""
 
     @abc.abstractmethod
     def relaunch_count_of(self, labels: Mapping[str, str]) -> int:
-        """How many nodes had the rank of a pod with these labels before it."""
+        """How many nodes had the same rank before the pod with these labels."""
 
     def service_name(self, job: str, role: str, rank: Rank) -> str:
-        """The Service of a rank, which outlives its nodes."""
+        """The name of the Service of a rank, which stays the same when its node is replaced."""
         return self.node_name(job, role, rank)
 
     def service_addresses(self, spec: JobSpec, sizes: Mapping[str, int]) -> dict[str, list[str]]:
-        """`host:port` of the Services of every rank, by role; `sizes` says how many ranks a role has."""
+        """`host:port` of the Service of every rank by role; `sizes` are the numbers of ranks that have changed."""
         return {
             role: [
                 f"{self.service_name(spec.name, role, Rank(rank))}.{spec.namespace}.svc:{declared.port}"
@@ -291,44 +279,40 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def declared_roles(self, item: Manifest) -> list[str]:
-        """The roles that a job's manifest names, except the master. The manifest may be wrong."""
+        """The roles in a job's manifest, which may have errors; the master is not among them."""
 
     @abc.abstractmethod
     def scale_patch(self, sizes: Mapping[str, int]) -> Manifest:
-        """The merge patch that gives roles other numbers of nodes."""
+        """The merge patch that changes the numbers of nodes of roles."""
 
     @abc.abstractmethod
     def is_suspended(self, item: Manifest) -> bool:
-        """Whether a job's manifest asks for a pause."""
+        """True if a job's manifest asks to suspend it."""
 
     @abc.abstractmethod
     def suspend_patch(self, suspend: bool) -> Manifest:
-        """The merge patch that pauses a job, or lets it go on."""
+        """The merge patch that suspends or resumes a job."""
 
     # status ---------------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def phase_of(self, item: Manifest) -> JobPhase | None:
-        """The phase in a job's status; None where there is none or this version does not know it."""
+        """The phase in a job's status; None if there is none or this version does not know it."""
 
     @abc.abstractmethod
     def report_of(self, item: Manifest) -> JobReport:
-        """What a job's status says, for readers; fields that it does not hold keep their defaults."""
+        """A job's status, read back; fields that it does not have keep their defaults."""
 
     @abc.abstractmethod
-    def conditions_of(self, item: Manifest) -> list[Manifest]:
-        """The conditions in a job's status."""
+    def conditions_of(self, item: Manifest) -> list[Manifest]: ...
 
     @abc.abstractmethod
     def write_status(self, report: JobReport, job: str, before: Manifest, now: float) -> Manifest:
-        """The whole status as a master writes it; `before` is the status in the cluster, whose history goes on."""
+        """The complete status that a master writes. `before` is the present status, whose conditions are kept."""
 
     @abc.abstractmethod
     def phase_patch(self, item: Manifest, phase: JobPhase | None, reason: str, message: str, now: float) -> Manifest:
-        """The merge patch of the status with which the operator puts a job into `phase`.
-
-        None changes only what is said of the job.
-        """
+        """The merge patch of the status with which the operator sets phase and reason; None keeps the phase."""
 
 
 class PlanPhase(enum.StrEnum):
@@ -342,31 +326,31 @@ class PlanPhase(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more becomes of a plan in this phase."""
+        """True if a plan in this phase is finished."""
         return self in (PlanPhase.SUCCEEDED, PlanPhase.FAILED)
 
 
 class PlanKind(ResourceKind):
-    """A kind of resource that changes the nodes of a running job, once."""
+    """A kind of custom resource that describes a plan: one change to the nodes of a running job."""
 
     job_kind: JobKind
     """The kind of the jobs that its plans change."""
 
     @abc.abstractmethod
     def job_of(self, item: Manifest) -> str:
-        """The job that a plan names, which need not be one that can be read; empty for none."""
+        """The name of the job in a plan, which may have errors; empty if it names no job."""
 
     @abc.abstractmethod
     def to_plan(self, resource: Any, uid: str) -> Plan:
-        """The change that a plan describes; `uid` is the plan's own."""
+        """The plan that a resource describes; `uid` is the uid of the resource."""
 
     @abc.abstractmethod
     def not_supported(self, resource: Any) -> str:
-        """What of a plan this version cannot do, in one sentence; empty if it can do all of it."""
+        """One sentence about a field of the plan that this version cannot execute; empty if there is none."""
 
     @abc.abstractmethod
     def is_order(self, resource: Any) -> bool:
-        """Whether a plan is to be executed; others are records of what a master did by itself."""
+        """True if the master shall execute a plan; False if a master wrote it as a record of its own decision."""
 
     @abc.abstractmethod
     def roles_of(self, resource: Any) -> set[str]:
@@ -374,13 +358,13 @@ class PlanKind(ResourceKind):
 
     @abc.abstractmethod
     def phase_of(self, item: Manifest) -> PlanPhase | None:
-        """The phase in a plan's status; None where there is none."""
+        """The phase in a plan's status; None if there is none."""
 
     @abc.abstractmethod
     def write_status(self, item: Manifest, phase: PlanPhase, reason: str, message: str, now: float) -> Manifest:
-        """The whole status of a plan that is in `phase` now."""
+        """The complete status of a plan that is in `phase` now."""
 
     def is_open(self, item: Manifest) -> bool:
-        """Whether something may still become of a plan."""
+        """True if a plan is not finished."""
         phase = self.phase_of(item)
         return phase is None or not phase.ended

@@ -1,8 +1,8 @@
-"""What the operator, the master of one job, and the users of both may do at the API server.
+"""The rights of the operator, of masters and of users at the API server, as RBAC rules.
 
-Kubernetes lets no subject grant more than it holds. The operator gives every master a Role of its own, so all that a
-master may do is among the operator's rules, for every namespace; nothing is granted that allows to grant more
-(`escalate`, `bind`, `impersonate`). Training pods are granted nothing and mount no token.
+In Kubernetes, no account can grant rights that it does not have. The operator gives every master a Role of its own, so
+the operator's rules contain all rights of masters, for every namespace. No account may extend its rights (`escalate`,
+`bind`, `impersonate`). Training pods have no rights and mount no token.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Rules = list[dict[str, Any]]
 
 _READ = ("get", "list", "watch")
 _APPLY = ("create", "patch")
-"""Server-side apply is a patch, and makes what is not there."""
+"""The verbs of server-side apply, which patches an object or creates it."""
 
 
 def master_rules(kind: JobKind, job: str) -> Rules:
     """The rules of the Role of a job's master, in the job's namespace.
 
-    A master makes and removes the job's pods, makes its Services, keeps its journal in the ConfigMap of its own name
-    (which the operator makes), and writes the status of its own job alone and of plans.
+    A master creates and deletes the job's pods, creates its Services, keeps its journal in a ConfigMap of the operator,
+    and writes the status of its own job and of plans.
     """
     group, jobs = kind.definition.group, kind.definition.plural
     rules = [
         _rule("", ["pods"], [*_READ, "create", "delete"]),
         _rule("", ["services", "events"], ["create"]),
         _rule("", ["configmaps"], ["get", "patch"], [kind.master_name(job)]),
-        _rule(group, [jobs], list(_READ), [job]),  # lists and watches that select metadata.name
+        _rule(group, [jobs], list(_READ), [job]),  # allows lists and watches that select metadata.name
         _rule(group, [f"{jobs}/status"], ["patch"], [job]),
         _rule(group, [f"{jobs}/finalizers"], ["update"], [job]),  # see `kube/owner_references.py`
     ]
@@ -45,8 +45,8 @@ def master_rules(kind: JobKind, job: str) -> Rules:
 def operator_rules() -> Rules:
     """The rules of the operator, in all namespaces.
 
-    Objects are removed by the garbage collector with their job, so that few rights to delete are needed. Secrets can be
-    read one at a time by name, never listed.
+    It needs few rights to delete, because the garbage collector removes the objects of a job. It may read a Secret by
+    its name, but not list Secrets.
     """
     own: Rules = []
     for group, jobs, plans in _groups():
@@ -54,7 +54,7 @@ def operator_rules() -> Rules:
             *_some(group, jobs, list(_READ)),
             *_some(group, plans, ["list", "watch"]),
             *_some(group, [f"{plural}/status" for plural in (*jobs, *plans)], ["patch"]),
-            # Some clusters ask for it of a subject that names a job as the owner of an object.
+            # Some clusters require this right of an account that makes a job the owner of an object.
             *_some(group, [f"{plural}/finalizers" for plural in jobs], ["update"]),
         ]
     return [
@@ -70,7 +70,7 @@ def operator_rules() -> Rules:
 
 
 def election_rules(lease: str) -> Rules:
-    """The rules of the operator in its own namespace: the Lease by which one of several is elected."""
+    """The rules of the operator in its own namespace, for the Lease of leader election."""
     group = "coordination.k8s.io"
     return [
         _rule(group, ["leases"], ["create"]),
@@ -79,7 +79,7 @@ def election_rules(lease: str) -> Rules:
 
 
 def viewer_rules() -> Rules:
-    """What a user who may look at a namespace may see of its jobs."""
+    """The rules for users who may view a namespace."""
     rules: Rules = []
     for group, jobs, plans in _groups():
         parts = [part for plural in jobs for part in (f"{plural}/status", f"{plural}/scale")]
@@ -89,7 +89,7 @@ def viewer_rules() -> Rules:
 
 
 def editor_rules() -> Rules:
-    """What a user who may change things in a namespace may do with its jobs."""
+    """The rules for users who may edit a namespace."""
     rules: Rules = []
     for group, jobs, plans in _groups():
         rules.append(_rule(group, [*jobs, *plans], ["create", "delete", "deletecollection", "patch", "update"]))
@@ -98,7 +98,7 @@ def editor_rules() -> Rules:
 
 
 def _groups() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Every API group with the plurals of its kinds of jobs and of plans."""
+    """Every API group, with the plurals of its kinds of jobs and its kinds of plans."""
     for group in dict.fromkeys(kind.definition.group for kind in registry.kinds()):
         jobs = [kind.definition.plural for kind in registry.job_kinds() if kind.definition.group == group]
         plans = [kind.definition.plural for kind in registry.plan_kinds() if kind.definition.group == group]

@@ -1,6 +1,6 @@
-"""All kinds of jobs and plans: the one list to which another kind is added.
+"""The list of all kinds of jobs and plans; a new kind is added here.
 
-Everything that differs from kind to kind is asked of the objects here; `base.py` says what they answer.
+No other package names a kind: everything that differs between kinds is a method of the objects here (`base.py`).
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ WITHOUT_RESOURCE: tuple[BaseJobKind, ...] = (RUN,)
 
 
 def job_kinds() -> tuple[JobKind, ...]:
-    """The kinds of resources that are jobs; the first is the one that is meant where nothing else is said."""
+    """The kinds of custom resources that describe jobs; the first is the default."""
     return JOB_KINDS
 
 
 def plan_kinds() -> tuple[PlanKind, ...]:
-    """The kinds of resources that change running jobs."""
+    """The kinds of custom resources that describe plans."""
     return PLAN_KINDS
 
 
 def kinds() -> tuple[ResourceKind, ...]:
-    """All kinds of resources, jobs first."""
+    """All kinds of custom resources, jobs first."""
     return (*job_kinds(), *plan_kinds())
 
 
 def kind_of(item: dict[str, Any]) -> ResourceKind | None:
-    """The kind of a manifest; None for one that is no kind of ours."""
+    """The kind of a manifest; None if it is not registered."""
     named = (item.get("apiVersion"), item.get("kind"))
     return next((one for one in kinds() if (one.definition.api_version, one.definition.kind) == named), None)
 
 
 def job_kind_of(item: dict[str, Any]) -> JobKind:
-    """The kind of the manifest of a job. Raises `LookupError` for anything else."""
+    """The kind of the manifest of a job; raises `LookupError` for any other manifest."""
     kind = kind_of(item)
     if not isinstance(kind, JobKind):
         raise LookupError(f"{item.get('kind')} is no kind of job")
@@ -48,21 +48,21 @@ def job_kind_of(item: dict[str, Any]) -> JobKind:
 
 
 def kind_of_resource(resource: Any) -> ResourceKind:
-    """The kind of a typed resource, which a reader made."""
+    """The kind of a typed resource."""
     return next(one for one in kinds() if one.definition.type is type(resource))
 
 
 def kind_of_job(spec: JobSpec) -> BaseJobKind:
-    """The kind of a job. Raises `KeyError` for a kind that this version does not know."""
+    """The kind of a job; raises `KeyError` if this version does not know it."""
     kinds: tuple[BaseJobKind, ...] = (*job_kinds(), *WITHOUT_RESOURCE)
     return {kind.name: kind for kind in kinds}[spec.kind]
 
 
 def job_kind(name: str) -> JobKind:
-    """The kind of resource with this name. Raises `KeyError` for a kind without a resource (`resile run`)."""
+    """The kind of custom resource with this name; raises `KeyError` for `run`, which has no resource."""
     return {kind.name: kind for kind in job_kinds()}[name]
 
 
 def node_name(spec: JobSpec, role: str, node_id: int) -> str:
-    """The name that people see for a node."""
+    """The name of a node as listings show it."""
     return kind_of_job(spec).node_name(spec.name, role, node_id)

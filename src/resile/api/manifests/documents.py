@@ -1,8 +1,8 @@
-"""YAML text to plain documents, safely: bounded in size, depth and in what aliases expand to, without surprising types.
+"""Parses YAML text into plain data, with bounds on its size, its depth and the expansion of its aliases.
 
-Differs from `yaml.safe_load_all` in what a manifest needs: a key given twice is an error, timestamps stay text (as for
-Kubernetes), and only what JSON has can be written. It uses PyYAML's parser in Python, a few milliseconds for a usual
-manifest, because the one in C cannot be bounded in depth.
+It differs from `yaml.safe_load_all`: a repeated key is an error, timestamps stay text (as in Kubernetes), and only the
+types of JSON are allowed. It uses PyYAML's parser in Python, which takes a few milliseconds for a usual manifest,
+because the depth of the parser in C cannot be bounded.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ import yaml
 from resile.api.manifests.errors import BadManifest, ManifestError, shown
 
 MAX_TEXT = 512 * 1024
-"""In bytes. A cluster keeps no object above 1.5 MiB; real manifests have 2 to 20 KiB."""
+"""The longest manifest file, in bytes. A cluster stores no object above 1.5 MiB; usual manifests have 2 to 20 KiB."""
 
 MAX_DEPTH = 64
 MAX_NODES = 100_000
-"""Values in one document after all aliases are expanded."""
+"""The most values in one document after its aliases are expanded."""
 
 
 def load_documents(text: str | bytes) -> list[Any]:
-    """All documents that are not empty, as dicts, lists, text, numbers, booleans and None.
-
-    Raises:
-        BadManifest: with one error, since nothing after it can be understood.
-    """
+    """All documents that are not empty, as plain data; raises `BadManifest` with the first error only."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > MAX_TEXT:
         raise _bad(f"the manifest must be at most {MAX_TEXT // 1024} KiB, not {-(-len(raw) // 1024)} KiB")
@@ -80,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_unquoted(self, node: yaml.ScalarNode) -> Any:
-        """A number or a truth value; PyYAML lets what an explicit tag got wrong escape as any of three errors."""
+        """Construct a number or boolean. For a wrong explicit tag, PyYAML raises one of three other errors."""
         try:
             return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
         except (ValueError, LookupError):
@@ -93,7 +89,7 @@ class _Refused(yaml.MarkedYAMLError):
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """How many values a node stands for when every alias is written out; each node is counted once."""
+    """The number of values of a node after its aliases are expanded; `sizes` caches the results by node."""
     known = sizes.get(id(node))
     if known is not None:
         if known == 0:

@@ -1,7 +1,7 @@
-"""How errors in a manifest are told: all of them, each in one sentence that names the field and what is allowed.
+"""The errors of a manifest, each in one sentence that names the field and what is allowed.
 
-A reader of manifests never stops at the first error: it collects them in a `ManifestErrors`, so that a user mends a
-file once. The price is that an error can have echoes (a misspelt required field is both unknown and missing).
+Reading does not stop at the first error: `ManifestErrors` collects all of them, so that a user has to correct a file
+only once. The price is that one mistake can cause two errors: a misspelt required field is both unknown and missing.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from typing import Any
 import msgspec
 
 MAX_ERRORS = 100
-"""More than a person reads; a generated file of garbage must not become a message of megabytes."""
+"""How many errors are reported at most, so that a generated file does not cause a message of megabytes."""
 
 MAX_SHOWN = 60
-"""In characters of a wrong value."""
+"""How many characters of a wrong value a message shows."""
 
 
 class ManifestError(msgspec.Struct, frozen=True):
-    """One thing wrong with a manifest."""
-
     path: str
-    """The field, as in `spec.replicaSpecs.worker.replicas`; empty when the document as a whole is meant."""
+    """The field, such as `spec.replicaSpecs.worker.replicas`; empty if the whole document is wrong."""
     problem: str
-    """What is allowed there, or what is the matter."""
+    """What is allowed there, or what is wrong."""
     document: str = ""
-    """Which document of a file with several, as in `document 2`."""
+    """The document in a file with several, such as `document 2`."""
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.document, self.path, self.problem) if part)
 
 
 class BadManifest(ValueError):
-    """A manifest that cannot be used. `errors` holds at least one; the message has one line for each."""
+    """A manifest has errors. `errors` holds at least one; the message has one line for each."""
 
     def __init__(self, errors: Iterable[ManifestError]) -> None:
         self.errors = tuple(errors)
@@ -42,7 +40,7 @@ class BadManifest(ValueError):
 
 
 class ManifestErrors:
-    """Collects what is wrong while reading goes on."""
+    """Collects the errors of one document."""
 
     def __init__(self, document: str = "") -> None:
         self._document = document
@@ -51,7 +49,7 @@ class ManifestErrors:
         self._left_out = 0
 
     def add(self, path: str, problem: str) -> None:
-        """Note an error: the first about a field, the others echo it. Beyond `MAX_ERRORS` they are only counted."""
+        """Add an error, unless the same field has one already. Errors beyond `MAX_ERRORS` are only counted."""
         if path and path in self._paths:
             return
         self._paths.add(path)
@@ -62,26 +60,25 @@ class ManifestErrors:
 
     @property
     def count(self) -> int:
-        """How many there are so far: compare before and after to learn whether a part was right."""
+        """The number of errors so far; it does not change while a part without errors is read."""
         return len(self._found) + self._left_out
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def found(self) -> tuple[ManifestError, ...]:
-        """All of them, in the order in which the fields were read."""
+        """All errors, in the order in which the fields were read."""
         if not self._left_out:
             return tuple(self._found)
         return (*self._found, ManifestError("", f"and {self._left_out} more errors", self._document))
 
     def raise_if_any(self) -> None:
-        """Raise `BadManifest` with everything found, if anything was."""
         if self._found:
             raise BadManifest(self.found())
 
 
 def under(path: str, field: str | int) -> str:
-    """The path of a field, a key or an item of what is at `path`."""
+    """The path of a field, key or item of the value at `path`."""
     if isinstance(field, int):
         return f"{path}[{field}]"
     shown_key = field if field and len(field) <= MAX_SHOWN and field.isprintable() else shown(field)
@@ -89,7 +86,7 @@ def under(path: str, field: str | int) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value as a sentence shows it: short, on one line, in the words of YAML."""
+    """A wrong value as a message shows it: short, on one line, in YAML's terms."""
     match value:
         case None:
             return "nothing"
@@ -109,7 +106,7 @@ def shown(value: Any) -> str:
 
 
 def text_problem(value: Any) -> str:
-    """The sentence for a value that should be text and is not."""
+    """The message about a value that should be text."""
     hint = "; put it in quotes" if isinstance(value, bool | int | float) else ""
     return f"must be text, not {shown(value)}{hint}"
 
@@ -121,7 +118,7 @@ def listed(choices: Iterable[str]) -> str:
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-    """The sentence for a field that does not exist, with the one that was probably meant."""
+    """The message about an unknown field, with a suggestion."""
     candidates = sorted(known)
     for candidate in candidates:
         if candidate.lower() == name.lower():

@@ -1,4 +1,4 @@
-"""What every resource has: its metadata."""
+"""The metadata of resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that Kubernetes must accept: checked before anything is made, because later they fail one object at a time."""
+"""Checks of names by the rules of Kubernetes, before the first object is created with them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from resile.api.manifests.errors import ManifestErrors, shown, under
 
 MAX_LABEL = 63
-"""Of a DNS label and of a label's value (RFC 1123)."""
+"""The longest DNS label, and the longest value of a label (RFC 1123)."""
 
 MAX_OBJECT_NAME = 253
-"""Of objects whose names become no label."""
+"""The longest name of an object, if the name is not used as a label."""
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 OBJECT_NAMES = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
@@ -21,7 +21,7 @@ _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
 
 
 def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
-    """Names of namespaces and containers."""
+    """Add an error if this is no valid name of a namespace or container."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > MAX_LABEL:
         errors.add(
             path,
@@ -31,7 +31,7 @@ def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
 
 
 def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if this is no valid name of an object. Names that become part of longer names have other checks."""
+    """Add an error if this is no valid name of an object."""
     if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
         errors.add(
             path,
@@ -41,7 +41,7 @@ def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
 
 
 def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """Keys and values that Kubernetes takes as labels."""
+    """Add an error for every label with an invalid key or value."""
     for key, item in value.items():
         if not _LABEL_KEY.fullmatch(key) or len(key.rpartition("/")[2]) > MAX_LABEL:
             errors.add(
@@ -56,6 +56,6 @@ def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> No
 
 
 def check_env_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Names of environment variables that Kubernetes takes."""
+    """Add an error if this is no valid name of an environment variable."""
     if not _ENV_NAME.fullmatch(value):
         errors.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")

@@ -1,6 +1,6 @@
-"""The part of a pod template that resile relies on: containers, what they run, their environment and resources.
+"""Reads and checks the parts of a pod template that resile uses: containers, commands, environment and resources.
 
-Everything else in a template belongs to Kubernetes and is passed on unread.
+All other fields are passed to Kubernetes unread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from resile.api.manifests.errors import ManifestErrors, shown, text_problem, und
 from resile.api.manifests.name_rules import check_dns_label, check_env_name
 
 MAIN = "main"
-"""The container that trains, where a pod has several; without one of this name it is the first."""
+"""The name of the container that trains; in a pod without a container of this name, the first one trains."""
 
 Template = dict[str, Any]
 Container = dict[str, Any]
@@ -30,7 +30,7 @@ _CONTAINER_SCHEMA = {
 
 
 def _template_schema(required: bool) -> dict[str, Any]:
-    """What an API server can check of a template: where its containers are. All other fields pass as they are."""
+    """The schema of a template, which describes only its containers."""
     at_least_one = {"minItems": 1} if required else {}
     containers = {"type": "array", "items": _CONTAINER_SCHEMA}
     spec = {
@@ -51,7 +51,7 @@ PARTIAL_TEMPLATE_SCHEMA = _template_schema(required=False)
 
 
 def main_container(template: Template) -> Container:
-    """The container that trains, or an empty one if the template has none. It is the template's own, not a copy."""
+    """The container that trains, which is not a copy; an empty mapping if the template has no container."""
     containers: list[Container] = (template.get("spec") or {}).get("containers") or []
     for container in containers:
         if container.get("name") == MAIN:
@@ -60,23 +60,22 @@ def main_container(template: Template) -> Container:
 
 
 def command_of(container: Container) -> tuple[str, ...]:
-    """Program and arguments: `command`, then `args`."""
+    """The program and its arguments: `command`, then `args`."""
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
 def literal_env(container: Container) -> dict[str, str]:
-    """The variables whose values stand in the template; of one given twice the last, as Kubernetes does."""
+    """The variables with literal values. Of a repeated variable the last value counts, as in Kubernetes."""
     entries = container.get("env") or []
     return {entry["name"]: entry.get("value") or "" for entry in entries if not entry.get("valueFrom")}
 
 
 def resources_of(container: Container, which: str) -> Resources:
-    """The container's `requests` or `limits`."""
     return read_resources((container.get("resources") or {}).get(which) or {})
 
 
 def read_resources(amounts: dict[str, Any]) -> Resources:
-    """What a resource list says of CPU, memory and GPUs of any maker; other resources are left to Kubernetes."""
+    """The CPU, memory and GPUs of any vendor in a resource list; other resources are ignored."""
     given = {name: value for name, value in amounts.items() if value is not None}
     return Resources(
         cpu=quantity.cores(given["cpu"]) if "cpu" in given else None,
@@ -86,26 +85,26 @@ def read_resources(amounts: dict[str, Any]) -> Resources:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a resource of this name is a GPU: `nvidia.com/gpu`, `amd.com/gpu`, or just `gpu`."""
+    """True if this is the name of a GPU resource, such as `nvidia.com/gpu`, `amd.com/gpu` or `gpu`."""
     return name.rpartition("/")[2] == "gpu"
 
 
 def check_template(value: Template, path: str, errors: ManifestErrors) -> None:
-    """The template of a node: a list with at least one container, each with a name."""
+    """Check the template of a node, which must have at least one container."""
     spec = _mapping(value, "spec", path, errors, required=True)
     if spec is not None:
         _check_pod_spec(spec, under(path, "spec"), errors, required=True)
 
 
 def check_partial_template(value: Template, path: str, errors: ManifestErrors) -> None:
-    """The template of a master, which is laid over a complete one and may leave everything out."""
+    """Check the template of a master, which may be partial because it is merged into a complete one."""
     spec = _mapping(value, "spec", path, errors)
     if spec is not None:
         _check_pod_spec(spec, under(path, "spec"), errors, required=False)
 
 
 def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """A mapping of resource names to quantities."""
+    """Check a mapping of resource names to quantities."""
     for name, given in value.items():
         if given is None:
             continue
@@ -121,7 +120,7 @@ def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) ->
 
 
 def check_env_entry(entry: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """One variable: a value, or a place to take it from."""
+    """Check one variable, which has either `value` or `valueFrom`."""
     _check(entry, "value", str, text_problem, path, errors)
     source = _mapping(entry, "valueFrom", path, errors)
     if source is not None and entry.get("value"):
@@ -153,7 +152,7 @@ _CONTAINER_FIELDS = (
     *("volumeMounts", "volumeDevices", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "tty"),
     *("securityContext", "terminationMessagePath", "terminationMessagePolicy", "stdin", "stdinOnce"),
 )
-"""The fields people write; Kubernetes may know others, so only what looks like a slip of these is an error."""
+"""Common fields. Kubernetes may know others, so an unknown field is an error only if it is similar to one of these."""
 
 
 def _check_container(container: Container, path: str, errors: ManifestErrors) -> None:
@@ -205,7 +204,7 @@ def _check(
     path: str,
     errors: ManifestErrors,
 ) -> bool:
-    """Whether the field is absent or of the right kind; if not, that is told."""
+    """True if the field is absent or of the right type; otherwise adds an error."""
     value = owner.get(field)
     if value is None or isinstance(value, kind):
         return True

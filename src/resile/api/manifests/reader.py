@@ -1,4 +1,4 @@
-"""Reads manifests: text, or objects as a cluster returns them, into typed resources, telling every error at once."""
+"""Reads manifests into typed resources: YAML text, or objects that a cluster returned. Reports all errors at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from resile.api.manifests.errors import BadManifest, ManifestError, ManifestErro
 
 
 def load_manifests(text: str | bytes) -> list[Resource]:
-    """Read every document of a YAML text; empty documents between others are passed over, as by kubectl.
-
-    Raises:
-        BadManifest: with all errors of all documents; nothing of the text is to be used then.
-    """
+    """Read every document of a YAML text, except empty ones; raises `BadManifest` with the errors of all documents."""
     from resile.api.manifests.documents import load_documents  # PyYAML takes 20 ms to import
 
     documents = load_documents(text)
@@ -34,11 +30,7 @@ def load_manifests(text: str | bytes) -> list[Resource]:
 
 
 def read_manifest(document: Any) -> Resource:
-    """Read one object that is plain data already, such as a cluster's answer.
-
-    Raises:
-        BadManifest: with all its errors.
-    """
+    """Read one object that a cluster returned; raises `BadManifest` with all its errors."""
     errors = ManifestErrors()
     resource = _read(document, errors)
     if resource is None:
@@ -60,7 +52,7 @@ def _read(document: Any, errors: ManifestErrors) -> Resource | None:
         if not alike:
             errors.add("kind", f"must be {listed(_known_kinds())}, not {shown(named)}")
             return None
-        kind = alike[0]  # its other errors are told as well
+        kind = alike[0]  # to report the other errors, too
     rest = {field: value for field, value in document.items() if field not in ("apiVersion", "kind")}
     resource = kind.read(rest, errors)
     return None if errors else resource

@@ -1,12 +1,12 @@
-"""Checks plain data against the types of a resource and collects every error on the way.
+"""Checks plain data against the type of a resource, and collects all errors.
 
-`msgspec.convert` stops at the first error and speaks of types; users need all errors, in the words of their
-manifest. So the same type annotations are walked here first, and only data without an error is converted: one pass
-more, about a millisecond for a usual manifest.
+`msgspec.convert` stops at the first error and its messages name Python types; users need all errors, in the terms of
+their manifest. So this module checks data against the same type annotations first, and converts only data without
+errors. The additional pass takes about a millisecond for a usual manifest.
 
-A field's own rule rides on its type: `Annotated[str, rule(check)]`, where `check(value, path, errors)` sees scalars
-only if their plain type is right; a mapping it sees in any case and must expect anything inside it. What an API server
-can check of a rule by itself stands beside it, in the words of a schema: `rule(check, pattern=matching(regex))`.
+A field can have a further check in its type: `Annotated[str, rule(check)]`. `check(value, path, errors)` is called for
+a scalar only if its type is right, but for every mapping, whose fields may have any type. The part of the check that an
+API server can do is given as keywords of a JSON schema: `rule(check, pattern=matching(regex))`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _RULE = "check"
 
 
 def rule(check: Check, **schema: Any) -> msgspec.Meta:
-    """A rule for a field beyond its plain type, to be put into `Annotated`; `schema` is what a CRD can say of it.
+    """A check of a field in addition to its type, for `Annotated`; `schema` are the keywords for the CRD.
 
-    The schema must never refuse what the check lets pass.
+    The schema must not refuse a value that the check accepts.
     """
     return msgspec.Meta(extra={_RULE: check}, extra_json_schema=schema or None)
 
 
 def matching(regex: re.Pattern[str]) -> str:
-    """The `pattern` of a schema for a text that must match `regex` from its first character to its last."""
+    """The keyword `pattern` for a text that must match `regex` as a whole."""
     return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
 def read(kind: type[T], document: Any, errors: ManifestErrors, path: str = "") -> T | None:
-    """Make a `kind` of plain data, or None if there was an error in it; `errors` tells all of them.
+    """Convert plain data to a `kind`; None if it has errors, which are added to `errors`.
 
-    Nothing (`null`) counts as absent, as it does for Kubernetes. The given data is not changed and not shared.
+    A field that is `null` counts as absent, as in Kubernetes. The result is a copy.
     """
     before = errors.count
     cleaned = _walk(_shape(cast(Hashable, kind)), document, path, errors)
@@ -61,7 +61,7 @@ def _walk(kind: inspect.Type, value: Any, path: str, errors: ManifestErrors) -> 
         case inspect.Metadata(type=inner, extra=extra):
             before = errors.count
             cleaned = _walk(inner, value, path, errors)
-            # A rule about a whole mapping can stand beside errors in its fields; a rule about a scalar cannot.
+            # A mapping is checked even if its fields have errors; a scalar only if its type is right.
             if extra and (errors.count == before or isinstance(value, dict)):
                 extra[_RULE](cleaned, path, errors)
             return cleaned
@@ -126,7 +126,7 @@ def _walk_mapping(inner: inspect.Type, value: Any, path: str, errors: ManifestEr
 
 
 def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
-    """Data whose shape Kubernetes checks: copied, and plain enough to be JSON."""
+    """Copy data that Kubernetes itself checks; only values that JSON has are allowed."""
     if isinstance(value, dict):
         return _walk_mapping(inspect.AnyType(), value, path, errors)
     if isinstance(value, list | tuple):
@@ -137,7 +137,7 @@ def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
 
 
 def _scalar_problem(kind: inspect.Type, value: Any) -> str:
-    """What is wrong with a scalar, or nothing."""
+    """The message about a wrong scalar; empty if it is right."""
     match kind:
         case inspect.StrType():
             return "" if isinstance(value, str) else text_problem(value)

@@ -1,7 +1,7 @@
-"""The environment that a node of an ElasticJob starts with: DLRover's names in both generations.
+"""The environment variables of a node of an ElasticJob, with the names of both generations of DLRover.
 
-The platforms add what only they know (credentials; on Kubernetes the addresses, which a pod takes from the downward
-API). The result is laid over the user's template; switches that are the user's to set are left out if set.
+The platforms add credentials, and on Kubernetes the addresses, which a pod takes from the downward API. The variables
+override those of the user's template, except the ones in `_USER_MAY_SET`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _USER_MAY_SET = {"GRPC_ENABLE_FORK_SUPPORT": "false", "MONITOR_ENABLED": "true"}
 
 
 def node_environment(spec: JobSpec, setting: NodeSetting) -> dict[str, str]:
-    """The variables of one node, without any credential."""
     role = setting.node.role
     env = {
         "POD_NAME": node_name(spec.name, role, setting.node.id),

@@ -75,7 +75,6 @@ class ElasticJobKind(JobKind):
     tls_secret = staticmethod(names.tls_secret)
     node_labels = staticmethod(labels.node_labels)
     master_labels = staticmethod(labels.master_labels)
-    role_selector = staticmethod(labels.role_selector)
     environment = staticmethod(node_environment)
     phase_of = staticmethod(status.phase_of)
     report_of = staticmethod(status.report_of)
@@ -111,7 +110,7 @@ class ElasticJobKind(JobKind):
         return _number(pod_labels.get(labels.PREFIXED_RELAUNCH_COUNT))
 
     def is_found_by_address(self, spec: JobSpec, role: str) -> bool:
-        """Nodes of a parameter-server job find each other by address; others meet at their master."""
+        """As in the base: nodes of a parameter-server job find each other by address; others meet at the master."""
         return spec.strategy is Strategy.PARAMETER_SERVER
 
     def declared_roles(self, item: Manifest) -> list[str]:
@@ -128,7 +127,7 @@ class ElasticJobKind(JobKind):
         return {"spec": {"suspend": suspend}}
 
     def masters_part(self, item: Manifest) -> JobSpec:
-        """The job with the changes to its master's pod if these can be read, and without them otherwise."""
+        """As in the base: the job with the user's changes to its master's pod, or without them if they have errors."""
         spec = item.get("spec")
         given = ((spec.get("replicaSpecs") or {}) if isinstance(spec, dict) else {}) or {}
         master = given.get(MASTER_ROLE) if isinstance(given, dict) else None
@@ -144,7 +143,6 @@ class ElasticJobKind(JobKind):
         raise AssertionError("a job without anything of its user's cannot be wrong")
 
     def sample(self, image: str, namespace: str) -> Sample:
-        """Two workers that train for a quarter of an hour."""
         container = {
             "name": MAIN,
             "image": image,

@@ -1,7 +1,7 @@
-"""The labels of an ElasticJob's pods, in both of DLRover's generations, so that selectors written for either find them.
+"""The labels of the pods of an ElasticJob, with the names of both generations of DLRover.
 
-The first generation (`elasticjob-name`, …) is what the early tutorials select by, the second
-(`elasticjob.dlrover/name`, …) what came after. Every pod carries both; a label costs a few bytes.
+The first generation (`elasticjob-name`, …) is used by selectors in early tutorials, the second
+(`elasticjob.dlrover/name`, …) by later ones. Every pod has both, so that either selector finds it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREFIXED_RANK_INDEX = f"{PREFIX}rank-index"
 PREFIXED_RELAUNCH_COUNT = f"{PREFIX}relaunch-count"
 
 MASTERS = {MASTER_APP: MASTER_APP_VALUE}
-"""Selects the masters of all jobs."""
+"""Selects the pods of the masters of all jobs."""
 
 JOB_LABELS = (JOB_NAME, PREFIXED_JOB_NAME)
 """The labels by which a pod or a plan names its job."""
@@ -38,12 +38,11 @@ SCALE_TYPE = "scale-type"
 
 
 def role_selector(job: str, role: str) -> dict[str, str]:
-    """The labels that select the pods of a role."""
+    """The labels that select the pods of a role of a job."""
     return {PREFIXED_JOB_NAME: job, PREFIXED_REPLICA_TYPE: role}
 
 
 def node_labels(job: str, *, role: str, node_id: NodeId, rank: Rank, relaunch_count: int = 0) -> dict[str, str]:
-    """The labels of a node's pod; laid over those of the user's template."""
     return {
         APP: APP_VALUE,
         JOB_NAME: job,
@@ -60,7 +59,6 @@ def node_labels(job: str, *, role: str, node_id: NodeId, rank: Rank, relaunch_co
 
 
 def master_labels(job: str, index: int = 0) -> dict[str, str]:
-    """The labels of a master's pod; `index` counts the masters that the job has had."""
     return {
         APP: APP_VALUE,
         MASTER_APP: MASTER_APP_VALUE,

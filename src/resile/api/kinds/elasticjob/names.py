@@ -1,4 +1,4 @@
-"""The names of what an ElasticJob has in a cluster: DLRover's, so that its users find what they look for."""
+"""The names of the objects of an ElasticJob in a cluster, which are those of DLRover."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resile.api.manifests.errors import ManifestErrors, shown
 from resile.api.manifests.name_rules import MAX_LABEL
 
 MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
-"""A job's longest derived name is its master's Service; `<job>-edljob-evaluator-123456` fits as well."""
+"""The longest name that is derived from a job's is that of its master's Service, which must fit a DNS label."""
 
 JOB_NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _ROLE_NAMES = "|".join(role.name for role in ROLES)
@@ -23,7 +23,7 @@ def node_name(job: str, role: str, node_id: int) -> str:
 
 
 def node_of(name: str, job: str) -> NodeKey | None:
-    """The inverse of `node_name`; None for a name that is not a node's of this job."""
+    """The inverse of `node_name`; None if this is no name of a node of the job."""
     match = _NODE_NAME.fullmatch(name)
     if match is None or match["job"] != job:
         return None
@@ -31,22 +31,19 @@ def node_of(name: str, job: str) -> NodeKey | None:
 
 
 def master_name(job: str) -> str:
-    """The name of a job's master: of its pod and of its Service."""
     return f"elasticjob-{job}-{MASTER_ROLE}"
 
 
 def token_secret(job: str) -> str:
-    """The name of the Secret that every node of a job mounts."""
     return f"elasticjob-{job}-token"
 
 
 def tls_secret(job: str) -> str:
-    """The name of the Secret that a job's master alone mounts."""
     return f"elasticjob-{job}-tls"
 
 
 def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """A job's name starts the names of Services, which must start with a letter and fit a DNS label."""
+    """Add an error unless Services can have names that begin with this one: a letter first, not too long."""
     if not JOB_NAMES.fullmatch(value):
         errors.add(
             path,

@@ -1,4 +1,4 @@
-"""The roles of an ElasticJob, and what each of them does in its job."""
+"""The roles of an ElasticJob, with their traits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ElasticJob to `JobSpec`: fills in every default and leaves nothing of the manifest's shape for the engine to know."""
+"""Translates an ElasticJob to a `JobSpec`, with all defaults filled in."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ NAME = "elasticjob"
 """In `JobSpec.kind`."""
 
 STARTING_REPLICAS = 1
-"""Of ps and worker in a parameter-server job that scales itself and names no number."""
+"""The number of nodes of ps and worker in a parameter-server job that scales itself and gives no number."""
 
 _MASTER = Role(name=MASTER_ROLE, trains=False, decides_end=False)
 
 
 def to_job_spec(job: ElasticJob) -> JobSpec:
-    """The job that an ElasticJob describes, complete; it shares nothing with `job`.
+    """The job that an ElasticJob describes; raises `BadManifest` for a wrong master option, or if no role has a node.
 
-    A parameter-server job without a chief gets one in the place of a worker: N workers become a chief and N-1 workers.
-
-    Raises:
-        BadManifest: when a master option is wrong, or no role has a replica.
+    A parameter-server job without a chief gets one instead of a worker: N workers become a chief and N-1 workers.
     """
     errors = ManifestErrors()
     timeouts = read_options(job.metadata.annotations, "metadata.annotations", errors)
@@ -108,7 +105,7 @@ def _declared(
 
 
 def _add_envs(container: dict[str, Any], envs: dict[str, EnvVar]) -> None:
-    """Give the job's own variables to a container, in front, so that its others can refer to them as `$(NAME)`."""
+    """Put the job's variables before those of a container, which can then refer to them as `$(NAME)`."""
     own = container.get("env") or []
     names = {entry["name"] for entry in own}
     added = [

@@ -1,4 +1,4 @@
-"""The kind of the jobs of `resile run`: there is no resource, nothing is launched, and no role is declared."""
+"""The kind of the jobs of `resile run`: without custom resource, without declared roles, on no platform."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from resile.api.kinds.run.names import RUN_KIND, WORKER
 
 
 class RunKind(BaseJobKind):
-    """Jobs on bare machines."""
-
     name = RUN_KIND
     noun = "job"
     roles = (Role(name=WORKER),)
@@ -20,15 +18,14 @@ class RunKind(BaseJobKind):
         return f"{role}-{node_id}"
 
     def node_of(self, name: str, job: str) -> NodeKey | None:
-        """None: the name of a node does not say which job it belongs to."""
+        """None for every name, because the name of a node does not contain its job's."""
         return None
 
     def master_name(self, job: str) -> str:
-        """The job's own name: one of the agents hosts the master, which has none."""
+        """The name of the job: the master runs in one of the agents and has no name of its own."""
         return job
 
     def environment(self, spec: JobSpec, setting: NodeSetting) -> dict[str, str]:
-        """Nothing: no platform launches these nodes."""
         return {}
 
 

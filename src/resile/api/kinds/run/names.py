@@ -1,6 +1,6 @@
-"""The two names of this kind that agents need at their start, apart because an agent must start quickly."""
+"""The names of this kind that agents need. They are in a module of their own because an agent must start quickly."""
 
 RUN_KIND = "run"
 """In `JobSpec.kind`."""
 WORKER = "worker"
-"""The role of a node that is told no other."""
+"""The role of a node whose agent was given none."""

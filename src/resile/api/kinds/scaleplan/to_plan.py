@@ -1,4 +1,4 @@
-"""ScalePlan to `Plan`: the change that a master executes, the same on a cluster and on this machine."""
+"""Translates a ScalePlan to a `Plan`, which a master executes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 
 
 def plan_of(plan: ScalePlan, uid: str) -> Plan:
-    """The change that a plan describes; its pods have been checked to be its job's."""
+    """The `Plan` of a ScalePlan whose pods have been checked to belong to its job."""
     spec = plan.spec
     return Plan(
         name=plan.metadata.name,
@@ -32,7 +32,7 @@ def plan_of(plan: ScalePlan, uid: str) -> Plan:
 
 
 def _new_node(plan: ScalePlan, pod: PodMeta) -> NewNode:
-    """A pod to be created; its id is the next one whatever the plan says, since ids are never used again."""
+    """The node of a pod to create. The id in the plan is ignored, because ids are never used again."""
     named = pod.node(plan.job)
     role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER.name
     return NewNode(
