@@ -267,10 +267,7 @@ def _rules(config: RendezvousConfig) -> str:
 
 def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
     """The rules of the newest agent, but never a smaller maximum: nodes launched before a scale-up know the old one."""
-    old = rdzv.config
-    if old is None or old.max_nodes <= new.max_nodes:
-        return new
-    return forming.with_max(new, old.max_nodes)
+    return new if rdzv.config is None else forming.with_max(new, max(new.max_nodes, rdzv.config.max_nodes))
 
 
 def _forget_process(ctx: Context, node: Node) -> None:

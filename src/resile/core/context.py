@@ -86,7 +86,7 @@ class Index:
 
 
 class Context:
-    """What a handler works with: the state, the time, and the decisions made so far."""
+    """The arguments of a handler: the state, the indexes, the time, and the decisions so far."""
 
     def __init__(self, state: JobState, index: Index, deadlines: Deadlines, now: float) -> None:
         self.state = state

@@ -187,7 +187,7 @@ def _stop_without_agents(events: EventQueue) -> Callable[[], None]:
 
 
 async def _farewell(events: EventQueue, connections: AgentConnections) -> None:
-    """Wait, for a limited time, until every agent is told and every launched node has ended."""
+    """Wait, for a limited time, until every agent has disconnected and every launched node has ended."""
     gone = asyncio.Event()
 
     def check() -> None:

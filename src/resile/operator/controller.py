@@ -25,9 +25,6 @@ class Controller:
     def __init__(self, client: Client, namespace: str, image: str, metrics: Metrics) -> None:
         self._metrics = metrics
 
-        def counted(kind: Kind) -> OnReconciled:
-            return functools.partial(self._count, kind)
-
         def informer(
             kind: Kind,
             on_change: Callable[[Object], None],
@@ -42,11 +39,13 @@ class Controller:
         self._informers: list[tuple[Kind, Informer]] = []
         self._queues: list[tuple[Kind, WorkQueue]] = []
         for kind in registry.job_kinds():
-            jobs = _JobController(kind, client, image, metrics, informer, counted(of(kind)))
+            jobs = _JobController(kind, client, image, metrics, informer, functools.partial(self._count, of(kind)))
             self._queues.append((of(kind), jobs.queue))
             for plan_kind in registry.plan_kinds():
                 if plan_kind.job_kind is kind:
-                    plans = _PlanController(plan_kind, client, jobs, informer, counted(of(plan_kind)))
+                    plans = _PlanController(
+                        plan_kind, client, jobs, informer, functools.partial(self._count, of(plan_kind))
+                    )
                     self._queues.append((of(plan_kind), plans.queue))
 
     def not_synced(self) -> list[str]:

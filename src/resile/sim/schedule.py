@@ -1,4 +1,4 @@
-"""What a seed stands for: the job, how its nodes behave, and the faults to come."""
+"""Draws a schedule from a seed: the job, the behaviour of its nodes, and the faults to come."""
 
 from __future__ import annotations
 

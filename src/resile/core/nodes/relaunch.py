@@ -1,4 +1,4 @@
-"""Whether a lost node is replaced, and by which node.
+"""Replaces lost nodes, or gives their ranks up.
 
 `restart_budget` decides whether, and the cause of the loss decides how: a node that ran out of memory gets a successor
 with more (`oom_memory`), and a rank whose nodes crash soon after their launch waits longer from crash to crash.

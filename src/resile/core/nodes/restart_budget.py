@@ -40,7 +40,7 @@ budgets are generous. Both are bounded, so a rank that is lost again and again d
 
 
 class Spent(msgspec.Struct, kw_only=True):
-    """What one rank has used of its budgets: the training time at each loss, by cause."""
+    """The losses of one rank that count against its budgets: the training time at each loss, by cause."""
 
     losses: dict[Cause, list[float]] = {}
 

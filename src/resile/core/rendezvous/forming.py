@@ -25,7 +25,7 @@ from resile.protocol.reports import NodeStatus, RendezvousConfig, RoundAssignmen
 
 
 def fit(nodes: int, config: RendezvousConfig) -> int:
-    """The size of the round that so many nodes can form: at most max, a whole number of units, or 0 if below min."""
+    """The size of the largest round that `nodes` nodes can form by the rules; 0 if they are too few."""
     size = min(nodes, config.max_nodes) // config.node_unit * config.node_unit
     return size if size >= config.min_nodes else 0
 

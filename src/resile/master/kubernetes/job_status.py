@@ -104,7 +104,7 @@ def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
 
 
 def _recovery(state: JobState, phase: JobPhase) -> str:
-    """What a job waits for that restarts, scales or has taken no step yet; empty if nothing is known."""
+    """Why a job restarts, scales or has taken no step yet; empty if not known or not so."""
     if phase is JobPhase.RESTARTING and state.progress.outages:
         return state.progress.outages[-1].because
     if phase is JobPhase.RUNNING and state.progress.step < 0:

@@ -168,6 +168,11 @@ def phase_of(job: Object) -> JobPhase | None:
     return job_kind_of(job).phase_of(job)
 
 
+def phase_without_master(phase: JobPhase | None) -> JobPhase | None:
+    """The phase to write for a job whose master cannot start: Pending, or None if the job was further already."""
+    return JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
+
+
 def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
     """Fail a job whose manifest is invalid. Nothing is started until the manifest is corrected."""
     message = short("; ".join(str(error) for error in bad.errors))
@@ -209,7 +214,7 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
             actions.append(SetStatus(None, phase.reason, ""))
         return Decision(tuple(actions), settings.RECHECK)
     problem = why_master_cannot_start(pod)
-    waiting = JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
+    waiting = phase_without_master(phase)
     if problem:
         said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
         actions.extend(said)
@@ -236,8 +241,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
     if now - born < settings.MAKE_ROOM:
         return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to another owner"
-    waiting = JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
-    said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, message)
+    said = _say(seen.job, phase_without_master(phase), Reason.MASTER_CANNOT_START, message)
     return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
-from resile.api.job_phase import JobPhase
 from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
 from resile.kube.client import Client
@@ -41,6 +40,7 @@ from resile.operator.jobs.decisions import (
     StopNodes,
     decide,
     phase_of,
+    phase_without_master,
 )
 from resile.operator.jobs.master_pod import master_pod
 from resile.operator.jobs.master_status import short
@@ -55,7 +55,7 @@ REFUSED = (BAD_REQUEST, FORBIDDEN, INVALID)
 
 
 class _Memory(msgspec.Struct):
-    """What the reconciler remembers of one job. A new operator goes on without it."""
+    """The reconciler's memory of one job. A new operator starts without it."""
 
     uid: str
     restarts: Restarts = Restarts()
@@ -216,7 +216,8 @@ class JobReconciler:
         """Write why the API server refuses a master's pod: a quota, a policy, a template that makes no sense."""
         message = short(f"the master's pod cannot be created: {error}")
         if self._kind.report_of(job).message != message:
-            job = await self._set_status(job, SetStatus(_waiting(job), Reason.MASTER_CANNOT_START, message))
+            phase = phase_without_master(phase_of(job))
+            job = await self._set_status(job, SetStatus(phase, Reason.MASTER_CANNOT_START, message))
             await self._emit(job, Reason.MASTER_CANNOT_START, message, warning=True)
 
     async def _remove_master(self, job: Object, uid: str) -> None:
@@ -253,9 +254,3 @@ class JobReconciler:
                 await self._client.delete(PODS, namespace, name)
 
         await together(*map(delete, names))
-
-
-def _waiting(job: Object) -> JobPhase | None:
-    """The phase to write for a job whose master cannot start: Pending, or None if the job was further already."""
-    phase = phase_of(job)
-    return JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None

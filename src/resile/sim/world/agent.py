@@ -7,6 +7,7 @@ rounds, joins again when its round is over and its processes are down, and exits
 from __future__ import annotations
 
 import enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Round
@@ -244,7 +245,7 @@ class SimAgent:
 
     @property
     def able(self) -> bool:
-        """Whether its processes can take part in a step now."""
+        """True if its processes can take part in a step now."""
         return self.mode is Mode.RUNNING and not self.cut and not self.frozen
 
     def stepped(self, round_: Round, step: int, total: int) -> None:
@@ -302,16 +303,11 @@ class SimAgent:
         """Break the collectives of some of the members that are left, unless the master tells them first."""
         for other in left:
             if self._host.rng.random() < 0.5:
-                other.break_collective_after(self._host.rng.uniform(0.01, 1.5))
+                self._host.clock.after(self._host.rng.uniform(0.01, 1.5), partial(other.break_collective, other.round))
 
-    def break_collective_after(self, delay: float) -> None:
-        round_ = self.round
-
-        def broken() -> None:
-            if self.round == round_:
-                self.fail(collateral=True)
-
-        self._host.clock.after(delay, broken)
+    def break_collective(self, round_: Round) -> None:
+        if self.round == round_:
+            self.fail(collateral=True)
 
     def leave(self, because: str) -> None:
         """Say goodbye to the master and end, as after a signal."""
