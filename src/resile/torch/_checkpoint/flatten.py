@@ -222,15 +222,9 @@ class LoadTarget:
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
-        """The tensor to fill with the checkpoint's values for this path.
+        """The tensor to fill with the checkpoint's values for this path. Objects receive it as an array if `array`.
 
-        Raises StateMismatch if the state's own tensor has another shape.
-
-        Args:
-            path: of the leaf.
-            dtype: in the checkpoint.
-            shape: of the whole tensor, over all ranks.
-            array: True if objects receive it as a numpy array.
+        `shape` is that of the whole tensor, over all ranks. Raises StateMismatch if the state's own tensor differs.
         """
         key = key_of(path)
         target = self._loaded.get(path, self._live.get(key))

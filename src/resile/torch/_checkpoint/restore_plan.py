@@ -95,10 +95,7 @@ def best_plan(
 ) -> RestorePlan | None:
     """The plan for the newest step that all ranks can have, from the best source; None if there is no step.
 
-    Args:
-        rows: the offers of each rank.
-        stored: the steps in storage.
-        refused: plans that have failed.
+    `rows` are the offers of each rank, `stored` the steps in storage, and `refused` the plans that have failed.
     """
     found = [RestorePlan(step, Source.STORAGE) for step in stored]
     for step, attempt, world, shared in {(*offer[:3], offer.shared) for row in rows for offer in row}:
@@ -173,12 +170,9 @@ def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
 def _transfers(
     needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]
 ) -> list[Transfer]:
-    """The transfers after which each rank has the parts that it needs.
+    """The transfers after which each rank has the parts that it needs. `holders` are the ranks that have each part.
 
-    Args:
-        needs: the parts that each rank reads.
-        holders: the ranks that have each part.
-        rather: replicas of some parts. Such a part is sent from there to every other rank that needs it.
+    A part in `rather`, which has the holders of replicas, is sent from there to every other rank that needs the part.
     """
     transfers = []
     for part in sorted(holders):

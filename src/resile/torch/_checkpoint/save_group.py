@@ -79,9 +79,7 @@ class BufferChoice(NamedTuple):
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
     """The sequence of the save that all ranks keep; 0 if each keeps its last save; None if all skip the step. Pure.
 
-    Args:
-        statuses: of all ranks.
-        partnered: True if other nodes keep replicas of the last two saves, so that only the older one is overwritten.
+    With `partnered`, other nodes keep replicas of the last two saves, so that only the older one is overwritten.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet
@@ -212,10 +210,7 @@ class SaveGroup:
     def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> BufferChoice | LeftOut:
         """Choose this rank's buffer so that all ranks keep the same steps. A collective.
 
-        Args:
-            copied: the result of `copied`.
-            has_room: True if this rank has memory for the step.
-            due: True if the step goes to storage, which works without memory.
+        `copied` is the result of the method `copied`. A step that is `due` goes to storage, which works without memory.
         """
         saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)

@@ -113,9 +113,7 @@ def check_writable(
 ) -> None:
     """Write something to storage and remove it again. Raises NotWritable if storage will never accept a step.
 
-    Args:
-        storage: None passes the test.
-        tell: exchanges messages between all ranks, so that all raise the same sentence; by default this rank is alone.
+    `tell` exchanges messages between all ranks, so that all raise the same sentence. By default this rank is alone.
     """
     words = ""
     try:
