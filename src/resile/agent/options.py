@@ -68,7 +68,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     """Program and arguments of every training process; start them with `command_of`."""
     nproc: int
-    """Training processes on this node."""
     rendezvous: RendezvousConfig
     run_id: str
     """Becomes TORCHELASTIC_RUN_ID of training processes."""

@@ -19,7 +19,6 @@ LASTING = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""Errors that waiting does not cure."""
 
 
 class StorageError(Exception):

@@ -32,7 +32,6 @@ class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_d
     dtype: str
     """As in `torch.float32`, without the `torch.`."""
     shape: tuple[int, ...]
-    """Shape of this piece."""
     full: tuple[int, ...]
     """Shape of the whole tensor."""
     origin: tuple[int, ...]
@@ -83,7 +82,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """True if this part has all of a replicated step and can be its only part in storage."""
     length: int
-    """Bytes of data."""
     stored: int
     """How many of them, from the start, this rank writes to storage. Other ranks write the rest."""
     items: tuple[Item, ...]

@@ -13,7 +13,6 @@ from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.message import Message
 
 MAX_EVENTS = 1000
-"""Job events in one answer."""
 
 
 class Status(Message, frozen=True, kw_only=True):

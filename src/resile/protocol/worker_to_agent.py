@@ -20,7 +20,6 @@ class WorkerReady(Message, frozen=True, kw_only=True):
 
     worker: str
     step: int
-    """Steps completed."""
     agreed: Round = NO_ROUND
     """The newest round in which it agreed on one state with all members. It has that state, up to one step."""
 
@@ -42,6 +41,5 @@ class WorkerAssignment(Message, frozen=True, kw_only=True):
 
 
 WorkerMessage = Attach | StepReport | WorkerReady | LastStepTaken | ShardMessage
-"""What an agent hears from its training processes."""
 RendezvousMessage = WorkerAssignment | RoundOver
 """What an elastic training process hears on the connection on which it said `WorkerReady`."""

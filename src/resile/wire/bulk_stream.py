@@ -26,7 +26,6 @@ from resile.wire.tls import OLDEST
 from resile.wire.transport import CannotConnect, address
 
 MAX_MESSAGE = 64 * 1024
-"""Largest message in bytes."""
 STALL = 15.0
 """Seconds without a single byte after which a peer is given up: it is frozen, or the network to it is gone."""
 _PIECE = 1 << 20

@@ -78,12 +78,10 @@ class CheckpointServer:
         self._yield_memory = yield_memory
         self._alone: asyncio.TimerHandle | None = None
         self._leaves = threading.Event()
-        """Set when the node ends."""
         self._hurry = asyncio.Event()
         self._flushed: dict[int, list[Record | None]] = {}
         """The records of all buffers at the last flush."""
         self._rescuing = False
-        """True while a rescue is queued."""
         self._rescued: Buffer | None = None
 
     def start(self) -> None:

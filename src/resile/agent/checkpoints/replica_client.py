@@ -43,7 +43,6 @@ class ReplicaClient:
 
     @property
     def there(self) -> bool:
-        """True if this node has a partner."""
         return self._partner is not None
 
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:

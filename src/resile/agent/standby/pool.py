@@ -84,7 +84,6 @@ class StandbyPool:
         self._beginning: set[Standby] = set()
         """Standbys that were asked to begin and have not confirmed it."""
         self._forks = Forks(self._hangs)
-        """Standbys that are being forked."""
         self._awaits_heir = False
         """True if a standby that is being forked will be the next template."""
         self._hurried: Standby | None = None

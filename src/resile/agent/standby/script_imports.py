@@ -41,7 +41,6 @@ class Source(NamedTuple):
     sets_variables: str = ""
     """Where the script sets variables before it imports torch, as in `train.py line 3`; empty if it does not."""
     files: tuple[str, ...] = ()
-    """All files that were read."""
 
 
 def read(paths: Sequence[str], root: str) -> Source:

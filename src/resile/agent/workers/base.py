@@ -32,7 +32,6 @@ class Standing(NamedTuple):
     finished: bool
     """All workers ended well in the newest round."""
     elastic: bool
-    """The workers stay from round to round."""
 
 
 class Workers(Protocol):

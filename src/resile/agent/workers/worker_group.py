@@ -36,7 +36,6 @@ class Ended(NamedTuple):
     at: float
     """Wall-clock seconds when the agent saw its end."""
     tail: bytes
-    """The last output of the process."""
 
     @property
     def well(self) -> bool:

@@ -97,7 +97,6 @@ class Event(enum.StrEnum):
     PLACED = "placed"
     ROUND_OVER = "round over"
     OVERDUE = "overdue"
-    """The process did not leave its round in time."""
     STATE_FOUND = "state found"
     """A sibling that has the state is ready, so this process is not the only one with it."""
     LAST_STEP = "last step"
