@@ -28,7 +28,7 @@ class LogOnChange:
         self._last = ""
 
     def say(self, words: str) -> None:
-        """Log the message unless it equals the last one. Empty words mean that all is well and are not logged."""
+        """Log the message unless it equals the last one. An empty message means that all is well, and is not logged."""
         if words and words != self._last:
             self._log.log(self._level, "%s", words)
         self._last = words

@@ -19,7 +19,7 @@ class Hello(Message, frozen=True, kw_only=True):
     protocol: int
     job: str
     incarnation: str
-    """Made anew by every agent process. It tells a returning agent from another process in its place."""
+    """A new random value for every agent process, so that the master can tell a reconnect from a restart."""
     address: str
     """Where this node's rank 0 would listen: an IP address or a name that the other nodes can reach."""
     host: str
@@ -67,7 +67,7 @@ class WorkersChanged(Message, frozen=True, kw_only=True):
 
     round: Round
     nproc: int
-    """How many can take part, including those with a place. With 0 the node joins when one can."""
+    """How many processes can take part, including those in `round`. With 0 the node joins later."""
 
 
 class LastStepTaken(Message, frozen=True, kw_only=True):
@@ -146,4 +146,4 @@ AgentMessage = (
     | Leaving
     | ShardMessage
 )
-"""What a master hears from an agent that it has welcomed."""
+"""Messages of an agent that the master has admitted."""

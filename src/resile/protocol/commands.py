@@ -69,6 +69,6 @@ class Answer(Message, frozen=True, kw_only=True):
 
 
 ToMaster = Hello | AgentMessage | Ask
-"""What a master hears, from agents and from command lines."""
+"""Messages to a master, from agents and from command lines."""
 FromMaster = MasterMessage | Answer
-"""What a master says, to agents and to command lines."""
+"""Messages of a master, to agents and to command lines."""

@@ -73,4 +73,4 @@ class JobOver(Message, frozen=True, kw_only=True):
 
 
 MasterMessage = Welcome | Refused | RoundFormed | RoundOver | StateHeld | Leave | JobOver | ShardAnswer
-"""What an agent hears from its master."""
+"""Messages of a master to an agent."""

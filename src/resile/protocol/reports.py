@@ -101,7 +101,7 @@ class RoundAssignment(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     nproc: int = 0
-    """How many processes of this node have a place; 0 means all that it runs."""
+    """How many processes of this node are in the round; 0 means all that it runs."""
     partner: ReplicaEndpoint | None = None
     """The node that keeps copies of this one's checkpoints; None if there is no other node."""
 

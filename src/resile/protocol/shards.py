@@ -31,7 +31,7 @@ class TakeShard(Message, frozen=True, kw_only=True):
 
 
 class ShardProgress(Message, frozen=True, kw_only=True):
-    """Of the shard held under `lease`, every record before `upto` is done."""
+    """Every record before `upto` is done, of the shard that was granted with `lease`."""
 
     worker: str
     request: int

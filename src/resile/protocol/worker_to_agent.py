@@ -42,4 +42,4 @@ class WorkerAssignment(Message, frozen=True, kw_only=True):
 
 WorkerMessage = Attach | StepReport | WorkerReady | LastStepTaken | ShardMessage
 RendezvousMessage = WorkerAssignment | RoundOver
-"""What an elastic training process hears on the connection on which it said `WorkerReady`."""
+"""Messages to an elastic training process, on the connection on which it sent `WorkerReady`."""

@@ -63,7 +63,7 @@ class FrameDecoder:
         return self._rest is not None
 
     def feed(self, data: bytes) -> Sequence[memoryview]:
-        """The bodies that `data` completes, in order; the views are valid for as long as they are held.
+        """The bodies that `data` completes, in order; the views stay valid.
 
         Raises:
             BadFrame: a length is over the limit. The stream is lost: feed nothing more. Frames that came whole before

@@ -71,7 +71,7 @@ class RendezvousClient:
             return self.over(round_)
 
     def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> WorkerAssignment:
-        """Report that this process is in no round, and wait for its place in one.
+        """Report that this process is in no round, and wait for its assignment.
 
         `step` is the number of steps completed, `agreed` the newest round in which all members agreed on one state.
         Without a `timeout` (seconds) this waits as long as the agent lives.

@@ -49,7 +49,7 @@ BACKOFF = Backoff(first=1.0, limit=8.0)
 
 
 class StandbyFacts(NamedTuple):
-    """Number and memory of the standbys, as the master is told."""
+    """Number and memory of the standbys, as reported to the master."""
 
     ready: int = 0
     memory: Bytes = Bytes(0)

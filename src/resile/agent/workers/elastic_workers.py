@@ -55,7 +55,7 @@ from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
 log = logging.getLogger("resile.agent")
 
 VERDICT = 0.3
-"""Share of the recovery budget within which the master ends a round, if it does: the master hears at once that a
+"""Share of the recovery budget within which the master ends a round, if it does: the master learns at once that a
 process ended, and notices a silent node after a fifth of the budget."""
 BACKOFF = Backoff(first=1.0, limit=30.0)
 """Pauses before a process is replaced that repeatedly failed before it was a member of a round."""
