@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from resile.api.job_view import JobView
 from resile.client.base import LAST_EVENTS, LAST_LINES, Description, Failure, NodeFailure, facts_of, first_failure
-from resile.client.local.job_reader import JobReader, event_view, restarts_of_master
+from resile.client.local.job_reader import JobReader, event_view
 from resile.client.local.logs import Log
 
 ROUND_REASONS = ("RoundFormed", "RoundOver")
 
 
 def describe(reader: JobReader) -> Description:
-    view, story = reader.status(), reader.events()
+    view, story = reader.status(), reader.news()
     state = reader.state()
     spec = state.spec
-    master = reader.master_node(view, restarts_of_master(story))
+    master = reader.master_node(view)
     first = first_failure(state)
     failure: Failure | None = first
     if first is None and view.phase == "Failed":

@@ -27,7 +27,6 @@ class LocalFollowing:
 
     def __init__(self, job: LocalJob) -> None:
         self.reader = JobReader(job)
-        self._told = 0
         self._polled = False
         self._over_since: float | None = None
 
@@ -50,8 +49,7 @@ class LocalFollowing:
 
     def _moment(self, is_served: bool) -> Moment:
         job = self.reader.status()  # before the events: after the end of a job there are no new events
-        news = self.reader.events(self._told)
-        self._told = news[-1].number if news else self._told
+        news = self.reader.news()
         now = time.monotonic()
         if job.ended_at is not None and self._over_since is None:
             self._over_since = now

@@ -7,7 +7,7 @@ The journal lacks the newest second of step reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -43,6 +43,9 @@ class JobReader:
         self.client = MasterClient(self.directory)
         self.answered = False
         """True if the newest answer came from the master, False if it came from the journal."""
+        self._newest = 0
+        """The number of the newest event that `news` has returned."""
+        self._master_restarts = 0
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +72,14 @@ class JobReader:
                 break
         return story
 
+    def news(self) -> list[JobEvent]:
+        """The job events since the last call; the first call returns all of them."""
+        events = self.events(self._newest)
+        if events:
+            self._newest = events[-1].number
+        self._master_restarts += sum(event.reason == MASTER_CAME_BACK for event in events)
+        return events
+
     def state(self) -> JobState:
         """The state of the core as the journal has it; the initial state if there is no journal yet."""
         try:
@@ -86,8 +97,8 @@ class JobReader:
         """True if a master serves the job: it answered just now, or holds the lock of the directory."""
         return self.answered or self.directory.master_lives()
 
-    def master_node(self, job: JobView, restarts: int) -> NodeView:
-        """The master as one of the nodes of its job, for listings; `restarts` says how often it was restarted."""
+    def master_node(self, job: JobView) -> NodeView:
+        """The master as one of the nodes of its job, for listings. Call `news` before: it counts the restarts."""
         is_alive = self.master_lives
         return NodeView(
             name=registry.kind_of_job(self.directory.spec()).master_name(job.name),
@@ -96,7 +107,7 @@ class JobReader:
             rank=0,
             status="Running" if is_alive else "Completed" if job.phase == "Succeeded" else "Error",
             ready=is_alive,
-            restarts=restarts,
+            restarts=self._master_restarts,
             crashes=0,
             relaunch_count=0,
             launched_at=job.created_at,
@@ -135,11 +146,6 @@ class JobReader:
         finally:
             if journal is not None:
                 journal.close()
-
-
-def restarts_of_master(events: Sequence[JobEvent]) -> int:
-    """How often the master was restarted, according to the job events."""
-    return sum(event.reason == MASTER_CAME_BACK for event in events)
 
 
 def event_view(event: JobEvent, spec: JobSpec) -> EventView:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from resile.api.kinds import registry
 from resile.client.base import EVENT, POD, Found, Item, Listable, Query
 from resile.client.errors import CommandError
-from resile.client.local.job_reader import JobReader, event_view, restarts_of_master
+from resile.client.local.job_reader import JobReader, event_view
 from resile.client.local.jobs import LocalJob, all_jobs
 
 WATCH_SECONDS = 0.25
@@ -32,13 +32,11 @@ def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
 
 
 class _Lister:
-    """Lists some jobs, and remembers which of their events were listed."""
+    """Lists some jobs repeatedly."""
 
     def __init__(self, readers: Sequence[JobReader], query: Query) -> None:
         self._readers = readers
         self._query = query
-        self._told: dict[LocalJob, int] = {}
-        self._master_restarts: dict[LocalJob, int] = {}
         self._over: dict[LocalJob, bool] = {}
 
     @property
@@ -65,12 +63,9 @@ class _Lister:
         spec = reader.directory.spec()
         if self._query.what is Listable.JOBS:
             return [Item(space, view.name, view, registry.kind_of_job(spec).noun)]
-        news = reader.events(self._told.get(job, 0))
-        if news:
-            self._told[job] = news[-1].number
+        news = reader.news()
         if self._query.what is Listable.EVENTS:
             return [Item(space, f"{job.name}.{event.number}", event_view(event, spec), EVENT) for event in news]
-        self._master_restarts[job] = self._master_restarts.get(job, 0) + restarts_of_master(news)
-        master = reader.master_node(view, self._master_restarts[job])
+        master = reader.master_node(view)
         nodes = [node for node in view.nodes if self._query.deleted or node.status != DELETED]
         return [Item(space, node.name, node, POD) for node in sorted([master, *nodes], key=lambda node: node.name)]
