@@ -231,6 +231,20 @@ def test_what_may_pass_is_not_said_to_stay(tmp_path: Path, monkeypatch: pytest.M
     Storage(tmp_path).check_writable()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_storage_that_does_not_say_whether_it_has_a_step_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    held = [filled(layout_of(tmp_path, rank=rank, world=2), step=5) for rank in range(2)]
+    monkeypatch.setattr(Path, "exists", refuse)
+    said = store_all([(buffer, record.sequence) for buffer, record in held], (1.0,), lambda _: monkeypatch.undo())
+    assert said == ["", ""], "both ranks are tried again"
+    assert Storage(tmp_path).steps() == [5]
+
+
 def test_finding_out_leaves_nothing_behind_but_the_directory(tmp_path: Path) -> None:
     for scheme in ("", "file://"):
         open_storage(f"{scheme}{tmp_path / 'new' / 'here'}").check_writable()

@@ -135,7 +135,10 @@ class Storage(StepStorage):
                 raise unwritable(error, str(self.directory)) from None
 
     def _is_taken(self, step: int) -> bool:
-        return self.path(step).exists()
+        try:
+            return self.path(step).exists()
+        except OSError as error:  # as of a network file system that was mounted anew
+            raise not_stored(error, step, str(self.directory)) from error
 
     def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool:
         try:
