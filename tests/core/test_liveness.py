@@ -5,7 +5,8 @@ from resile.core import events as ev
 from resile.core.deadlines import Alarm, Deadlines
 from resile.core.state import Phase
 from resile.protocol.agent_to_master import Leaving, NodeFinished
-from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.job_changes import Scale, Stop
+from resile.protocol.master_to_agent import RoundOver, Welcome
 from resile.protocol.reports import NodeStatus
 from tests.core.given import bare, joins_again, key, managed, running, running_bare
 
@@ -187,3 +188,14 @@ def test_a_node_that_is_out_of_reach_when_the_job_ends_well_is_removed_in_the_en
     job.seen(0, NodeStatus.SUCCEEDED)
     job.wait(job.timeouts.exit_grace)
     assert job.deleted == [1], "its machine lost power, so it can neither exit nor say so"
+
+
+def test_a_node_that_is_removed_has_the_time_to_save_that_its_pod_gives():
+    job = managed(2, grace=120.0)
+    for number in (0, 1):
+        job.comes(number)
+        assert [welcome.exit_grace for welcome in job.sent(Welcome)] == [120.0]
+    job.wants(Scale(role="worker", replicas=1))
+    assert [decision.grace for decision in job.said(de.DeleteNode)] == [120.0]
+    job.wants(Stop(because="enough"))
+    assert [decision.grace for decision in job.said(de.DeleteNode)] == [120.0]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from resile.api.defaults import DEFAULT_CRASH_BUDGET
-from resile.api.ids import Bytes
+from resile.api.ids import Bytes, Seconds
 from resile.api.timeouts import Timeouts, derive
 
 
@@ -125,6 +125,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """True if the job waits for the end of the nodes of this role."""
         declared = self.roles.get(role)
         return not self.roles if declared is None else declared.decides_end
+
+    def exit_grace(self, role: str) -> Seconds:
+        """How long a node of a role may take to save and end: what its pod says, but at least `regroup_grace`."""
+        declared = self.roles.get(role)
+        if declared is None or declared.grace is None:
+            return self.timeouts.exit_grace
+        return Seconds(max(declared.grace, self.timeouts.regroup_grace))
+
+    @property
+    def longest_exit_grace(self) -> Seconds:
+        """The longest `exit_grace` of the job's roles."""
+        return max((self.exit_grace(role) for role in self.roles), default=self.timeouts.exit_grace)
 
     def role_order(self, role: str) -> int:
         """The index of a role among the job's roles; an unknown role comes last."""

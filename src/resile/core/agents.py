@@ -179,7 +179,7 @@ def _welcome(ctx: Context, node: Node) -> Welcome:
         heartbeat=timeouts.heartbeat,
         heartbeat_timeout=timeouts.heartbeat_timeout,
         regroup_grace=timeouts.regroup_grace,
-        exit_grace=timeouts.exit_grace,
+        exit_grace=ctx.state.spec.exit_grace(node.key.role),
         elastic=bool(ctx.index.elastic),
     )
 

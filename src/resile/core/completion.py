@@ -88,8 +88,8 @@ def _finish(ctx: Context, phase: Phase, reason: str, message: str) -> None:
         # Trainers whose agents finished exit by themselves, so that their pods stay as Completed. A trainer that does
         # not exit is out of reach and has to be removed.
         if phase is Phase.SUCCEEDED and state.spec.trains(key.role) and node.connected:
-            ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.exit_grace, key)
+            ctx.deadlines.set(Alarm.AWAY, ctx.now + state.spec.exit_grace(key.role), key)
             continue
         node.leaving = "the job is over"
         ctx.touch(node)
-        ctx.decide(DeleteNode(node=key, grace=ctx.timeouts.exit_grace, because="the job is over"))
+        ctx.decide(DeleteNode(node=key, grace=state.spec.exit_grace(key.role), because="the job is over"))

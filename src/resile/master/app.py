@@ -199,7 +199,7 @@ async def _farewell(events: EventQueue, connections: AgentConnections) -> None:
     events.observers.append(check)
     check()
     try:
-        async with asyncio.timeout(events.engine.state.spec.timeouts.exit_grace + FAREWELL):
+        async with asyncio.timeout(events.engine.state.spec.longest_exit_grace + FAREWELL):
             await gone.wait()
     except TimeoutError:
         log.warning("some nodes are still there after the job's end")

@@ -26,8 +26,8 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
     kind = job.kind
     noun = kind.noun if kind is not None else "job"
     try:
-        timeouts = directory.spec().timeouts
-        grace, short = timeouts.exit_grace, timeouts.regroup_grace
+        spec = directory.spec()
+        grace, short = spec.longest_exit_grace, spec.timeouts.regroup_grace
     except DirectoryError:
         grace = short = DEFAULT_GRACE
     if not now and _stop(job):

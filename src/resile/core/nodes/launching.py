@@ -103,7 +103,7 @@ def remove(ctx: Context, node: Node, because: str) -> None:
     """Take a node out of the job on purpose. That costs no budget, and the node is not replaced."""
     node.leaving = because
     ctx.touch(node)
-    ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.exit_grace, because=because))
+    ctx.decide(DeleteNode(node=node.key, grace=ctx.state.spec.exit_grace(node.key.role), because=because))
     if ctx.state.training.needs(node.key):
         running.stop(ctx, ctx.state.training, f"{node.key} {because}", None)
 

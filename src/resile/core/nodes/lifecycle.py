@@ -97,7 +97,7 @@ def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
             continue
         on_node_seen(ctx, one)
         if known is not None and known.leaving and not one.status.ended:
-            ctx.decide(DeleteNode(node=one.node, grace=ctx.timeouts.exit_grace, because=known.leaving))
+            ctx.decide(DeleteNode(node=one.node, grace=ctx.state.spec.exit_grace(one.node.role), because=known.leaving))
 
 
 def _delete_leftovers(ctx: Context, node: Node) -> None:
