@@ -39,11 +39,19 @@ LEAN = str(ROOT / "tests/support/lean")
 def pytest_configure(config: pytest.Config) -> None:
     """Let the processes that tests start be ended by SIGHUP, also under nohup, and leave torch's compiler out.
 
-    The long proofs import it as every training does.
+    The long proofs import it as every training does, and so do the processes in which tests run.
     """
-    if "soak" not in config.getoption("-m", default=""):
+    starts_workers = config.getoption("numprocesses", default=None) and not hasattr(config, "workerinput")
+    if "soak" not in config.getoption("-m", default="") and not starts_workers:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (LEAN, os.environ.get("PYTHONPATH"))))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def whole_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes that this test starts import torch's compiler, as every training does."""
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != LEAN]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(others))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -53,13 +53,15 @@ class Template:
         with ours, theirs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             socket.send_fds(self._line, [request], [out.fileno(), err.fileno(), theirs.fileno()])
             theirs.close()
-            pid = int(ours.recv(MAX_PACKET))
             ours.settimeout(timeout)
+            pid = 0
             try:
-                code = int(ours.recv(MAX_PACKET))
+                pid = _number(ours)
+                code = _number(ours)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                if pid:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired([RESILE, *words], timeout) from None
             texts = []
             for stream in (out, err):
@@ -70,6 +72,12 @@ class Template:
     def close(self) -> None:
         self._line.close()
         self._process.wait()
+
+
+def _number(answers: socket.socket) -> int:
+    packet = answers.recv(MAX_PACKET)
+    assert packet, "the template of `resile` commands has ended"
+    return int(packet)
 
 
 @functools.cache
@@ -122,6 +130,7 @@ def _be(request: dict[str, Any], out: int, err: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv[:] = [RESILE, *request["words"]]
+    sys.path[0] = str(Path(RESILE).parent)  # not the directory of the test, as `-c` has it
     code = 1
     try:
         from resile.cli.main import main

@@ -144,6 +144,7 @@ SLOW = """
 """
 
 
+@pytest.mark.usefixtures("whole_torch")
 def test_killed_ranks_are_replaced_while_the_others_go_on_in_their_processes(training: Training):
     runs = training.runs
     held = "if there('begun'):\n    wait_for('go')  # a standby can be back before its peers meet\nelastic ="

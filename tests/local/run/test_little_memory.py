@@ -13,7 +13,11 @@ import pytest
 from tests.local.resile_run import RESILE, Runs
 
 SLOW = 120.0
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+pytestmark = [
+    pytest.mark.usefixtures("whole_torch"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
 
 TRAIN = """
 from probe import *

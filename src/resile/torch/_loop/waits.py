@@ -6,11 +6,16 @@ wait for their own time-out, half an hour. With small messages that happens in a
 (torch 2.13). So no wait in a round is gloo's own: the two functions of torch that wait for a collective are replaced,
 and check every `LOOK` seconds whether the round is over. A wait then costs some microseconds more. `wait_tensor`
 (DTensor's) also costs a thread, about 0.1 ms. `fully_shard` does not call it, and clipping by the norm calls it once.
+
+Two waits of torch use neither function and can still be forgotten: `monitored_barrier`, and `wait` of the future that
+`get_future` returns. A process that also has groups of another backend keeps torch's own waits: in NCCL a wait with a
+time-out aborts its group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -18,6 +23,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch.distributed import Work
 
 LOOK = 0.05
@@ -28,6 +34,8 @@ _POINT_TO_POINT = frozenset({12, 13, 14})
 """Torch's numbers for send, receive, and receive from any rank."""
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _torch_wait = Work.wait
+_NO_TIMEOUT = timedelta(0)
+"""Torch's value for a wait without a time-out."""
 
 T = TypeVar("T")
 OverSince = Callable[[], float]
@@ -38,14 +46,20 @@ class GroupLost(RuntimeError):
     """The process group is broken or could not be made, because a member was lost or the round is over."""
 
 
-def wait(work: Any, over_since: OverSince) -> None:
-    """Wait for a collective or message of gloo. Raises GroupLost when the round is over, RuntimeError if it failed."""
+def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> None:
+    """Wait for a collective or message of gloo.
+
+    Raises GroupLost when the round is over, and RuntimeError if the collective failed or did not end in time.
+    """
     if work._get_op_type() in _POINT_TO_POINT:  # gloo disconnects when such a wait times out, so it must not be short
-        call(lambda: _torch_wait(work), over_since)
+        call(lambda: _torch_wait(work, timeout), over_since)
         return
+    deadline = time.monotonic() + timeout.total_seconds() if timeout > _NO_TIMEOUT else math.inf
     while not _ends_within(work, LOOK):
         if time.monotonic() > over_since() + GRACE:
             raise GroupLost("the round is over, and a collective of it does not end")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the collective did not end within {timeout.total_seconds():g} s")
 
 
 def call(function: Callable[[], T], over_since: OverSince) -> T:
@@ -77,10 +91,10 @@ def call(function: Callable[[], T], over_since: OverSince) -> T:
 def end_with_round(over_since: OverSince) -> Iterator[None]:
     """Within this context, make every wait of this process for a collective end with the round."""
 
-    def wait_for_work(work: Any, *timeout: Any, **options: Any) -> Any:
-        if timeout or options or work.is_completed():
-            return _torch_wait(work, *timeout, **options)
-        wait(work, over_since)
+    def wait_for_work(work: Any, timeout: timedelta = _NO_TIMEOUT) -> Any:
+        if work.is_completed() or not _all_gloo():
+            return _torch_wait(work, timeout)
+        wait(work, over_since, timeout)
         return True
 
     functional = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
@@ -101,6 +115,10 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
         Work.wait = _torch_wait
         if functional is not None and wait_tensor is not None:
             functional.wait_tensor = wait_tensor  # type: ignore[attr-defined]
+
+
+def _all_gloo() -> bool:
+    return all(backend == "gloo" for backend, _ in dist.distributed_c10d._world.pg_map.values())
 
 
 def _ends_within(work: Any, seconds: float) -> bool:
