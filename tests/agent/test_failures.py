@@ -121,6 +121,13 @@ def test_a_broken_error_file_does_not_hide_the_failure_and_the_log_speaks_instea
     assert (found.exit_code, found.error) == (3, "RuntimeError: no such table")
 
 
+@pytest.mark.parametrize(("returncode", "permanent"), [(1, True), (-9, False), (-15, False), (3, False)])
+def test_an_error_is_permanent_only_if_it_ended_the_process(tmp_path: Path, returncode: int, permanent: bool) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": {"message": "NotWritable: no", "extraInfo": {"permanent": True}}}))
+    assert failure(returncode, error_file=str(file)).permanent is permanent
+
+
 def test_an_error_file_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), str(tmp_path), "/dev/zero", str(tmp_path / "none"), "bad\0name"):

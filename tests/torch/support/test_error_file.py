@@ -38,13 +38,24 @@ def test_the_agent_finds_the_sentence_the_scripts_own_lines_and_that_no_try_woul
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(error_file.ERROR_FILE, str(tmp_path / "error.json"))
-    ends_with(ValueError, "no room")
+    error = ends_with(ValueError, "no room")
+    sys.excepthook(type(error), error, error.__traceback__)
     message: dict[str, Any] = json.loads((tmp_path / "error.json").read_text())["message"]
     assert (message["message"], message["extraInfo"]["permanent"]) == ("ValueError: no room", True)
     stack = message["extraInfo"]["py_callstack"]
     assert "in ends_with" in stack
     assert "error_file.py" not in stack.replace("test_error_file.py", "")
     assert "contextlib.py" not in stack
+
+
+def test_an_error_that_the_script_catches_is_not_left_for_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(error_file.ERROR_FILE, str(tmp_path / "error.json"))
+    ends_with(ValueError, "no room")
+    other = RuntimeError("hours later")
+    sys.excepthook(type(other), other, None)
+    assert not (tmp_path / "error.json").exists()
 
 
 def test_errors_of_other_kinds_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

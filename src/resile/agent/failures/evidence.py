@@ -21,6 +21,8 @@ from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 MAX_ERROR_FILE = 1024 * 1024
 """Bytes. `@record` writes a message and a call stack; a larger file is something else and is not read."""
+UNCAUGHT_ERROR = 1
+"""The exit code of a Python program that an exception ended."""
 
 _CUT = "…"
 _CLOCKS_AGREE = 2.0
@@ -80,7 +82,7 @@ def read_failure(
         error=head(recorded.error, MAX_ERROR),
         traceback=last_part(recorded.traceback, MAX_ERROR),
         log_tail=last_part(tail, MAX_LOG_TAIL),
-        permanent=recorded.permanent,
+        permanent=recorded.permanent and returncode == UNCAUGHT_ERROR,
         oom=oom_killed or any(word in recorded.error for word in _NO_HOST_MEMORY),
     )
 

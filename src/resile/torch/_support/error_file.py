@@ -29,8 +29,8 @@ _SOURCE = re.compile(r"\[/\S+:\d+\] ")
 def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> Iterator[None]:
     """Make an error of these kinds the job's reason to fail, if the script lets it end this process.
 
-    If the script catches the error and the process later fails without writing another error file, the job shows this
-    error although it is not the reason. Such scripts are assumed to be rarer than scripts without `@record`.
+    The error file is written by the interpreter's excepthook, so an error that the script catches leaves no trace: the
+    process may be killed hours later for another reason.
 
     Args:
         kinds: errors whose text is one complete sentence.
@@ -39,22 +39,22 @@ def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> 
     try:
         yield
     except kinds as error:
-        print_briefly(error)
-        if path := os.environ.get(ERROR_FILE):
-            with contextlib.suppress(OSError):
-                Path(path).write_text(_record(error, permanent))
+        print_briefly(error, _record(error, permanent))
         raise
 
 
-def print_briefly(error: BaseException) -> None:
-    """Make the interpreter print only the script's own lines if this error ends it."""
+def print_briefly(error: BaseException, record: str = "") -> None:
+    """If this error ends the interpreter: print only the script's own lines, and write the record for the agent."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], raised: BaseException, trace: object) -> None:
-        if raised is error:
-            sys.stderr.write(_brief(raised, traceback.extract_tb(raised.__traceback__)))
-        else:
+        if raised is not error:
             previous(kind, raised, trace)  # type: ignore[arg-type]
+            return
+        if record and (path := os.environ.get(ERROR_FILE)):
+            with contextlib.suppress(OSError):
+                Path(path).write_text(record)
+        sys.stderr.write(_brief(raised, traceback.extract_tb(raised.__traceback__)))
 
     sys.excepthook = hook
 
