@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from resile.agent.workers.base import Standing
 from resile.agent.workers.elastic_workers import ElasticWorkers
@@ -116,6 +118,15 @@ class Launcher:
         self.ahead += 1
         self.attempt = Processes(len(self.attempt.names), 0)
         return self.attempt
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_error_in_callbacks() -> AsyncIterator[None]:
+    """Fail the test if a deadline or another callback raised an error, which asyncio alone only logs."""
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    yield
+    assert errors == []
 
 
 class Node:
