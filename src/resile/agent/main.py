@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,7 @@ from resile.agent.session import Session
 from resile.agent.workers.attempt import LogDirectory
 from resile.agent.workers.output import Output, OutputLines
 from resile.agent.workers.ports import NoFreePort, free_port
+from resile.agent.workers.worker_states import IllegalTransition
 from resile.api.ids import NodeId, Rank
 from resile.api.kinds.run.names import WORKER
 from resile.wire.agent_socket import serve_local
@@ -113,7 +115,8 @@ class _Signals:
         for number in numbers:
             loop.add_signal_handler(number, self._got, number)
 
-    def tell(self, agent: Agent) -> None:
+    def tell(self, agent: Agent | None) -> None:
+        """Pass signals on to this agent; None if it has ended and another one follows."""
         self._agent = agent
 
     def _got(self, number: int) -> None:
@@ -155,6 +158,7 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
             try:
                 return await _serve(options, host, signals, directory=directory, logs=logs, output=output)
             except JobWasOver as late:
+                signals.tell(None)
                 if asyncio.get_running_loop().time() > given_up:
                     log.warning("%s", late)
                     return 0 if late.succeeded else FAILED
@@ -217,6 +221,7 @@ async def _serve(
     agent.standbys.ahead()
     running = asyncio.ensure_future(session.run(agent))
     running.add_done_callback(lambda ended: _fail_with(agent.done, ended))
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: _end_by_defect(agent.done, loop, context))
     signals.tell(agent)
     try:
         return await agent.done
@@ -240,6 +245,14 @@ def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
     """Pass the error on that ended the session: connecting again would not help."""
     if not ended.cancelled() and not done.done() and (why := ended.exception()) is not None:
         done.set_exception(why)
+
+
+def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End the agent if a callback met a worker's impossible event: nothing would bring that worker to an end."""
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    if isinstance(error, IllegalTransition) and not done.done():
+        done.set_exception(CannotRun(f"this agent has a defect and ends: {error}"))
 
 
 def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
