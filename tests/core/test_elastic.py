@@ -336,6 +336,19 @@ def test_every_failure_of_an_elastic_process_counts_once_though_its_peers_left_f
     assert job.state.reason == "RestartOverLimit"
 
 
+def test_an_outage_is_blamed_on_the_process_that_failed_though_its_peers_left_first():
+    job = elastic(3)
+    steps(job)
+    rejoins(job, 0)
+    (outage,) = job.state.progress.outages
+    assert (outage.node, outage.because) == ("worker-0", "worker-0 missed a peer and left the round")
+    dies(job, 1, pid=11)
+    assert outage.node == "worker-1"
+    assert outage.because.startswith("on worker-1, rank ")
+    dies(job, 2, pid=12)
+    assert outage.node == "worker-1", "the first failure that is reported"
+
+
 def test_a_process_that_fails_ahead_of_its_round_does_not_end_the_round_of_the_others():
     job = elastic(3)
     dies(job, 1)

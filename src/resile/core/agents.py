@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank
-from resile.core import completion, ledger
+from resile.core import completion, ledger, progress
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
@@ -105,6 +105,8 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
     """
     state, rdzv, failure = ctx.state, ctx.state.training, report.failure
     _note_failure(rdzv, node.key, report)
+    if report.member and report.round == rdzv.previous.round:
+        progress.on_cause_found(state.progress, f"on {node.key}, {failure}", str(node.key))
     if failure.permanent and node.alive:
         ctx.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
         completion.fail(ctx, Reason.WORKER_ERROR, f"on {node.key}, {failure}; no restart would mend that")

@@ -23,6 +23,8 @@ class Outage(msgspec.Struct, kw_only=True):
     because: str
     noticed_at: float
     node: str = ""
+    symptom: bool = False
+    """`because` says only that a healthy node missed a peer; the failure behind it may be reported later."""
     next_step_at: float | None = None
     new_step_at: float | None = None
     """When the first step was taken that is newer than all before the outage."""
@@ -76,13 +78,21 @@ def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, tra
         progress.round, progress.reported_at = round_, at
 
 
-def on_round_over(progress: Progress, because: str, node: str, now: float) -> None:
+def on_round_over(progress: Progress, because: str, node: str, now: float, *, symptom: bool = False) -> None:
     """Begin an outage, unless no step was taken yet or training stands still already."""
     if progress.step < 0:
         return
     if progress.outages and progress.outages[-1].next_step_at is None:
         return
-    progress.outages = [*progress.outages[-MAX_OUTAGES + 1 :], Outage(because=because, noticed_at=now, node=node)]
+    outage = Outage(because=because, noticed_at=now, node=node, symptom=symptom)
+    progress.outages = [*progress.outages[-MAX_OUTAGES + 1 :], outage]
+
+
+def on_cause_found(progress: Progress, because: str, node: str) -> None:
+    """Name the failure behind an outage that lasts and was noticed by its symptom."""
+    outage = progress.outages[-1] if progress.outages else None
+    if outage is not None and outage.symptom and outage.next_step_at is None:
+        outage.because, outage.node, outage.symptom = because, node, False
 
 
 def speed(progress: Progress, now: float) -> float:

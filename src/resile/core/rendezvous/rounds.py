@@ -21,7 +21,7 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
     if isinstance(agent.phase, Training | Resting | Stuck | Done) and join.after < agent.phase.round:
         return  # it asked before it learned that it is a member
     if rdzv.has_member(node.key):
-        running.stop(ctx, rdzv, f"{node.key} left the round", node.key)
+        running.stop(ctx, rdzv, f"{node.key} missed a peer and left the round", node.key, symptom=True)
     agent.phase = Waiting(join.port, join.nproc)
     agent.elastic, agent.holds = join.elastic, join.holds
     ctx.touch(node)

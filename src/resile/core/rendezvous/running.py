@@ -78,11 +78,19 @@ def grow(ctx: Context, rdzv: Rendezvous) -> bool:
     return True
 
 
-def stop(ctx: Context, rdzv: Rendezvous, because: str, culprit: NodeKey | None, *, failed: bool = False) -> None:
+def stop(
+    ctx: Context,
+    rdzv: Rendezvous,
+    because: str,
+    culprit: NodeKey | None,
+    *,
+    failed: bool = False,
+    symptom: bool = False,
+) -> None:
     """End the running round, if one runs, and tell every living member to join again; `because` is half a sentence.
 
     `culprit` is the node that was lost or that lost a process, None if no node was. With `failed` the script of the
-    culprit failed, so members that finished must do their work again.
+    culprit failed, so members that finished must do their work again. With `symptom` the culprit only missed a peer.
     """
     state, running = ctx.state, rdzv.running
     if running is None:
@@ -100,7 +108,7 @@ def stop(ctx: Context, rdzv: Rendezvous, because: str, culprit: NodeKey | None, 
         if node.agent is not None and node.agent.elastic and node.agent.phase == Training(running.round):
             node.agent.phase = Resting(running.round)
             ctx.touch(node)
-    progress.on_round_over(state.progress, because, str(culprit) if culprit else "", ctx.now)
+    progress.on_round_over(state.progress, because, str(culprit) if culprit else "", ctx.now, symptom=symptom)
     ctx.note("RoundOver", f"round {running.round} is over: {because}", culprit, warning=culprit is not None)
     over = RoundOver(round=running.round, because=because, elastic=bool(ctx.index.elastic), lost=culprit is not None)
     ctx.decide(Send(to=members, message=over))
