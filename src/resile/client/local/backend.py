@@ -29,7 +29,6 @@ from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find
 from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.core.state import Phase
 from resile.protocol.job_changes import Scale, Suspend
-from resile.wire.job_directory import DirectoryError
 
 if TYPE_CHECKING:
     from resile.api.kinds.base import BaseJobKind
@@ -70,15 +69,10 @@ class LocalJobs:
             return describe.describe(reader)
 
     def spec(self, job: str) -> JobSpec:
-        try:
-            return self._find(job).directory.spec()
-        except DirectoryError as error:
-            raise CommandError(str(error)) from error
+        return self._find(job).spec_and_kind()[0]
 
     def kind_of(self, job: str) -> BaseJobKind:
-        from resile.api.kinds import registry
-
-        return registry.kind_of_job(self.spec(job))
+        return self._find(job).spec_and_kind()[1]
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         from resile.client.local import logs

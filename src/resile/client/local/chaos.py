@@ -41,7 +41,7 @@ def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[
     than the clock would, which may drift.
     """
     with JobReader(job) as reader:
-        patience = reader.directory.spec().timeouts.recovery_budget + BEYOND_BUDGET
+        patience = job.spec_and_kind()[0].timeouts.recovery_budget + BEYOND_BUDGET
         until = time.monotonic() + patience
         noticed = Sign("not noticed")
         while time.monotonic() < until:

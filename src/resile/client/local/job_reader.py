@@ -26,7 +26,6 @@ from resile.master.job_view import view
 from resile.master.journal.sqlite import JournalError, SQLiteJournal
 from resile.protocol.commands import MAX_EVENTS as PAGE
 from resile.protocol.commands import Events, Status
-from resile.wire.job_directory import DirectoryError
 
 JOURNAL_TRIES = 5
 JOURNAL_RETRY_SECONDS = 0.1
@@ -82,14 +81,11 @@ class JobReader:
 
     def state(self) -> JobState:
         """The state of the core as the journal has it; the initial state if there is no journal yet."""
-        try:
-            spec = self.directory.spec()
-        except DirectoryError as error:
-            raise CommandError(str(error)) from error
+        spec, _ = self.job.spec_and_kind()
         with self._journal() as journal:
             history = journal.load() if journal is not None else None
         if history is None:
-            return new_state(spec, (self.directory.path / "job.json").stat().st_mtime)
+            return new_state(spec, self._submitted_at())
         return Engine.replay(history.state, history.events).state
 
     @property
@@ -101,7 +97,7 @@ class JobReader:
         """The master as one of the nodes of its job, for listings. Call `news` before: it counts the restarts."""
         is_alive = self.master_lives
         return NodeView(
-            name=registry.kind_of_job(self.directory.spec()).master_name(job.name),
+            name=self.job.spec_and_kind()[1].master_name(job.name),
             role=MASTER,
             id=0,
             rank=0,
@@ -117,6 +113,12 @@ class JobReader:
             message="",
             ready_containers=int(is_alive),
         )
+
+    def _submitted_at(self) -> float:
+        try:
+            return (self.directory.path / "job.json").stat().st_mtime
+        except OSError as error:  # the job is being deleted
+            raise CommandError(f"job {self.job} cannot be read: {error.strerror}") from None
 
     def _page(self, after: int) -> list[JobEvent]:
         try:

@@ -20,6 +20,7 @@ from resile.client.pod_names import did_you_mean, is_pod_of, pod_owner
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
 if TYPE_CHECKING:
+    from resile.api.job import JobSpec
     from resile.api.kinds.base import BaseJobKind
 
 DEFAULT_NAMESPACE = "default"
@@ -53,12 +54,27 @@ class LocalJob(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> BaseJobKind | None:
         """The kind of the job; None if the job cannot be read or its kind is unknown to this version."""
+        try:
+            return self.spec_and_kind()[1]
+        except CommandError:
+            return None
+
+    def spec_and_kind(self) -> tuple[JobSpec, BaseJobKind]:
+        """Read what the job was submitted as.
+
+        Raises:
+            CommandError: the job cannot be read, as after its deletion, or its kind is unknown to this version.
+        """
         from resile.api.kinds import registry
 
         try:
-            return registry.kind_of_job(self.directory.spec())
-        except (DirectoryError, KeyError):
-            return None
+            spec = self.directory.spec()
+        except DirectoryError as error:
+            raise CommandError(str(error)) from error
+        try:
+            return spec, registry.kind_of_job(spec)
+        except KeyError:
+            raise CommandError(f"this version of resile does not know jobs of kind {spec.kind!r}") from None
 
     def has_pod(self, name: str) -> bool:
         """True if this is a name of the job's master or of one of its nodes, which need not exist."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from resile.api.kinds import registry
 from resile.client.base import EVENT, POD, Found, Item, Listable, Query
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import JobReader, event_view
@@ -60,9 +59,9 @@ class _Lister:
         job, space = reader.job, reader.job.namespace
         view = reader.status()  # before the events: after the end of a job there are no new events
         self._over[job] = view.ended_at is not None
-        spec = reader.directory.spec()
+        spec, kind = job.spec_and_kind()
         if self._query.what is Listable.JOBS:
-            return [Item(space, view.name, view, registry.kind_of_job(spec).noun)]
+            return [Item(space, view.name, view, kind.noun)]
         news = reader.news()
         if self._query.what is Listable.EVENTS:
             return [Item(space, f"{job.name}.{event.number}", event_view(event, spec), EVENT) for event in news]
