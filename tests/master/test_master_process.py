@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resile.api.ids import Round
@@ -22,6 +23,7 @@ from resile.protocol.agent_to_master import Heartbeat, Join, NodeFinished, Stand
 from resile.protocol.commands import Done, Events, Failed, JobEvents
 from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.master_to_agent import JobOver, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.message import PROTOCOL
 from resile.protocol.shards import OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 from resile.wire.connection import CannotListen
 from resile.wire.handshake import HandshakeRefused
@@ -95,6 +97,17 @@ async def test_an_agent_that_does_not_belong_is_told_why(
             await asyncio.wait_for(peer.hello("stranger", **fields), 0.5)
         refused = await peer.hear(Refused)
         assert sentence in refused.because
+        await asyncio.wait_for(peer.closed.wait(), PATIENCE)
+
+
+async def test_an_agent_of_an_older_protocol_is_told_so_although_its_hello_has_other_fields(tmp_path: Path) -> None:
+    directory = new_job(tmp_path)
+    with master(directory):
+        peer = await Peer.call(directory)
+        body = msgspec.msgpack.encode({"type": "Hello", "protocol": 4, "job": "job", "meeting": {"min_nodes": 1}})
+        peer.connection.send_frame(len(body).to_bytes(4, "big") + body)
+        refused = await peer.hear(Refused)
+        assert refused.because == f"this master speaks protocol {PROTOCOL}, and the agent speaks 4"
         await asyncio.wait_for(peer.closed.wait(), PATIENCE)
 
 

@@ -139,6 +139,7 @@ async def _listen(directory: JobDirectory, options: Options, connections: AgentC
         decode=ToMaster,
         on_message=connections.on_message,
         on_close=connections.on_close,
+        on_bad_message=connections.on_bad_message,
         on_refused=lambda peer, because: log.warning("refused %s: %s", peer, because),
         tls=options.tls,
     )

@@ -26,6 +26,15 @@ Answerer = Callable[[Command, Callable[[Result], None]], None]
 """Handles a command and calls back with the result, now or later."""
 
 
+class _AnyHello(msgspec.Struct, tag="Hello"):
+    """The field of a Hello that all protocols have; other fields are ignored."""
+
+    protocol: int
+
+
+_decode_any_hello = msgspec.msgpack.Decoder(_AnyHello).decode
+
+
 class AgentConnections:
     """Knows the connection of each node's agent. A connection belongs to no node until the core admits it."""
 
@@ -73,6 +82,15 @@ class AgentConnections:
             case _ if connection not in self._numbers_of:
                 connection.close("it spoke before it said Hello")
 
+    def on_bad_message(self, connection: Connection, body: bytes) -> None:
+        """Refuse an agent of another protocol with a sentence: its Hello may have fields that this master lacks."""
+        try:
+            protocol = _decode_any_hello(body).protocol
+        except (ValueError, RecursionError, OverflowError):
+            return
+        if protocol != PROTOCOL:
+            _refuse(connection, _other_protocol(protocol))
+
     def on_close(self, connection: Connection, because: str) -> None:
         session = self._numbers_of.pop(connection, 0)
         self._sessions.pop(session, None)
@@ -88,12 +106,11 @@ class AgentConnections:
     def _hello(self, connection: Connection, hello: Hello) -> None:
         error = ""
         if hello.protocol != PROTOCOL:
-            error = f"this master speaks protocol {PROTOCOL}, and the agent speaks {hello.protocol}"
+            error = _other_protocol(hello.protocol)
         elif hello.job != self._job:
             error = f"this is the master of job {self._job}, not of {hello.job}"
         if error:
-            connection.send(Refused(because=error))
-            connection.close(error)
+            _refuse(connection, error)
             return
         session = self._numbers_of.get(connection) or next(self._numbers)
         self._sessions[session] = connection
@@ -145,6 +162,15 @@ class AgentConnections:
 
     def send_all(self, message: MasterMessage) -> None:
         self.send(tuple(self._connections), message)
+
+
+def _other_protocol(protocol: int) -> str:
+    return f"this master speaks protocol {PROTOCOL}, and the agent speaks {protocol}"
+
+
+def _refuse(connection: Connection, because: str) -> None:
+    connection.send(Refused(because=because))
+    connection.close(because)
 
 
 class Executor:

@@ -18,6 +18,7 @@ from resile.wire.transport import (
     CannotConnect,
     Connection,
     Endpoint,
+    OnBadMessage,
     OnClose,
     OnMessage,
     OnOpen,
@@ -84,6 +85,7 @@ async def serve(
     on_close: OnClose = nothing,
     on_open: OnOpen = nothing,
     on_refused: OnRefused = nothing,
+    on_bad_message: OnBadMessage = nothing,
     tls: ssl.SSLContext | None = None,
     backlog: int = BACKLOG,
     user_timeout: float | None = None,
@@ -96,7 +98,8 @@ async def serve(
     `on_open(connection)` comes once a peer has proved itself, then `on_message(connection, message)` for every message,
     heartbeats included, then `on_close(connection, because)` exactly once, however it ended. `on_refused(peer,
     because)` comes for peers that did not prove themselves, but not for a failed TLS handshake, which asyncio does not
-    report.
+    report. `on_bad_message(connection, body)` comes for bytes of a proved peer that are no message of `decode`, so that
+    the owner can answer them; the connection ends then.
 
     `decode` is the message type, or union of types, that peers may send; `tls` comes from `resile.wire.tls`. The kernel
     ends a connection whose sent bytes stay unacknowledged for `user_timeout` seconds. A peer has `deadline` seconds to
@@ -112,6 +115,7 @@ async def serve(
         on_close=on_close,
         on_open=on_open,
         on_refused=on_refused,
+        on_bad_message=on_bad_message,
         max_receive=max_frame,
         deadline=deadline,
         unsent_limit=unsent_limit,

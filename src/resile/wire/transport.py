@@ -40,6 +40,7 @@ OnOpen = Callable[["Connection"], None]
 OnMessage = Callable[["Connection", Any], None]
 OnClose = Callable[["Connection", str], None]
 OnRefused = Callable[[str, str], None]
+OnBadMessage = Callable[["Connection", bytes], None]
 
 
 def nothing(*_: object) -> None:
@@ -58,6 +59,7 @@ class Endpoint:
         on_close: OnClose,
         on_open: OnOpen = nothing,
         on_refused: OnRefused = nothing,
+        on_bad_message: OnBadMessage = nothing,
         max_receive: int = MAX_FRAME,
         max_send: int = MAX_ANSWER,
         unsent_limit: int = UNSENT_LIMIT,
@@ -73,6 +75,7 @@ class Endpoint:
         self.on_close = on_close
         self.on_open = on_open
         self.on_refused = on_refused
+        self.on_bad_message = on_bad_message
         self.max_receive = max_receive
         self.max_send = max_send
         self.unsent_limit = unsent_limit
@@ -254,6 +257,7 @@ class Connection(asyncio.BufferedProtocol):
     def _receive(self, data: bytes) -> None:
         endpoint = self._endpoint
         decode = endpoint.decoder.decode
+        body: bytes | memoryview = b""
         try:
             for body in self._decoder.feed(data):
                 message = decode(body)
@@ -261,6 +265,8 @@ class Connection(asyncio.BufferedProtocol):
                     return
                 endpoint.on_message(self, message)
         except BadFrame as bad:
+            if self._because is None:
+                endpoint.on_bad_message(self, bytes(body))
             self.close(f"{self._who} sent {bad}")
 
     def _too_late(self) -> None:
