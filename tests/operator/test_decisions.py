@@ -87,6 +87,10 @@ NO_ROOM = {
         }
     ]
 }
+GATED = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}
+SCHEDULER_ERROR = {
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": "no such claim"}]
+}
 NO_IMAGE = {
     "containerStatuses": [
         {
@@ -102,6 +106,8 @@ NO_IMAGE = {
     ("status", "sentence"),
     [
         (NO_ROOM, "the master cannot be scheduled: 0/3 nodes are available: 3 Insufficient cpu."),
+        (GATED, "the master cannot be scheduled: SchedulingGated"),
+        (SCHEDULER_ERROR, "the master cannot be scheduled: no such claim"),
         (NO_IMAGE, "the master's image nowhere/resile:9 cannot be pulled: Back-off pulling image"),
     ],
 )

@@ -266,6 +266,11 @@ def test_a_pod_without_room_is_pending_with_the_schedulers_sentence() -> None:
     assert read(pod("Pending", conditions=[UNSCHEDULABLE])) == (NodeStatus.PENDING, expected)
 
 
+@pytest.mark.parametrize("reason", ["SchedulingGated", "SchedulerError"])
+def test_a_pod_that_waits_for_the_scheduler_and_not_for_room_is_starting(reason: str) -> None:
+    assert read(pod("Pending", conditions=[{**UNSCHEDULABLE, "reason": reason}])) == (NodeStatus.STARTING, NodeEnd())
+
+
 def test_a_pod_whose_image_cannot_be_pulled_is_pending() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such\nhost"}}
     assert read(pod("Pending", container=waiting)) == (

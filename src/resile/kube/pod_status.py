@@ -15,6 +15,8 @@ from resile.kube.errors import one_line
 from resile.kube.kinds import Object
 
 LONGEST_MESSAGE = 500
+UNSCHEDULABLE = "Unschedulable"
+"""The reason of a pod for which no machine has room."""
 
 _IMAGE_FAILURES = frozenset(
     {
@@ -61,7 +63,7 @@ class StartFailure(msgspec.Struct, frozen=True):
     message: str
     """The message of Kubernetes, on one line."""
     reason: str = ""
-    """Why the container waits; empty for a pod that has no machine."""
+    """Why the container waits, or why the pod has no machine (`Unschedulable`, `SchedulingGated`, `SchedulerError`)."""
     container: str = ""
     image: str = ""
 
@@ -71,9 +73,9 @@ def start_failure(pod: Object) -> StartFailure | None:
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            if condition.get("reason") != "Unschedulable":
-                return None
-            return StartFailure(Obstacle.SCHEDULING, short(condition.get("message")) or "no machine has room for it")
+            reason = condition.get("reason") or ""
+            said = short(condition.get("message")) or ("no machine has room for it" if reason == UNSCHEDULABLE else "")
+            return StartFailure(Obstacle.SCHEDULING, said, reason)
     for field in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(field) or ():
             waiting = (container.get("state") or {}).get("waiting") or {}

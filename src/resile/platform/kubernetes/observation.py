@@ -8,6 +8,8 @@ from __future__ import annotations
 from resile.api.ids import NodeKey
 from resile.kube.kinds import Object
 from resile.kube.pod_status import (
+    UNSCHEDULABLE,
+    Obstacle,
     disruption,
     init_container_end,
     is_ended_by_deletion,
@@ -57,6 +59,10 @@ def _judge(pod: Object) -> tuple[NodeStatus, NodeEnd]:
         failure = start_failure(pod)
         if failure is None:
             return NodeStatus.STARTING, NodeEnd()
+        if failure.obstacle is Obstacle.SCHEDULING:
+            # A pod that a gate holds back, or that the scheduler will try again, is on its way.
+            room = failure.reason != UNSCHEDULABLE
+            return (NodeStatus.STARTING, NodeEnd()) if room else (NodeStatus.PENDING, NodeEnd(message=failure.message))
         return NodeStatus.PENDING, NodeEnd(message=": ".join(filter(None, (failure.reason, failure.message))))
     return (NodeStatus.RUNNING if phase else NodeStatus.STARTING), NodeEnd()
 
