@@ -166,6 +166,13 @@ def test_a_master_beside_a_container_that_runs_on_has_ended_with_its_own_contain
     )
 
 
+def test_a_container_beside_the_master_that_ended_well_ends_no_job() -> None:
+    """The kubelet may report the containers of a pod one after the other."""
+    states = [{"name": "log", "state": {"terminated": {"exitCode": 0}}}]
+    beside = pod("Running", status={"containerStatuses": states})
+    assert decided(job("Running"), beside, provisioned=True).actions == ()
+
+
 def test_masters_that_keep_dying_are_started_with_growing_bounded_pauses() -> None:
     pauses = []
     restarts = Restarts()

@@ -91,10 +91,11 @@ def start_failure(pod: Object) -> StartFailure | None:
     return None
 
 
-def main_container_end(pod: Object, main: str = MAIN) -> Object | None:
-    """The `terminated` state of the container `main`, or of the first if there is none of this name."""
+def main_container_end(pod: Object, main: str = "") -> Object | None:
+    """The `terminated` state of the container named `main`; without a name, that of MAIN or else of the first."""
     containers = (pod.get("status") or {}).get("containerStatuses") or [{}]
-    found = next((container for container in containers if container.get("name") == main), containers[0])
+    otherwise = {} if main else containers[0]
+    found = next((container for container in containers if container.get("name") == (main or MAIN)), otherwise)
     return (found.get("state") or {}).get("terminated")
 
 
