@@ -45,7 +45,7 @@ def test_an_outage_lasts_from_when_it_was_noticed_to_the_next_step():
     assert on_step(progress, 2, 3, 0, 6.0) is progress.outages[0]
     assert on_step(progress, 2, 5, 0, 7.0) is None
     (outage,) = progress.outages
-    assert (outage.noticed_at, outage.next_step_at, outage.new_step_at) == (2.0, 6.0, 7.0)
+    assert (outage.noticed_at, outage.next_step_at) == (2.0, 6.0)
     assert outage.because == "worker-1 was lost"
 
 

@@ -99,14 +99,12 @@ async def off_loop(work: Callable[[], Got]) -> Got:
 
 
 async def test_a_process_attaches_and_its_first_step_goes_out_at_once(agent: Agent, channel: AgentClient) -> None:
-    before = time.time()
     channel.report_step(7, total=100)
     await agent.until(lambda: len(agent.messages) == 2)
     attach, step = agent.messages
     assert attach == Attach(worker="w0")
     assert isinstance(step, StepReport)
     assert (step.round, step.step, step.total) == (3, 7, 100)
-    assert before <= step.at <= time.time()
     assert agent.opened[0].peer == f"pid {os.getpid()}"
 
 

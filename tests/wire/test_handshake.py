@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from resile.wire.handshake import (
     ACCEPTED,
-    LONGEST_PART,
     MAGIC,
     PROOF,
     REFUSAL,
@@ -136,7 +135,3 @@ def test_a_client_recognises_a_server_of_another_kind() -> None:
 def test_an_empty_token_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^the job token is empty$"):
         ServerHandshake(b"", "c:2")
-
-
-def test_parts_are_small() -> None:
-    assert LONGEST_PART < 1024

@@ -78,9 +78,6 @@ class RoleSpec(RoleTraits, frozen=True, kw_only=True, omit_defaults=True):
     """`terminationGracePeriodSeconds` of the template, if given."""
     restart_policy: str = ""
     """The role's `restartPolicy`, else its template's; empty if neither is given."""
-    restart_timeout: float | None = None
-    critical_nodes: str = ""
-    """Nodes whose loss ends the job: `all`, `none`, or `index:count` pairs with commas; empty for the default."""
     batch_scheduler: str = ""
     template: dict[str, Any] = {}
     """The pod template as the user wrote it, with the job's `envs` added; used to create pods."""
@@ -99,8 +96,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The user's changes to the master's pod; the template may be partial."""
     resource_limits: Resources = Resources()
     """The limits of all nodes together; scaling does not exceed them."""
-    optimize_mode: str = "single-job"
-    brain_service: str = ""
     suspend: bool = False
     timeouts: Timeouts = msgspec.field(default_factory=derive)
     labels: dict[str, str] = {}

@@ -26,8 +26,6 @@ class Outage(msgspec.Struct, kw_only=True):
     symptom: bool = False
     """`because` says only that a healthy node missed a peer; the failure behind it may be reported later."""
     next_step_at: float | None = None
-    new_step_at: float | None = None
-    """When the first step was taken that is newer than all before the outage."""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -52,8 +50,6 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
     if total > 0:
         progress.total = total
     if step > progress.step:
-        if outage is not None and outage.new_step_at is None:
-            outage.new_step_at = now
         if progress.round == round_ and progress.reported_at is not None:
             progress.trained += max(0.0, now - progress.reported_at)
         progress.step = step
@@ -69,8 +65,6 @@ def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, tra
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
         outage.next_step_at = at
-    if outage is not None and outage.new_step_at is None and outage.noticed_at <= at and step > progress.step:
-        outage.new_step_at = at
     progress.step = max(progress.step, step)
     progress.total = total or progress.total
     progress.trained = max(progress.trained, trained)

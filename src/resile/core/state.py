@@ -228,5 +228,5 @@ def new_state(spec: JobSpec, now: float) -> JobState:
         created_at=now,
         suspended=spec.suspend,
         targets={role: declared.replicas for role, declared in spec.roles.items()},
-        training=Rendezvous(current=RoundForming(since=now, first=True)),
+        training=Rendezvous(current=RoundForming(first=True)),
     )

@@ -107,8 +107,6 @@ class StepReport(Message, frozen=True, kw_only=True):
     round: Round
     step: int
     total: int = 0
-    at: float = 0.0
-    """Wall-clock seconds of the newest step."""
 
 
 class WorkerGone(Message, frozen=True, kw_only=True):

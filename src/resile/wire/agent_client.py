@@ -94,7 +94,7 @@ class AgentClient:
         goes with the next call after that, with the next request, or at exit. A step that cannot be sent is replaced by
         a newer one.
         """
-        self._held = StepReport(round=self.round, step=step, total=total, at=time.time())
+        self._held = StepReport(round=self.round, step=step, total=total)
         early = self._told_in == self.round and time.monotonic() < self._next_step
         if not early:
             self.flush()

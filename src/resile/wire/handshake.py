@@ -30,9 +30,6 @@ REFUSAL = b"-wrong or missing job token\n"
 HANDSHAKE_DEADLINE = Seconds(10.0)
 """Three small packets take milliseconds. 10,000 agents that connect at once to a busy machine take some seconds."""
 
-LONGEST_PART = max(len(MAGIC) + NONCE, len(ACCEPTED) + PROOF, len(REFUSAL))
-"""The most that is kept of an unproven peer's bytes, beside the one chunk they came in."""
-
 
 class HandshakeRefused(ConnectionError):
     """The two sides do not belong together, and trying again will not help; the text is one sentence."""

@@ -68,7 +68,6 @@ def test_what_was_saved_comes_back_and_only_steps_that_are_due_are_saved(vault: 
     restored = second.restore(again)
     assert restored is not None
     assert restored.step == 5
-    assert restored.same_world
     assert torch.equal(again["model"].weight, model.weight)
     assert again["extra"]["average"].tolist() == [1.0, 1.0]
     assert restored.common["tree"] == COMMON["tree"]
@@ -154,7 +153,7 @@ def rank_of_two(rank: int, port: int, directory: str, said: Any) -> None:
     again = Continuation(directory)
     restored = again.restore({"value": 0})
     assert restored is not None
-    said.put((rank, len(restored.own["mine"]), restored.same_world))
+    said.put((rank, len(restored.own["mine"])))
     again.close()
     dist.destroy_process_group()
 
@@ -169,13 +168,12 @@ def test_every_rank_gets_its_own_back_and_a_change_of_the_world_is_told(
     heard = sorted(said.get(timeout=PATIENCE) for _ in ranks)
     for process in ranks:
         process.join(PATIENCE)
-    assert heard == [(0, 0, True), (1, 20_000, True)]
+    assert heard == [(0, 0), (1, 20_000)]
     alone = Continuation(tmp_path)
     with caplog.at_level(logging.WARNING):
         restored = alone.restore({"value": 0})
     alone.close()
     assert restored is not None
-    assert not restored.same_world
     assert "saved by 2 ranks and there are 1 now" in caplog.text
 
 

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def end_nodes(directory: Path, grace: Seconds) -> int:
     for record in alive:
         at = files.node_directory(directory, record.node)
         with contextlib.suppress(OSError):
-            files.write(at / "stop.json", files.StopFile(asked_at=time.time(), grace=grace))
+            files.write(at / "stop.json", files.StopFile(grace=grace))
         _signal_shim(at, signal.SIGTERM)
     gone = wait_until(lambda: not _living(directory), grace + BEYOND_GRACE, every=0.05)
     if not gone:

@@ -15,7 +15,6 @@ from resile.core.state import MAX_PLAN_ENDS, Node, PlanEnd, ScaleOperation, Wait
 from resile.protocol.reports import NodeStatus
 
 SUCCEEDED = "Scaled"
-REFUSED = "Refused"
 SUPERSEDED = "Superseded"
 GIVEN_UP = "NodeGivenUp"
 MIGRATION_FAILED = "MigrationFailed"

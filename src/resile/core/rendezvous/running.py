@@ -103,7 +103,7 @@ def stop(
         members=set(running.assignments),
         done=set() if failed else running.done & ctx.index.elastic,
     )
-    rdzv.current = RoundForming(since=ctx.now, lost=culprit is not None)
+    rdzv.current = RoundForming(lost=culprit is not None)
     for node in (state.nodes[key] for key in members):
         if node.agent is not None and node.agent.elastic and node.agent.phase == Training(running.round):
             node.agent.phase = Resting(running.round)

@@ -17,7 +17,6 @@ from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFai
 class RoundForming(msgspec.Struct, kw_only=True, tag=True):
     """No round runs; nodes join the next one."""
 
-    since: float
     first: bool = False
     """True until a round has run."""
     lost: bool = False

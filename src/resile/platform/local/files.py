@@ -59,7 +59,6 @@ class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
 class StopFile(msgspec.Struct, frozen=True, kw_only=True):
     """`stop.json`."""
 
-    asked_at: float
     grace: float
 
 

@@ -105,7 +105,7 @@ class LocalNode:
         self._stopping = True
         written = True
         try:
-            files.write(self._directory / "stop.json", files.StopFile(asked_at=time.time(), grace=grace))
+            files.write(self._directory / "stop.json", files.StopFile(grace=grace))
         except OSError:
             written = False
         if self.status.ended:

@@ -54,8 +54,6 @@ class Restored(NamedTuple):
     common: Any
     own: Any
     """This rank's values; another rank's if there are more ranks now than at the save."""
-    same_world: bool
-    """True if there are as many ranks as at the save, so that each goes on exactly where it was."""
 
 
 class Continuation:
@@ -126,7 +124,7 @@ class Continuation:
         del mine[RANDOM]
         if ranks.rank == 0:
             log.info("training goes on after step %d", step)
-        return Restored(step, _unpacked(state[COMMON]), mine, len(rows) == ranks.world)
+        return Restored(step, _unpacked(state[COMMON]), mine)
 
     def begin_step(self) -> None:
         """Set the restored random number generators, at the first step after `restore`."""

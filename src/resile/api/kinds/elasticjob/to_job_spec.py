@@ -46,8 +46,6 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
         roles=roles,
         master=None if master is None else _declared(_MASTER, master, replicas=1, auto_scale=False, envs={}),
         resource_limits=read_resources(msgspec.to_builtins(job.spec.resource_limits)),
-        optimize_mode=job.spec.optimize_mode.value,
-        brain_service=job.spec.brain_service,
         suspend=job.spec.suspend,
         timeouts=timeouts,
         labels=dict(job.metadata.labels),
@@ -97,8 +95,6 @@ def _declared(
         priority=replica.priority,
         grace=pod.get("terminationGracePeriodSeconds"),
         restart_policy=str(replica.restart_policy or pod.get("restartPolicy") or ""),
-        restart_timeout=replica.restart_timeout,
-        critical_nodes=replica.critical_nodes,
         batch_scheduler=replica.batch_scheduler,
         template=template,
     )
