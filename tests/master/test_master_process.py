@@ -18,6 +18,7 @@ import pytest
 from resile.api.ids import Round
 from resile.api.master_exit_codes import CANNOT_SERVE, JOB_FAILED, TRY_AGAIN
 from resile.master import __main__ as main_module
+from resile.master import supervisor
 from resile.master.kubernetes import app
 from resile.protocol.agent_to_master import Heartbeat, Join, NodeFinished, StandbyReport
 from resile.protocol.commands import Done, Events, Failed, JobEvents
@@ -187,9 +188,36 @@ def test_a_taken_port_in_a_pod_may_become_free(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(app, "serve_on_kubernetes", serve)
     monkeypatch.setattr(main_module, "_allow_many_agents", lambda: None)
-    where = ["--platform", "kubernetes", "--job", "j", "--directory", str(tmp_path / "job")]
+    where = ["--platform", "kubernetes", "--job", "j", "--kind", "elasticjob", "--directory", str(tmp_path / "job")]
     monkeypatch.setattr(sys, "argv", ["master", *where])
     assert main_module.main() == TRY_AGAIN
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--tls-cert c.pem", "--tls-cert and --tls-key need each other"),
+        ("--tls-key k.pem", "--tls-cert and --tls-key need each other"),
+        ("--tls-ca ca.pem", "--tls-ca needs --tls-cert and --tls-key"),
+        ("--platform kubernetes --job j", "--platform kubernetes needs --job and --kind"),
+        ("--platform kubernetes --kind elasticjob", "--platform kubernetes needs --job and --kind"),
+        ("--platform kubernetes --job j --kind pod", "--kind must be one of elasticjob, not pod"),
+        ("--platform kubernetes --job j --kind elasticjob --workdir /", "--workdir needs --platform local"),
+        ("--platform local --namespace red", "--namespace needs --platform kubernetes"),
+        ("--kind elasticjob", "--kind needs --platform kubernetes"),
+        ("--supervise --enforce-memory", "--enforce-memory needs --platform local"),
+    ],
+)
+def test_flags_that_lack_or_contradict_others_are_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: str, sentence: str
+) -> None:
+    monkeypatch.setattr(main_module, "_serve", lambda _: 0)
+    monkeypatch.setattr(supervisor, "supervise", lambda _: 0)
+    monkeypatch.setattr(sys, "argv", ["master", "--directory", str(tmp_path), *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {sentence}\n")
 
 
 def test_a_damaged_journal_is_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from resile.master.app import Options
     from resile.platform.base import Platform
 
+FLAGS_OF_PLATFORM = {
+    "kubernetes": ("--namespace", "--job", "--kind", "--advertise"),
+    "local": ("--workdir", "--enforce-memory"),
+}
+"""Flags that only one platform uses."""
+
 LOCK_SECONDS = 0.2
 """How long to try for the lock, which a process that only checks for a master holds for a moment."""
 
@@ -35,7 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--platform", choices=("none", "local", "kubernetes"), default="none", help="who launches the nodes"
     )
-    parser.add_argument("--namespace", default="default", help="the job's namespace (kubernetes platform)")
+    parser.add_argument("--namespace", help="the job's namespace (kubernetes platform; default: default)")
     parser.add_argument("--job", help="the job to serve (kubernetes platform)")
     parser.add_argument("--kind", help="the kind of the job (kubernetes platform)")
     parser.add_argument("--advertise", default="", help="HOST:PORT for pods, if not the master's Service")
@@ -47,12 +53,32 @@ def main() -> int:
     parser.add_argument("--tls-ca", type=Path, help="ask callers for a certificate of this CA (PEM)")
     parser.add_argument("--supervise", action="store_true", help="start the master anew whenever it dies")
     arguments = parser.parse_args()
+    _check(parser, arguments)
     if arguments.supervise:
         words = [word for word in sys.argv[1:] if word != "--supervise"]
         return supervisor.supervise([sys.executable, "-m", "resile.master", *words])
-    if arguments.platform == "kubernetes" and not arguments.job:
-        parser.error("--platform kubernetes needs --job")
     return _serve(arguments)
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the process with a usage error if flags contradict or lack each other."""
+    given = vars(arguments)
+    for platform, flags in FLAGS_OF_PLATFORM.items():
+        for flag in flags:
+            if given[flag[2:].replace("-", "_")] and arguments.platform != platform:
+                parser.error(f"{flag} needs --platform {platform}")
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        parser.error("--tls-cert and --tls-key need each other")
+    if arguments.tls_ca is not None and arguments.tls_cert is None:
+        parser.error("--tls-ca needs --tls-cert and --tls-key")
+    if arguments.platform == "kubernetes":
+        from resile.api.kinds import registry  # only here, since a supervisor stays small
+
+        if not arguments.job or not arguments.kind:
+            parser.error("--platform kubernetes needs --job and --kind")
+        known = [kind.name for kind in registry.job_kinds()]
+        if arguments.kind not in known:
+            parser.error(f"--kind must be one of {', '.join(known)}, not {arguments.kind}")
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -75,7 +101,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if arguments.platform != "local":
             _allow_many_agents()
         tls = None
-        if arguments.tls_cert is not None and arguments.tls_key is not None:
+        if arguments.tls_cert is not None:
             tls = server_context(arguments.tls_cert, arguments.tls_key, client_ca=arguments.tls_ca)
         options = Options(host=arguments.host, port=arguments.port, tls=tls, metrics_port=arguments.metrics_port)
         if arguments.platform == "kubernetes":
@@ -96,8 +122,12 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
     from resile.api.kinds import registry
     from resile.master.kubernetes.app import ClusterOptions, NoJob, serve_on_kubernetes
 
-    kind = registry.job_kind(arguments.kind) if arguments.kind else registry.job_kinds()[0]
-    where = ClusterOptions(namespace=arguments.namespace, job=arguments.job, kind=kind, advertise=arguments.advertise)
+    where = ClusterOptions(
+        namespace=arguments.namespace or "default",
+        job=arguments.job,
+        kind=registry.job_kind(arguments.kind),
+        advertise=arguments.advertise,
+    )
     try:
         return asyncio.run(_until_sigterm(serve_on_kubernetes(directory, options, where)))
     except NoJob as error:
