@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resile.protocol.agent_to_master import NodeFinished
+from resile.protocol.commands import MAX_EVENTS, Ask, Events
 from resile.protocol.master_to_agent import JobOver
 from resile.wire.connection import HandshakeRefused
 from resile.wire.frames import MAX_FRAME, PREFIX, encode
@@ -28,6 +29,16 @@ async def test_garbage_instead_of_a_handshake(place: Place, garbage: bytes) -> N
     assert not place.ear.opened
     await place.check_still_serves()
     assert len(place.ear.refused) == 1
+
+
+@pytest.mark.parametrize("limit", [-1, 0, MAX_EVENTS + 1])
+async def test_a_command_that_asks_for_too_many_events_is_no_message(place: Place, limit: int) -> None:
+    raw = await place.raw()
+    await raw.shake()
+    raw.say(encode(Ask(request=1, command=Events(limit=limit))))
+    await place.ear.until(lambda: place.ear.closed)
+    assert "a message that is not allowed here" in place.ear.closed[0]
+    assert not place.ear.messages
 
 
 async def test_messages_without_a_handshake(place: Place) -> None:

@@ -10,7 +10,7 @@ from resile.api.job_view import JobView
 from resile.core.decisions import Reply
 from resile.core.events import AnyEvent, ChangeWanted
 from resile.master.journal.sqlite import Journal, JournalError
-from resile.protocol.commands import MAX_EVENTS, Command, Done, Events, Failed, JobEvents, JobStatus, Result, Status
+from resile.protocol.commands import Command, Done, Events, Failed, JobEvents, JobStatus, Result, Status
 from resile.protocol.job_changes import Change
 
 Answer = Callable[[Result], None]
@@ -32,7 +32,7 @@ class Commands:
                 answer(JobStatus(job=self._look()))
             case Events():
                 try:
-                    events = self._journal.story(command.after, min(command.limit, MAX_EVENTS))
+                    events = self._journal.story(command.after, command.limit)
                 except JournalError as error:
                     answer(Failed(error=str(error)))
                 else:

@@ -6,6 +6,10 @@ A new question is one struct here and one case in `resile.master.commands`. A ne
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
 from resile.api.job_view import JobEvent, JobView
 from resile.protocol.agent_to_master import AgentMessage, Hello
 from resile.protocol.job_changes import Change
@@ -23,7 +27,7 @@ class Events(Message, frozen=True, kw_only=True):
     """Show the job's events with a number above `after`, oldest first; the answer is `JobEvents`."""
 
     after: int = 0
-    limit: int = MAX_EVENTS
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
 
 
 Command = Status | Events | Change
