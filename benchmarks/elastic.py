@@ -347,7 +347,7 @@ def _nodes(times: int, theirs: Nodes | None) -> list[Row]:
             others={DLROVER: DLROVER_FROZEN_SECONDS},
             unfinished=(TORCHRUN.name, DLROVER),
             note=f"{listed(frozen_node)}, nodes of all ranks in turn; "
-            "that neither peer steps on was seen earlier on a machine like this, and not in this run",
+            "the peers' times are from an earlier run on a machine like this: neither had taken a step by then",
         ),
         Row(
             measure="elastic: resize 2 -> 3 -> 2, pause of the others, longest",

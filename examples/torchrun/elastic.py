@@ -36,6 +36,9 @@ def main() -> None:
         with elastic.step():
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             (loss * share.weight).backward()
+        if elastic.rank == 0 and elastic.stepped and elastic.completed % 10 == 0:
+            sys.stdout.write(f"step = {elastic.completed}, world = {elastic.world}, loss = {loss.item():.4f}\n")
+            sys.stdout.flush()
         time.sleep(options.pause)
     checksum = sum(parameter.double().sum().item() for parameter in model.parameters())
     words = f"rank = {elastic.rank} of {elastic.world}, steps = {elastic.completed}, loss = {loss.item():.4f}"

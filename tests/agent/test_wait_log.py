@@ -49,8 +49,9 @@ def test_a_master_that_cannot_be_reached_is_named_at_once_and_then_now_and_then(
             RendezvousConfig(min_nodes=2, max_nodes=2),
             False,
             Endpoint("127.0.0.1", 29500),
-            " at 127.0.0.1:29500: --nnodes=2 have to come within 600 s; other machines cannot reach that: "
-            "give --rdzv-endpoint, the same to all, for them to meet",
+            " at 127.0.0.1:29500: --nnodes=2 have to come within 600 s; 127.0.0.1 is this machine alone: "
+            "nodes on other machines need one --rdzv-endpoint=HOST:PORT, "
+            "the same for all, with a HOST that all can reach",
         ),
         (
             RendezvousConfig(min_nodes=2, max_nodes=4, last_call=7),
@@ -92,3 +93,5 @@ def test_a_round_that_does_not_come_is_said_to_be_waited_for(
 
     asyncio.run(asyncio.wait_for(wait(), 10))
     assert said(caplog)[0] == f"waiting for other nodes{words}"
+    is_mistake = "this machine alone" in words
+    assert caplog.records[0].levelname == ("WARNING" if is_mistake else "INFO")

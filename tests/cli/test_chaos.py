@@ -52,9 +52,8 @@ def test_a_process_is_killed_by_its_rank_and_only_that_one(bench, trainers):
     assert (struck["pids"], struck["node"]) == ([trainers[1]], "worker-0")
     bench.wait(lambda: state_of(trainers[1]) in ("", "Z"))
     assert state_of(trainers[0]) == "S"
-    assert bench.refused("chaos", "kill-process", "steady", "--rank", "7") == (
-        "resile: there is no training process with rank 7"
-    )
+    for command in (["kill-process", "steady", "--rank", "7"], ["kill-rank", "steady", "7"]):
+        assert bench.refused("chaos", *command) == "resile: there is no training process with rank 7"
     said = bench.out("chaos", "kill-process", "steady", "--node", "worker-0")
     assert re.fullmatch(rf"\d\d:\d\d:\d\d\.\d{{3}} killed rank 0 of worker-0 \(pid {trainers[0]}\)\n", said)
 
@@ -134,6 +133,10 @@ def test_training_that_is_struck_goes_on_and_its_end_tells_of_it(bench):
     assert re.search(r"^BECAUSE +NOTICED +NEXT STEP +AFTER$", out, re.MULTILINE)
     assert re.search(r"^on worker-1, rank 1 \(pid \d+\) ended with signal 9 ", out, re.MULTILINE)
     assert re.search(r"goodput \d+\.\d%$", out.rstrip())
+    for strike in (["kill-node", "steady", "worker-1"], ["kill-master", "steady"], ["kill-rank", "steady", "0"]):
+        assert bench.refused("chaos", *strike) == (
+            "resile: job steady is over (Succeeded); `resile submit` starts it again"
+        )
 
 
 STANDBY = """

@@ -317,7 +317,7 @@ def test_scaling_down_takes_a_node_and_its_heir():
     plan(job, migrate=(move(2),))
     job.wants(Scale(role="worker", replicas=2))
     assert job.deleted == [2, 3]
-    assert end(job) == ("Superseded", "a wish for worker=2 came before it was done")
+    assert end(job) == ("Superseded", "a request for worker=2 came before it was done")
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

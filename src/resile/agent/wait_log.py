@@ -59,8 +59,10 @@ class WaitLog:
         so_far = f" ({waited:.0f} s so far)" if waited > 9 else ""
         hint = ""
         if place is not None and is_loopback(place.host) and not again:
-            hint = "; other machines cannot reach that: give --rdzv-endpoint, the same to all, for them to meet"
-        log.info("waiting for other nodes%s: %s%s%s", where, self._rules(again), so_far, hint)
+            hint = f"; {place.host} is this machine alone: nodes on other machines need one --rdzv-endpoint=HOST:PORT"
+            hint += ", the same for all, with a HOST that all can reach"
+        level = logging.WARNING if hint else logging.INFO
+        log.log(level, "waiting for other nodes%s: %s%s%s", where, self._rules(again), so_far, hint)
         self._timer = asyncio.get_running_loop().call_later(AGAIN_EVERY, self._tell, waited + AGAIN_EVERY, again)
 
     def _rules(self, again: bool) -> str:

@@ -45,7 +45,7 @@ def overview() -> str:
             *lines,
             "",
             "`resile COMMAND --help` explains a command; start with",
-            "    resile run --standalone --nproc-per-node 2 train.py",
+            "    resile run --standalone --nproc-per-node 2 YOUR_SCRIPT.py",
         ]
     )
 

@@ -35,6 +35,17 @@ def kill_process(job: str, node: str | None, rank: int | None, namespace: str | 
     _inject(Target(namespace=namespace, local=True), job, KillProcess(node, rank), output, wait=wait)
 
 
+@chaos.command("kill-rank", short_help="SIGKILL the training process of RANK.")
+@click.argument("job")
+@click.argument("rank", type=click.IntRange(min=0))
+@namespace_option
+@wait_option
+@output_option("table", "json")
+def kill_rank(job: str, rank: int, namespace: str | None, wait: bool, output: str) -> None:
+    """SIGKILL the training process with global rank RANK: short for `kill-process JOB --rank RANK`."""
+    _inject(Target(namespace=namespace, local=True), job, KillProcess(None, rank), output, wait=wait)
+
+
 @chaos.command("kill-node", short_help="SIGKILL every process of NODE.")
 @click.argument("job")
 @click.argument("node")

@@ -25,8 +25,8 @@ def get(
     """List jobs, or the nodes, events or scale plans of a job (KIND: jobs, nodes, events, plans).
 
     NAME is a job's. Without it, everything in the namespace is listed: of this machine if it has jobs there, else of
-    the cluster that KUBECONFIG names; --local and --cluster choose. In a name's place, too, a job of this machine comes
-    before one of the cluster.
+    the cluster that KUBECONFIG names. If both have a job called NAME, the one of this machine is listed. --local and
+    --cluster choose.
 
     \b
     resile get jobs -A                 every job

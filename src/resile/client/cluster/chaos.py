@@ -25,6 +25,8 @@ async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, As
     if not isinstance(fault, KillNode | KillMaster):
         raise NotUsableError("on a cluster, only a node or the master can be killed")
     item = await find(cluster, job)
+    if job_view.over(item):
+        raise CommandError(f"job {job} is over ({job_view.phase(item)}); nothing was killed")
     kind = job_kind_of(item)
     if isinstance(fault, KillNode):
         node = fault.node

@@ -12,6 +12,7 @@ from resile.client.errors import CommandError
 from resile.client.local.job_reader import MASTER_CAME_BACK, JobReader
 from resile.client.local.jobs import LocalJob
 from resile.client.local.master_client import wait_until
+from resile.core.state import Phase
 
 POLL_SECONDS = 0.1
 BEYOND_BUDGET = 20.0
@@ -27,6 +28,8 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
     try:
         injected = local.inject(job.directory, fault)
     except NothingToInjectError as error:
+        if before.phase in (Phase.SUCCEEDED, Phase.FAILED):
+            raise CommandError(f"job {job} is over ({before.phase}); `resile submit` starts it again") from error
         raise CommandError(str(error)) from error
     if isinstance(fault, KillMaster):
         return injected, _return_of_master(job, injected)

@@ -36,7 +36,7 @@ class _Target(msgspec.Struct):
 
 def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
     plan = Plan(name="", uid="", roles={wanted.role: RoleChange(replicas=wanted.replicas)})
-    _grant(ctx, plan, request, f"a wish for {wanted.role}={wanted.replicas}", why="ScaleRefused")
+    _grant(ctx, plan, request, f"a request for {wanted.role}={wanted.replicas}", why="ScaleRefused")
 
 
 def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
