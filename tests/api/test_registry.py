@@ -143,7 +143,7 @@ def test_a_new_kind_gets_masters_by_the_same_decisions(toys) -> None:
     item = {**toy(), "metadata": {**toy()["metadata"], "resourceVersion": "1"}}
     spec = read_job(toys, item)
     assert isinstance(spec, JobSpec)
-    accepted, provision, start = decide(ObservedJob(job=item), spec, 0.0).actions
+    accepted, provision, start = decide(ObservedJob(kind=toys, job=item), spec, 0.0).actions
     assert (accepted, provision, start) == (
         SetStatus(JobPhase.CREATED, "JobCreated", "the job was accepted and gets its master"),
         Provision(),
@@ -162,7 +162,7 @@ def test_a_new_kind_gets_masters_by_the_same_decisions(toys) -> None:
         "toy",
     ]
     bad = read_job(toys, toy(trainers="two"))
-    (failed, _) = decide(ObservedJob(job=toy(trainers="two")), bad, 0.0).actions
+    (failed, _) = decide(ObservedJob(kind=toys, job=toy(trainers="two")), bad, 0.0).actions
     assert isinstance(failed, SetStatus)
     assert failed.phase is JobPhase.FAILED
 

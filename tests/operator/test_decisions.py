@@ -29,7 +29,7 @@ from tests.support.kinds import ELASTIC_JOB
 
 
 def decided(item: dict[str, Any], master: dict[str, Any] | None = None, now: float = NOW, **seen: Any) -> Decision:
-    return decide(ObservedJob(job=item, pod=master, **seen), read_job(ELASTIC_JOB, item), now)
+    return decide(ObservedJob(kind=ELASTIC_JOB, job=item, pod=master, **seen), read_job(ELASTIC_JOB, item), now)
 
 
 def only(kind: type[Any], actions: tuple[Action, ...]) -> Any:

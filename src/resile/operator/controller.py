@@ -16,7 +16,7 @@ from resile.operator.cached_objects import metadata_only, pod_only, resource_onl
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
 from resile.operator.plans import PlanReconciler
-from resile.operator.workqueue import OnReconciled, WorkQueue
+from resile.operator.workqueue import WorkQueue
 
 
 class Controller:
@@ -39,14 +39,8 @@ class Controller:
         self._informers: list[tuple[Kind, Informer]] = []
         self._queues: list[tuple[Kind, WorkQueue]] = []
         for kind in registry.job_kinds():
-            jobs = _JobController(kind, client, image, metrics, informer, functools.partial(self._count, of(kind)))
-            self._queues.append((of(kind), jobs.queue))
-            for plan_kind in registry.plan_kinds():
-                if plan_kind.job_kind is kind:
-                    plans = _PlanController(
-                        plan_kind, client, jobs, informer, functools.partial(self._count, of(plan_kind))
-                    )
-                    self._queues.append((of(plan_kind), plans.queue))
+            jobs = _JobController(kind, client, image, metrics, informer, self._count)
+            self._queues += [(of(kind), jobs.queue), *((of(plans.kind), plans.queue) for plans in jobs.plans)]
 
     def not_synced(self) -> list[str]:
         return list(dict.fromkeys(kind.name for kind, informer in self._informers if not informer.synced.is_set()))
@@ -79,28 +73,30 @@ class Controller:
 
 Inform = Callable[..., Informer]
 """Makes an informer from a kind, a function to call on a change, a function that trims objects, and labels."""
+Count = Callable[[Kind, Key, str, float], None]
+"""Counts a reconciliation of an object of a kind: its outcome and seconds."""
 
 
 class _JobController:
-    """Watches the jobs of one kind, and the pods and Services of their masters. Does not watch nodes."""
+    """Watches the jobs of one kind, their plans, and the pods and Services of their masters. Does not watch nodes."""
 
     def __init__(
-        self, kind: JobKind, client: Client, image: str, metrics: Metrics, inform: Inform, on_reconciled: OnReconciled
+        self, kind: JobKind, client: Client, image: str, metrics: Metrics, inform: Inform, count: Count
     ) -> None:
         self._kind = kind
-        self.on_job: list[Callable[[Key], None]] = []
-        """Called with the key of every job that changed."""
-        self.informer = inform(of(kind), self._on_job, resource_only)
+        jobs = inform(of(kind), self._on_job, resource_only)
         pods = inform(PODS, self._on_master_object, pod_only, kind.masters)
         services = inform(SERVICES, self._on_master_object, metadata_only, kind.masters)
-        reconciler = JobReconciler(kind, client, self.informer, pods, services, image, metrics)
-        self.queue = WorkQueue(reconciler.reconcile, on_reconciled)
+        reconciler = JobReconciler(kind, client, jobs, pods, services, image, metrics)
+        self.queue = WorkQueue(reconciler.reconcile, functools.partial(count, of(kind)))
+        plan_kinds = [plan_kind for plan_kind in registry.plan_kinds() if plan_kind.job_kind is kind]
+        self.plans = [_PlanController(plan_kind, client, jobs, inform, count) for plan_kind in plan_kinds]
 
     def _on_job(self, item: Object) -> None:
         job = key_of(item)
         self.queue.add(job)
-        for listener in self.on_job:
-            listener(job)
+        for plans in self.plans:
+            plans.on_job(job)
 
     def _on_master_object(self, item: Object) -> None:
         name = self._kind.job_of(item["metadata"].get("labels") or {})
@@ -111,20 +107,17 @@ class _JobController:
 class _PlanController:
     """Watches the plans of one kind. An open plan is reconciled again when its job changes."""
 
-    def __init__(
-        self, kind: PlanKind, client: Client, jobs: _JobController, inform: Inform, on_reconciled: OnReconciled
-    ) -> None:
-        self._kind = kind
+    def __init__(self, kind: PlanKind, client: Client, jobs: Informer, inform: Inform, count: Count) -> None:
+        self.kind = kind
         self._informer = inform(of(kind), self._on_plan, resource_only)
-        reconciler = PlanReconciler(kind, client, self._informer, jobs.informer)
-        self.queue = WorkQueue(reconciler.reconcile, on_reconciled)
-        jobs.on_job.append(self._on_job)
+        reconciler = PlanReconciler(kind, client, self._informer, jobs)
+        self.queue = WorkQueue(reconciler.reconcile, functools.partial(count, of(kind)))
 
     def _on_plan(self, item: Object) -> None:
         self.queue.add(key_of(item))
 
-    def _on_job(self, job: Key) -> None:
+    def on_job(self, job: Key) -> None:
         for plan in self._informer.all():
-            is_its = key_of(plan).namespace == job.namespace and self._kind.job_of(plan) == job.name
-            if is_its and self._kind.is_open(plan):
+            is_its = key_of(plan).namespace == job.namespace and self.kind.job_of(plan) == job.name
+            if is_its and self.kind.is_open(plan):
                 self.queue.add(key_of(plan))

@@ -15,7 +15,7 @@ import msgspec
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
 from resile.api.job_phase import INVALID_SPEC, JOURNAL_GONE, JobPhase
-from resile.api.kinds.registry import job_kind_of
+from resile.api.kinds.base import JobKind
 from resile.api.manifests.errors import BadManifest
 from resile.api.master_exit_codes import CANNOT_SERVE, FINAL, JOB_FAILED, JOB_SUCCEEDED
 from resile.api.quantity import duration
@@ -121,6 +121,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
+    kind: JobKind
     job: Object
     pod: Object | None = None
     """The pod with the master's name."""
@@ -130,18 +131,29 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     pods_removed: bool = False
     """True if `RemovePods` was executed."""
 
+    @property
+    def phase(self) -> JobPhase | None:
+        """The phase in the job's status; None if it has none or this version does not know it."""
+        return self.kind.phase_of(self.job)
+
+    @property
+    def says(self) -> tuple[str, str]:
+        """The reason and the message in the job's status."""
+        report = self.kind.report_of(self.job)
+        return report.reason, report.message
+
 
 def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decision:
     """Decide about a job; `spec` is the job of its manifest, or the manifest's errors."""
     job = seen.job
     if job["metadata"].get("deletionTimestamp"):
         return Decision()  # Kubernetes removes everything with it
-    phase = phase_of(job)
+    phase = seen.phase
     pod = seen.pod
     began = pod is not None or phase not in (None, JobPhase.CREATED, JobPhase.FAILED)
     if isinstance(spec, BadManifest) and not began:
         return _invalid(seen, spec)
-    if phase is not None and phase.ended and not _was_invalid(job):
+    if phase is not None and phase.ended and not _was_invalid(seen):
         return _ended(seen, now)
     if pod is None:
         return _without_master(seen, phase, DELETED, now)
@@ -163,11 +175,6 @@ def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decisi
     return _with_master(seen, phase, pod)
 
 
-def phase_of(job: Object) -> JobPhase | None:
-    """The phase in a job's status; None if it has none or this version does not know it."""
-    return job_kind_of(job).phase_of(job)
-
-
 def phase_without_master(phase: JobPhase | None) -> JobPhase | None:
     """The phase to write for a job whose master cannot start: Pending, or None if the job was further already."""
     return JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
@@ -176,8 +183,8 @@ def phase_without_master(phase: JobPhase | None) -> JobPhase | None:
 def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
     """Fail a job whose manifest is invalid. Nothing is started until the manifest is corrected."""
     message = short("; ".join(str(error) for error in bad.errors))
-    ended = phase_of(seen.job) is JobPhase.FAILED and not _was_invalid(seen.job)
-    if ended or _says(seen.job) == (Reason.INVALID_SPEC, message):
+    ended = seen.phase is JobPhase.FAILED and not _was_invalid(seen)
+    if ended or seen.says == (Reason.INVALID_SPEC, message):
         return Decision()
     told = EmitEvent(Reason.INVALID_SPEC, message, warning=True)
     return Decision((SetStatus(JobPhase.FAILED, Reason.INVALID_SPEC, message), told))
@@ -195,7 +202,7 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
         message = (
             f"the master ended {restarts.starts} times in a row, the last time: {lost}; the next start is due soon"
         )
-        return Decision((*actions, *_say(seen.job, None, Reason.MASTER_LOST, short(message))), pause)
+        return Decision((*actions, *_say(seen, None, Reason.MASTER_LOST, short(message))), pause)
     # Even if `provisioned`, which may be out of date: a master must not be started without its Service.
     actions.append(Provision())
     actions.append(StartMaster(restarts.index + 1, "" if first else lost))
@@ -204,7 +211,7 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
 
 def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
     """Write the phase of a job whose master's pod starts or runs."""
-    reason, _ = _says(seen.job)
+    reason, _ = seen.says
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
         if phase in (None, JobPhase.CREATED) or (phase is JobPhase.PENDING and reason in PASSING):
@@ -216,11 +223,11 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
     problem = why_master_cannot_start(pod)
     waiting = phase_without_master(phase)
     if problem:
-        said = _say(seen.job, waiting, Reason.MASTER_CANNOT_START, problem)
+        said = _say(seen, waiting, Reason.MASTER_CANNOT_START, problem)
         actions.extend(said)
         actions.extend(EmitEvent(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
     elif reason != Reason.MASTER_STARTING or phase in (None, JobPhase.CREATED):
-        actions.extend(_say(seen.job, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
+        actions.extend(_say(seen, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
     return Decision(tuple(actions), settings.RECHECK)
 
 
@@ -241,7 +248,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
     if now - born < settings.MAKE_ROOM:
         return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to another owner"
-    said = _say(seen.job, phase_without_master(phase), Reason.MASTER_CANNOT_START, message)
+    said = _say(seen, phase_without_master(phase), Reason.MASTER_CANNOT_START, message)
     return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
 
 
@@ -258,10 +265,10 @@ def _finished(over: MasterEnd) -> tuple[Action, ...]:
 
 def _ended(seen: ObservedJob, now: float) -> Decision:
     """Write the time of completion of a job that is over, and remove its pods after their time to live."""
-    finished = job_kind_of(seen.job).report_of(seen.job).ended_at
+    finished = seen.kind.report_of(seen.job).ended_at
     if finished is None:
-        reason, message = _says(seen.job)
-        return Decision((SetStatus(phase_of(seen.job), reason, message),))
+        reason, message = seen.says
+        return Decision((SetStatus(seen.phase, reason, message),))
     ttl = ttl_of(seen.job["metadata"].get("annotations") or {})
     if ttl is None or seen.pods_removed:
         return Decision()
@@ -277,23 +284,18 @@ def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
 def _restarts(seen: ObservedJob) -> Restarts:
     """The restarts up to the present pod. If an earlier operator started it, they are read from the pod."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
-    known = job_kind_of(seen.job).master_index_of(labels)
+    known = seen.kind.master_index_of(labels)
     if seen.restarts.last is not None:
         return msgspec.structs.replace(seen.restarts, index=max(seen.restarts.index, known))
     born = moment((seen.pod or {})["metadata"].get("creationTimestamp", ""))
     return Restarts(1, born, max(seen.restarts.index, known))
 
 
-def _say(job: Object, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
+def _say(seen: ObservedJob, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
     """The action that writes this status, or none if the job has it already."""
-    there = _says(job) == (reason, message) and phase in (None, phase_of(job))
+    there = seen.says == (reason, message) and phase in (None, seen.phase)
     return () if there else (SetStatus(phase, reason, message),)
 
 
-def _says(job: Object) -> tuple[str, str]:
-    report = job_kind_of(job).report_of(job)
-    return report.reason, report.message
-
-
-def _was_invalid(job: Object) -> bool:
-    return _says(job)[0] == Reason.INVALID_SPEC
+def _was_invalid(seen: ObservedJob) -> bool:
+    return seen.says[0] == Reason.INVALID_SPEC

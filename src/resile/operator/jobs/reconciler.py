@@ -39,7 +39,6 @@ from resile.operator.jobs.decisions import (
     StartMaster,
     StopNodes,
     decide,
-    phase_of,
     phase_without_master,
 )
 from resile.operator.jobs.master_pod import master_pod
@@ -104,6 +103,7 @@ class JobReconciler:
         spec = self._spec(memory, job)
         name = Key(key.namespace, self._kind.master_name(key.name))
         seen = ObservedJob(
+            kind=self._kind,
             job=job,
             pod=self._pods.get(name),
             provisioned=self._is_provisioned(memory) and self._services.get(name) is not None,
@@ -216,7 +216,7 @@ class JobReconciler:
         """Write why the API server refuses a master's pod: a quota, a policy, a template that makes no sense."""
         message = short(f"the master's pod cannot be created: {error}")
         if self._kind.report_of(job).message != message:
-            phase = phase_without_master(phase_of(job))
+            phase = phase_without_master(self._kind.phase_of(job))
             job = await self._set_status(job, SetStatus(phase, Reason.MASTER_CANNOT_START, message))
             await self._emit(job, Reason.MASTER_CANNOT_START, message, warning=True)
 
