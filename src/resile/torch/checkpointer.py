@@ -181,15 +181,20 @@ class Checkpointer:
         self._writer.wait(timeout)
 
     def close(self) -> None:
-        """Finish pending work. The agent keeps its checkpoints. Idempotent."""
+        """Finish pending work. The agent keeps its checkpoints. Idempotent.
+
+        If the copy of an overlapped save failed, this raises its error after everything is closed.
+        """
         if self._closed:
             return
         self._closed = True
-        self._writer.close()
-        for memory in (self._memory, self._leader):
-            if memory is not None:
-                memory.close()
-                memory.buffers = []  # what is in storage can still be restored
+        try:
+            self._writer.close()
+        finally:
+            for memory in (self._memory, self._leader):
+                if memory is not None:
+                    memory.close()
+                    memory.buffers = []  # what is in storage can still be restored
 
     def restore(self, state: State, *, will_store: bool | None = None) -> int | None:
         """Load the newest step that is complete for all ranks; None if there is none, and then nothing was changed.

@@ -563,6 +563,28 @@ def test_an_overlapped_save_holds_the_state_of_its_moment(opened: Open, vault: V
     assert torch.equal(its_optimizer.state[other[0].weight]["exp_avg"], moments)
 
 
+def test_a_checkpointer_whose_last_copy_failed_is_closed_all_the_same(
+    opened: Open, vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = model_and_optimizer(0, 2)
+    checkpointer = opened()
+    assert checkpointer.save(1, {"model": model, "optimizer": optimizer})
+    fill = PackedState.fill
+
+    def fail_behind(packed: PackedState, leaves: Any, *threads: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("no room to copy")
+        fill(packed, leaves, *threads)
+
+    monkeypatch.setattr(PackedState, "fill", fail_behind)
+    assert checkpointer.save(2, {"model": model, "optimizer": optimizer}, overlap=True)
+    with pytest.raises(MemoryError, match="no room to copy"):
+        checkpointer.close()
+    assert checkpointer._memory.buffers == []
+    assert checkpointer._writer._sealer._shutdown
+    checkpointer.close()
+
+
 def test_without_room_in_memory_one_sentence_is_said_and_storage_is_used(
     opened: Open, vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

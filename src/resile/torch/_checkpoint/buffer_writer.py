@@ -118,10 +118,12 @@ class BufferWriter:
         self.store_queue.wait(timeout)
 
     def close(self) -> None:
-        self.before_update()
-        self._copier.shutdown()
-        self._sealer.shutdown()
-        self._packed.clear()
+        try:
+            self.before_update()
+        finally:
+            self._copier.shutdown()
+            self._sealer.shutdown()
+            self._packed.clear()
 
     def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
         """Prepare a buffer for this layout. The step that it held is lost."""
