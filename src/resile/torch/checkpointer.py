@@ -333,7 +333,11 @@ class Checkpointer:
             self.behind = True
             self._log_once.say(BEHIND)
             return False
-        sequence, replicated = self._save_group.sequence, self._save_group.partnered and not layout.replicated
+        sequence = self._save_group.sequence
+
+        def note_replication() -> None:
+            self._save_group.sent(sequence, layout.length, self._local_world)
+
         self._writer.write(
             choice,
             leaves,
@@ -342,11 +346,9 @@ class Checkpointer:
             sequence=sequence,
             step=step,
             due=due,
-            replicated=replicated,
+            on_replication=note_replication if self._save_group.partnered and not layout.replicated else None,
             overlap=overlap,
         )
-        if replicated:
-            self._save_group.sent(sequence, layout.length, self._local_world)
         return True
 
     def _room(self, size: int) -> bool:

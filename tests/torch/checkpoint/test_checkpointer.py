@@ -585,6 +585,41 @@ def test_a_checkpointer_whose_last_copy_failed_is_closed_all_the_same(
     checkpointer.close()
 
 
+def test_no_replica_is_awaited_of_a_save_that_was_not_committed(
+    opened: Open, vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = model_and_optimizer(0, 0)
+    leaves = flatten({"model": model})
+    layout = msgspec.structs.replace(
+        lay_out(leaves, Saver(0, 1, True, "a"), directory="", keep_last=0, keep_every=0), replicated=False
+    )
+    checkpointer = opened()
+    group = checkpointer._save_group
+    group.meet()
+    group.partnered, group.sequence = True, group.sequence + 1
+    checkpointer._layout = (layout, msgspec.json.encode(layout))
+    monkeypatch.setattr("resile.torch.checkpointer.still_fits", lambda *_: True)
+    may_copy, fill = threading.Event(), PackedState.fill
+
+    def fail_behind(packed: PackedState, leaves: Any, *threads: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            may_copy.wait(PATIENCE)
+            raise MemoryError("no room to copy")
+        fill(packed, leaves, *threads)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedState, "fill", fail_behind)
+        assert checkpointer._save(1, leaves, None, False, True)
+        assert group._sent == 0, "it is still being copied"
+        may_copy.set()
+        with pytest.raises(MemoryError):
+            checkpointer.before_update()
+    assert group._sent == 0
+    assert checkpointer._save(2, leaves, None, False, True)
+    checkpointer.before_update()
+    assert group._sent == group.sequence
+
+
 def test_without_room_in_memory_one_sentence_is_said_and_storage_is_used(
     opened: Open, vault: VaultThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ asking for storage. The price is that the next save into the same buffer waits f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from resile.checkpoint.buffer import Buffer, Record
@@ -58,13 +58,15 @@ class BufferWriter:
         sequence: int,
         step: int,
         due: bool,
-        replicated: bool,
+        on_replication: Callable[[], None] | None,
         overlap: bool,
     ) -> None:
         """Copy a state into a buffer, commit it, and have it sealed, replicated and stored in the background.
 
         `text` is the encoded layout. With `overlap`, leaves that only the optimizer changes are copied in the
-        background, until `before_update`. Raises SlotTooSmall if a value has outgrown its slot in the layout.
+        background, until `before_update`. If the save is to be copied to another node, `on_replication` is called when
+        it is committed, perhaps by a background thread; it is None otherwise. Raises SlotTooSmall if a value has
+        outgrown its slot in the layout.
         """
         number, stores = choice.number, due and not choice.busy
         if due:
@@ -81,6 +83,9 @@ class BufferWriter:
                 self.store_queue.reserve(number, sequence)
             elif due:
                 self.store_queue.defer(number, sequence)
+            if on_replication is not None:
+                on_replication()
+            replicated = on_replication is not None
             self._sealing[number] = self._sealer.submit(self._seal, number, packed, record, stores, replicated)
 
         if not overlap:
