@@ -113,7 +113,7 @@ def run(quick: bool) -> list[Row]:
             supervisor.wait(timeout=120.0)
             ledger = _ledger(directory)
         finally:
-            end_by_force(directory, directory.spec().timeouts.regroup_grace)
+            end_by_force(directory, directory.spec().timeouts.kill_grace)
             supervisor.wait()
         steps = _steps(place.path)
     return _rows(steps, killed, whole, ledger, records)

@@ -98,7 +98,7 @@ class Node:
                 rank=Rank(0),
                 heartbeat=1.0,
                 heartbeat_timeout=5.0,
-                regroup_grace=5.0,
+                kill_grace=5.0,
                 exit_grace=5.0,
                 elastic=elastic,
             )

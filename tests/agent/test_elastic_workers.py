@@ -94,7 +94,7 @@ class Launcher:
         self.started = asyncio.Event()
         self.moves: list[tuple[Round, RoundAssignment]] = []
         self.ahead = 0
-        self.regrouped = 0
+        self.restarted = 0
 
     def replace(self, local_rank: int) -> None:
         self.replaced.append(local_rank)
@@ -108,8 +108,8 @@ class Launcher:
     def move_to(self, round_: Round, assignment: RoundAssignment) -> None:
         self.moves.append((round_, assignment))
 
-    def regroup(self) -> None:
-        self.regrouped += 1
+    def restart(self) -> None:
+        self.restarted += 1
 
     def idle(self) -> None:
         pass
@@ -676,7 +676,7 @@ async def test_after_a_failed_start_the_node_asks_for_a_round_before_it_tries_ag
     failure = WorkerFailure(global_rank=0, local_rank=0, pid=0, at=1.0, exit_code=127)
     node.attempt.failures.append(failure)
     node.workers.on_end(None, [failure])
-    assert (node.launcher.regrouped, node.last(WorkerFailed).failure) == (1, failure)
+    assert (node.launcher.restarted, node.last(WorkerFailed).failure) == (1, failure)
     node.workers.on_stopped(None)
     assert (node.launcher.ahead, node.last(Join).elastic) == (0, False)
     assert not node.workers.is_news(Round(0)), "it has left that round already"

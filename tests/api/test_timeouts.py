@@ -10,7 +10,7 @@ from resile.api.timeouts import BadTimeouts, Timeouts, derive
 @given(st.floats(min_value=SMALLEST_RECOVERY_BUDGET, max_value=LARGEST_RECOVERY_BUDGET))
 def test_every_allowed_budget_gives_a_ladder_that_holds(budget: float) -> None:
     ladder = derive(Seconds(budget))
-    assert ladder.heartbeat_timeout + ladder.straggler_wait + ladder.regroup_grace <= budget
+    assert ladder.heartbeat_timeout + ladder.straggler_wait + ladder.kill_grace <= budget
     assert ladder.heartbeat_timeout >= 3 * ladder.heartbeat
     assert all(getattr(ladder, rung) > 0 for rung in Timeouts.__struct_fields__)
 
@@ -52,7 +52,7 @@ def test_an_unknown_rung_is_named_with_the_known_ones() -> None:
 def test_shares_that_exceed_the_budget_are_refused() -> None:
     with pytest.raises(
         BadTimeouts,
-        match=r"^recovery_budget: heartbeat_timeout \+ straggler_wait \+ regroup_grace come to 12 s, "
+        match=r"^recovery_budget: heartbeat_timeout \+ straggler_wait \+ kill_grace come to 12 s, "
         r"more than the budget of 10 s$",
     ):
         derive(Seconds(10), straggler_wait=9.0)

@@ -134,7 +134,7 @@ async def test_a_pod_that_was_deleted_before_it_was_there_is_removed_when_it_is_
     told: list[Observation] = []
     api = FakeAPI()
     platform = platform_on(api, told)
-    grace = job().timeouts.regroup_grace
+    grace = job().timeouts.kill_grace
     platform.launch(LAUNCH)
     platform.delete(NODE, grace)
     await until(lambda: told)

@@ -200,7 +200,7 @@ class Agent:
         if self._node != welcome.node:
             log.info("this node is %s with rank %d", welcome.node, welcome.rank)
         self._node, self._rank = welcome.node, welcome.rank
-        self._launcher.regroup_grace, self._exit_grace = welcome.regroup_grace, welcome.exit_grace
+        self._launcher.kill_grace, self._exit_grace = welcome.kill_grace, welcome.exit_grace
         self._session.beat(welcome.heartbeat)
         self._relay.repeat()
         self._standbys_told = StandbyFacts()  # a new master knows of none

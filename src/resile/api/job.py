@@ -122,11 +122,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.roles if declared is None else declared.decides_end
 
     def exit_grace(self, role: str) -> Seconds:
-        """How long a node of a role may take to save and end: what its pod says, but at least `regroup_grace`."""
+        """How long a node of a role may take to save and end: what its pod says, but at least `kill_grace`."""
         declared = self.roles.get(role)
         if declared is None or declared.grace is None:
             return self.timeouts.exit_grace
-        return Seconds(max(declared.grace, self.timeouts.regroup_grace))
+        return Seconds(max(declared.grace, self.timeouts.kill_grace))
 
     @property
     def longest_exit_grace(self) -> Seconds:

@@ -35,7 +35,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long a round that could close waits for nodes that are starting: a later join would restart every node."""
     last_call: Seconds
     """The same for the first round on bare machines, where it is not known which nodes may come."""
-    regroup_grace: Seconds
+    kill_grace: Seconds
     """From SIGTERM to SIGKILL for processes whose round is over."""
     exit_grace: Seconds
     """From SIGTERM to SIGKILL for a node that is asked to leave: time to save."""
@@ -62,10 +62,10 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
                 f"heartbeat_timeout: {self.heartbeat_timeout:g} s leaves room for fewer than 3 heartbeats of "
                 f"{self.heartbeat:g} s; allowed is {3 * self.heartbeat:g} s or more"
             )
-        waits = self.heartbeat_timeout + self.straggler_wait + self.regroup_grace
+        waits = self.heartbeat_timeout + self.straggler_wait + self.kill_grace
         if waits > self.recovery_budget:
             raise BadTimeouts(
-                f"recovery_budget: heartbeat_timeout + straggler_wait + regroup_grace come to {waits:g} s, "
+                f"recovery_budget: heartbeat_timeout + straggler_wait + kill_grace come to {waits:g} s, "
                 f"more than the budget of {self.recovery_budget:g} s"
             )
 
@@ -87,7 +87,7 @@ def derive(recovery_budget: Seconds = DEFAULT_RECOVERY_BUDGET, **overrides: floa
         "master_recovery": b * 0.3,
         "straggler_wait": b * 0.3,  # about what a process restart costs, which is what a later join would cost
         "last_call": b * 0.5,
-        "regroup_grace": b * 0.1,
+        "kill_grace": b * 0.1,
         "exit_grace": defaults.EXIT_GRACE,
         "join": defaults.JOIN_TIMEOUT,
         "pend": defaults.PEND_TIMEOUT,

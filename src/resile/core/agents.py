@@ -136,7 +136,7 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
     if report.member and report.round == rdzv.previous.round:
         rounds.on_script_failed(ctx, rdzv, node)
     if grow:
-        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because="it ran out of memory"))
+        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because="it ran out of memory"))
         lifecycle.on_node_ended(ctx, node, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
         return
     if not report.placed or node.crashed_in != report.placed:
@@ -180,7 +180,7 @@ def _welcome(ctx: Context, node: Node) -> Welcome:
         rank=node.rank,
         heartbeat=timeouts.heartbeat,
         heartbeat_timeout=timeouts.heartbeat_timeout,
-        regroup_grace=timeouts.regroup_grace,
+        kill_grace=timeouts.kill_grace,
         exit_grace=ctx.state.spec.exit_grace(node.key.role),
         elastic=bool(ctx.index.elastic),
     )

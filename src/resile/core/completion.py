@@ -51,7 +51,7 @@ def remove_leftover(ctx: Context, node: Node) -> None:
     if not node.status.ended:
         node.leaving = node.leaving or "the job is over"
         ctx.touch(node)
-        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because="the job is over"))
+        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because="the job is over"))
 
 
 def succeed_if_done(ctx: Context) -> None:

@@ -15,7 +15,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     rank: Rank
     heartbeat: float
     heartbeat_timeout: float
-    regroup_grace: float
+    kill_grace: float
     exit_grace: float
     elastic: bool = False
     """The job's processes join rounds without restarts, so this agent starts its own before it joins."""

@@ -51,7 +51,7 @@ class WorkerLauncher:
         self._on_end = on_end
         self._on_stopped = on_stopped
         timeouts = node.options.timeouts
-        self.regroup_grace: float = timeouts.regroup_grace
+        self.kill_grace: float = timeouts.kill_grace
         """Seconds that processes have to end when their round is over; the master may change this."""
         self.restarts = RestartCount(node.options.rendezvous.max_restarts, timeouts.budget_window)
         self.attempt: Attempt | None = None
@@ -80,21 +80,21 @@ class WorkerLauncher:
     def move_to(self, round_: Round, assignment: RoundAssignment) -> None:
         """Stop the processes, then start new ones in this round, or in a newer one if it is formed before."""
         self._next = (round_, assignment)
-        self.regroup()
+        self.restart()
 
     def leave_round(self) -> None:
         """Stop the processes and start none until a round is formed."""
         self._next = None
-        self.regroup()
+        self.restart()
 
-    def regroup(self) -> None:
-        """Stop the processes and call `on_stopped`, unless that is under way or the node leaves."""
+    def restart(self) -> None:
+        """Stop the processes and call `on_stopped`, which may start new ones. Does nothing if this is under way."""
         if self._stopping is None and not self._closed:
             self._stopping = self._in_background(self._stop_and_go_on())
 
     async def _stop_and_go_on(self) -> None:
         if self.attempt is not None:
-            await self.attempt.stop(self.regroup_grace)
+            await self.attempt.stop(self.kill_grace)
         self._stopping = None
         following, self._next = self._next, None
         self._on_stopped(following)

@@ -58,7 +58,7 @@ class RestartingWorkers(Workers):
         if self._join is not None:
             self._send(self._join)
         elif self.newest == NO_ROUND:
-            self._launcher.regroup()
+            self._launcher.restart()
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
         self.newest, self._join = round_, None
@@ -84,7 +84,7 @@ class RestartingWorkers(Workers):
             self._send(WorkerFailed(round=attempt.round, failure=failure))
         if failures:
             self._launcher.restarts.count(attempt.round)
-            self._launcher.regroup()
+            self._launcher.restart()
         elif attempt.has_finished:
             log.info("all training processes of this node ended well")
             self._send(NodeFinished(round=attempt.round))

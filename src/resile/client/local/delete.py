@@ -27,7 +27,7 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
     noun = kind.noun if kind is not None else "job"
     try:
         spec = directory.spec()
-        grace, short = spec.longest_exit_grace, spec.timeouts.regroup_grace
+        grace, short = spec.longest_exit_grace, spec.timeouts.kill_grace
     except DirectoryError:
         grace = short = DEFAULT_GRACE
     if not now and _stop(job):

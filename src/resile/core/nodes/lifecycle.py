@@ -22,7 +22,7 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is None:
         if not event.status.ended:  # no event in the journal launched it, so the core would never end it
-            ctx.decide(DeleteNode(node=event.node, grace=ctx.timeouts.regroup_grace, because="no job knows it"))
+            ctx.decide(DeleteNode(node=event.node, grace=ctx.timeouts.kill_grace, because="no job knows it"))
         return
     node.machine = event.host or node.machine
     if node.status.ended:
@@ -102,7 +102,7 @@ def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
 
 def _delete_leftovers(ctx: Context, node: Node) -> None:
     """Delete what the platform still has of a node that has ended."""
-    ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=node.how_it_ended))
+    ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because=node.how_it_ended))
 
 
 def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
@@ -144,7 +144,7 @@ def declare_lost(ctx: Context, node: Node, because: str) -> None:
     """Count a node that cannot be reached as failed, and delete it."""
     ctx.decide(Drop(node=node.key))
     if ctx.state.spec.managed:
-        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.regroup_grace, because=because))
+        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because=because))
     on_node_ended(ctx, node, NodeStatus.FAILED, NodeEnd(reason=restart_budget.LOST, message=because))
 
 

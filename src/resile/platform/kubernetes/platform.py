@@ -213,7 +213,7 @@ class KubernetesPlatform:
         self._services.add((node.role, rank))
 
     async def _delete(self, node: NodeKey, grace: Seconds) -> None:
-        if grace <= self._spec.timeouts.regroup_grace and await self._ended_by_itself(node):
+        if grace <= self._spec.timeouts.kill_grace and await self._ended_by_itself(node):
             return
         if not await self._remove(node, math.ceil(grace)):
             self._report(gone(node, self._pods.pop(node, None)))
