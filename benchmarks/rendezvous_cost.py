@@ -55,7 +55,7 @@ def crowd(nodes: int) -> Engine:
             nproc=8,
             rendezvous=config,
         )
-        engine.handle(ev.AgentConnected(session=number + 1, hello=hello), 0.0)
+        engine.handle(ev.AgentConnected(connection=number + 1, hello=hello), 0.0)
         if number < nodes - 1:
             engine.handle(_join(number), 0.0)
     return engine

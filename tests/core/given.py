@@ -46,7 +46,7 @@ class Job:
         self.meeting = meeting
         self.now = 0.0
         self.out: list[de.AnyDecision] = []
-        self.sessions = 0
+        self.connections = 0
         self.first = msgspec.msgpack.encode(self.state)
         self.journal: list[bytes] = []
 
@@ -114,7 +114,7 @@ class Job:
         return self.does(ev.AgentSaid(node=node, message=message))
 
     def comes(self, number: int | None = None, name: str = "", **more) -> list[de.AnyDecision]:
-        self.sessions += 1
+        self.connections += 1
         hello = Hello(
             protocol=PROTOCOL,
             job="job",
@@ -122,7 +122,7 @@ class Job:
             node_id=None if number is None else NodeId(number),
             **{"nproc": 1, "rendezvous": self.meeting, "host": "host", "address": "10.0.0.1"} | more,
         )
-        return self.does(ev.AgentConnected(session=self.sessions, hello=hello))
+        return self.does(ev.AgentConnected(connection=self.connections, hello=hello))
 
     def joins(self, number: int, after: int = 0) -> list[de.AnyDecision]:
         return self.says(number, Join(after=Round(after), port=29500))
@@ -224,8 +224,8 @@ def place_of(role: str, rank: int) -> tuple[str, Rank]:
     return role, Rank(rank)
 
 
-def lose(job: Job, number: int, session: int) -> None:
+def lose(job: Job, number: int, connection: int) -> None:
     """The agent of this node disconnects and does not come back in time."""
     job.heartbeats()
-    job.does(ev.AgentDisconnected(node=job.node(number).key, session=session))
+    job.does(ev.AgentDisconnected(node=job.node(number).key, connection=connection))
     job.wait(job.timeouts.reconnect)

@@ -119,7 +119,7 @@ def test_an_agent_that_comes_after_the_end_hears_of_it():
     job.says(0, NodeFinished(round=Round(1)))
     job.comes(name="late")
     (refused,) = job.said(de.Refuse)
-    assert (refused.session, refused.message.succeeded) == (job.sessions, True)
+    assert (refused.connection, refused.message.succeeded) == (job.connections, True)
 
 
 def test_what_agents_say_after_the_end_changes_nothing():
@@ -133,7 +133,7 @@ def test_what_agents_say_after_the_end_changes_nothing():
 def test_nodes_that_go_after_a_good_end_are_left_to_the_platform():
     job = running(1)
     job.says(0, NodeFinished(round=Round(1)))
-    job.does(ev.AgentDisconnected(node=key(0), session=1))
+    job.does(ev.AgentDisconnected(node=key(0), connection=1))
     job.wait(60.0)
     assert (job.deleted, job.node(0).status) == ([], NodeStatus.RUNNING)
     job.seen(0, NodeStatus.SUCCEEDED)

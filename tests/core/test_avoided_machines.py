@@ -64,7 +64,7 @@ def test_a_machine_is_not_blamed_for_a_crash_a_preemption_or_a_closed_connection
         job.seen(1, NodeStatus.FAILED, end, host="m1")
         assert avoided(job) == [()]
     job = on_machines(2)
-    job.does(ev.AgentDisconnected(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), connection=2))
     job.wait(job.timeouts.reconnect)
     assert avoided(job) == [()]
 

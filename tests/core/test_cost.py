@@ -54,7 +54,7 @@ def test_no_event_of_a_quiet_life_costs_more_with_ten_thousand_nodes_than_with_a
     quiet: dict[str, Callable[[int], ev.AnyEvent]] = {
         "step": lambda n: ev.AgentSaid(node=key(0), message=StepReport(round=Round(1), step=n)),
         "shard": lambda n: ev.AgentSaid(node=key(n % FEW), message=TakeShard(worker=f"x{n}", request=1, dataset="d")),
-        "blink": lambda n: ev.AgentDisconnected(node=key(n % FEW), session=n % FEW + 1),
+        "blink": lambda n: ev.AgentDisconnected(node=key(n % FEW), connection=n % FEW + 1),
         "late join": lambda n: ev.AgentSaid(node=key(n % FEW), message=Join(after=Round(0), port=1)),
         "worker gone": lambda n: ev.AgentSaid(node=key(n % FEW), message=WorkerGone(worker=f"x{n}")),
     }

@@ -302,7 +302,7 @@ def test_a_node_whose_connection_is_gone_is_not_waited_for_though_it_is_not_lost
     rejoins(job, 0)  # its collective broke
     rejoins(job, 1)
     assert not job.members
-    job.does(ev.AgentDisconnected(node=key(2), session=job.node(2).agent.session))
+    job.does(ev.AgentDisconnected(node=key(2), connection=job.node(2).agent.connection))
     assert job.members == [0, 1]
     assert job.node(2).alive
 
@@ -708,7 +708,7 @@ def test_the_state_of_an_older_round_is_not_the_state_of_the_one_in_which_a_proc
 def test_who_lost_a_process_or_its_connection_is_not_known_to_have_the_state_any_more():
     job = hanging(least=3)
     rejoins(job, 1, holds=1)
-    job.does(ev.AgentDisconnected(node=key(1), session=job.node(1).agent.session))
+    job.does(ev.AgentDisconnected(node=key(1), connection=job.node(1).agent.connection))
     assert stuck(job, 0) == []
     job.comes(1, round=Round(1), elastic=True)
     assert held(job) == [de.Send(to=(key(0),), message=StateHeld(round=Round(1)))], "it came back within a blink"

@@ -32,7 +32,7 @@ def test_an_agent_that_speaks_now_and_then_is_not_lost():
 
 def test_a_connection_may_blink():
     job = running(2)
-    job.does(ev.AgentDisconnected(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), connection=2))
     job.wait(job.timeouts.reconnect * 0.9)
     job.comes(1, round=1, running=True)
     job.wait(job.timeouts.reconnect)
@@ -41,7 +41,7 @@ def test_a_connection_may_blink():
 
 def test_a_connection_that_does_not_come_back_costs_the_node():
     job = running(2)
-    job.does(ev.AgentDisconnected(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), connection=2))
     job.wait(job.timeouts.reconnect)
     assert job.members == []
     assert job.node(1).status is NodeStatus.FAILED
@@ -50,7 +50,7 @@ def test_a_connection_that_does_not_come_back_costs_the_node():
 def test_the_end_of_an_old_connection_says_nothing():
     job = running(2)
     job.comes(1, round=1, running=True)
-    job.does(ev.AgentDisconnected(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), connection=2))
     job.wait(job.timeouts.reconnect)
     assert job.members == [0, 1]
 
@@ -58,10 +58,10 @@ def test_the_end_of_an_old_connection_says_nothing():
 def test_a_hello_from_an_older_connection_does_not_replace_the_newer_one():
     job = running(1)
     job.comes(0, round=1, running=True)
-    newer = job.node(0).agent.session
-    job.sessions -= 2
+    newer = job.node(0).agent.connection
+    job.connections -= 2
     assert job.comes(0, round=1, running=True) == []
-    assert job.node(0).agent.session == newer
+    assert job.node(0).agent.connection == newer
 
 
 def test_nobody_is_missed_while_the_listener_itself_stood_still():
@@ -87,12 +87,12 @@ def test_after_its_return_a_master_waits_for_its_agents_to_come_home():
 
 def test_the_last_bare_node_may_be_late_but_not_too_late():
     job = running_bare(1, most=2)
-    job.does(ev.AgentDisconnected(node=key(0), session=1))
+    job.does(ev.AgentDisconnected(node=key(0), connection=1))
     job.wait(job.timeouts.reconnect)
     assert job.state.phase == "Running"
     job.comes(name="agent0", round=1, running=True)
     assert job.told(RoundOver) == (key(1),)
-    job.does(ev.AgentDisconnected(node=key(1), session=2))
+    job.does(ev.AgentDisconnected(node=key(1), connection=2))
     job.wait(job.timeouts.reconnect + job.timeouts.master_recovery)
     assert job.state.reason == "NoNodesLeft"
 
@@ -170,7 +170,7 @@ def test_an_unwatched_node_is_not_missed():
 
 def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
     job = running(3, least=2)
-    job.does(ev.AgentDisconnected(node=key(2), session=3))
+    job.does(ev.AgentDisconnected(node=key(2), connection=3))
     job.wait(job.timeouts.reconnect)
     joins_again(job, 0, 1)
     assert job.members == []

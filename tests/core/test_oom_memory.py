@@ -48,7 +48,7 @@ def test_memory_that_is_used_up_at_the_cap_ends_the_job_with_that_reason():
 
 def test_running_out_of_memory_that_is_explained_late_still_gives_the_place_more():
     job = running(2, limits=Resources(memory=Bytes(4 * GiB)))
-    lose(job, 1, session=2)
+    lose(job, 1, connection=2)
     job.seen(1, NodeStatus.FAILED, NodeEnd(exit_code=137, reason="OOMKilled"))
     assert (job.deleted, job.launched) == ([2], [3])
     assert job.node(3).resources.memory == 8 * GiB

@@ -75,7 +75,7 @@ def test_a_crash_is_forgiven_after_enough_training():
 def test_a_lost_node_whose_end_the_platform_explains_later_is_charged_to_the_right_budget():
     job = running(2, crash_budget=3)
     job.engine.heard(job.node(0).key, job.now + 10)
-    job.does(ev.AgentDisconnected(node=job.node(1).key, session=2))
+    job.does(ev.AgentDisconnected(node=job.node(1).key, connection=2))
     job.wait(job.timeouts.reconnect)
     assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 1
     job.seen(1, NodeStatus.FAILED, CRASH)
@@ -102,7 +102,7 @@ def test_a_parameter_server_that_is_given_up_ends_the_job():
 
 def test_a_crash_that_is_explained_late_still_spends_the_budget():
     job = running(2, crash_budget=0)
-    lose(job, 1, session=2)
+    lose(job, 1, connection=2)
     assert job.launched == [2]
     job.seen(1, NodeStatus.FAILED, CRASH)
     assert job.deleted == [2]
@@ -112,6 +112,6 @@ def test_a_crash_that_is_explained_late_still_spends_the_budget():
 
 def test_the_deletion_that_the_core_asked_for_explains_nothing():
     job = running(2)
-    lose(job, 1, session=2)
+    lose(job, 1, connection=2)
     job.seen(1, NodeStatus.FAILED, NodeEnd(exit_code=137))
     assert spent(job, Cause.INFRASTRUCTURE, rank=1) == 1

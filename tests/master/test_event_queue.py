@@ -192,8 +192,8 @@ async def test_an_agent_that_comes_while_the_disk_is_full_is_not_missed_when_the
     watched.events.submit(Started())
     await watched.turn()
     watched.journal.full = True
-    watched.events.submit(came(0, session=1))
-    watched.events.submit(came(1, session=2))
+    watched.events.submit(came(0, connection=1))
+    watched.events.submit(came(1, connection=2))
     await watched.attempt()
     now += 10 * SPEC.timeouts.heartbeat_timeout
     watched.journal.full = False
@@ -301,7 +301,7 @@ async def test_a_master_that_stood_still_blames_nobody_for_the_silence() -> None
     now = 100.0
     watched = Watched(clock=lambda: now)
     watched.events.submit(Started())
-    watched.events.submit(came(0, session=1))
+    watched.events.submit(came(0, connection=1))
     await watched.turn()
     assert Admit in watched.kinds()
     now += 60.0  # the process was stopped for a minute; the agent's heartbeats wait in the socket
@@ -314,7 +314,7 @@ async def test_a_master_that_stood_still_blames_nobody_for_the_silence() -> None
     watched.events.close()
 
 
-def came(number: int, session: int) -> AgentConnected:
+def came(number: int, connection: int) -> AgentConnected:
     hello = Hello(
         protocol=PROTOCOL,
         job="job",
@@ -325,4 +325,4 @@ def came(number: int, session: int) -> AgentConnected:
         rendezvous=RendezvousConfig(max_nodes=2),
         node_id=NodeId(number),
     )
-    return AgentConnected(session=session, hello=hello)
+    return AgentConnected(connection=connection, hello=hello)

@@ -23,19 +23,19 @@ MAX_FAILURES = 64
 
 def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
     """Admit an agent or refuse it: find or make its node, and agree with the agent on the round."""
-    state, hello, session = ctx.state, event.hello, event.session
+    state, hello, connection = ctx.state, event.hello, event.connection
     if state.phase.over:
-        ctx.decide(Refuse(session=session, message=completion.job_over(state)))
+        ctx.decide(Refuse(connection=connection, message=completion.job_over(state)))
         return
     error = _rules_error(state, hello)
     if error:
-        ctx.decide(Refuse(session=session, message=Refused(because=error)))
+        ctx.decide(Refuse(connection=connection, message=Refused(because=error)))
         return
     node = _node_of(ctx, hello)
     if isinstance(node, str):
-        ctx.decide(Refuse(session=session, message=Refused(because=node)))
+        ctx.decide(Refuse(connection=connection, message=Refused(because=node)))
         return
-    if node.agent is not None and node.agent.incarnation == hello.incarnation and session < node.agent.session:
+    if node.agent is not None and node.agent.incarnation == hello.incarnation and connection < node.agent.connection:
         return  # the agent has a newer connection, so this one is closed or about to be
     rdzv = state.training
     opens = rdzv.config is None or (rdzv.forming is not None and not ctx.index.trainers)
@@ -51,7 +51,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
         address=hello.address,
         host=hello.host,
         nproc=hello.nproc,
-        session=session,
+        connection=connection,
         phase=node.agent.phase if node.agent is not None else Idle(),
         elastic=hello.elastic,
         holds=node.agent.holds if node.agent is not None else NO_ROUND,
@@ -64,19 +64,19 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
         state.phase = Phase.RUNNING
     ctx.deadlines.clear(Alarm.AWAY, node.key)
     ctx.deadlines.watch(node.key, ctx.now)
-    ctx.decide(Admit(session=session, message=_welcome(ctx, node)))
+    ctx.decide(Admit(connection=connection, message=_welcome(ctx, node)))
     _agree_on_round(ctx, node, node.agent, hello)
     ctx.touch(node)
     state_holders.answer_stuck(ctx)
     forming.form(ctx, rdzv)
 
 
-def on_agent_disconnected(ctx: Context, node: Node, session: int) -> None:
+def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
     """Give an agent whose current connection closed a moment to come back."""
-    if node.agent is None or node.agent.session != session or node.status.ended:
+    if node.agent is None or node.agent.connection != connection or node.status.ended:
         return
     if ctx.state.phase.over:
-        node.agent.session = 0  # agents exit when the job is over, and the platform reports how
+        node.agent.connection = 0  # agents exit when the job is over, and the platform reports how
         ctx.touch(node)
         ctx.deadlines.clear(Alarm.AWAY, node.key)
     else:

@@ -120,7 +120,7 @@ class Context:
     def detach(self, node: Node, until: float) -> None:
         """Note that this node's agent lost its connection. The node is lost unless the agent is back before `until`."""
         assert node.agent is not None
-        node.agent.session = 0
+        node.agent.connection = 0
         if isinstance(node.agent.phase, Waiting):
             node.agent.phase = Idle()
         self.deadlines.clear(Alarm.SILENCE, node.key)

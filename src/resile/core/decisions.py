@@ -37,16 +37,16 @@ class DeleteNode(Decision, frozen=True, kw_only=True):
 
 
 class Admit(Decision, frozen=True, kw_only=True):
-    """Accept connection `session` as the agent of the node that the message names."""
+    """Accept the connection with number `connection` as the agent of the node that the message names."""
 
-    session: int
+    connection: int
     message: Welcome
 
 
 class Refuse(Decision, frozen=True, kw_only=True):
-    """Send this message on connection `session` and close it."""
+    """Send this message on the connection with number `connection` and close it."""
 
-    session: int
+    connection: int
     message: Refused | JobOver
 
 

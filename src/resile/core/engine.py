@@ -195,7 +195,7 @@ NodeEvent = ev.AgentDisconnected | ev.AgentSilent | ev.AgentStayedAway | ev.Laun
 def _handle_of_node(ctx: Context, node: Node, event: NodeEvent) -> None:
     match event:
         case ev.AgentDisconnected():
-            agents.on_agent_disconnected(ctx, node, event.session)
+            agents.on_agent_disconnected(ctx, node, event.connection)
         case ev.AgentStayedAway() if ctx.state.phase.over:
             completion.remove_leftover(ctx, node)
         case _ if ctx.state.phase.over:

@@ -39,17 +39,17 @@ class NodesListed(Event, frozen=True, kw_only=True):
 
 
 class AgentConnected(Event, frozen=True, kw_only=True):
-    """An agent said Hello on connection `session`. Larger numbers are newer connections."""
+    """An agent said Hello on the connection with number `connection`. Larger numbers are newer connections."""
 
-    session: int
+    connection: int
     hello: Hello
 
 
 class AgentDisconnected(Event, frozen=True, kw_only=True):
-    """Connection `session` of this node's agent ended."""
+    """The connection with number `connection` of this node's agent ended."""
 
     node: NodeKey
-    session: int
+    connection: int
 
 
 class AgentSaid(Event, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ class Agent(msgspec.Struct, kw_only=True):
     address: str
     host: str
     nproc: int
-    session: int
+    connection: int
     """The number of the agent's connection; 0 while it has none."""
     phase: AgentPhase
     elastic: bool = False
@@ -131,7 +131,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def connected(self) -> bool:
-        return self.agent is not None and self.agent.session != 0
+        return self.agent is not None and self.agent.connection != 0
 
     @property
     def how_it_ended(self) -> str:

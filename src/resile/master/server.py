@@ -51,7 +51,7 @@ class AgentConnections:
         self._heard = heard
         self._job = job
         self._numbers = count(1)
-        self._sessions: dict[int, Connection] = {}
+        self._by_number: dict[int, Connection] = {}
         self._numbers_of: dict[Connection, int] = {}
         self._nodes: dict[Connection, NodeKey] = {}
         self._connections: dict[NodeKey, Connection] = {}
@@ -92,8 +92,8 @@ class AgentConnections:
             _refuse(connection, _other_protocol(protocol))
 
     def on_close(self, connection: Connection, because: str) -> None:
-        session = self._numbers_of.pop(connection, 0)
-        self._sessions.pop(session, None)
+        number = self._numbers_of.pop(connection, 0)
+        self._by_number.pop(number, None)
         node = self._nodes.pop(connection, None)
         if node is None:
             return
@@ -101,7 +101,7 @@ class AgentConnections:
         if self._connections.get(node) is connection:
             del self._connections[node]
             self._standbys.pop(node, None)
-        self._submit(ev.AgentDisconnected(node=node, session=session))
+        self._submit(ev.AgentDisconnected(node=node, connection=number))
 
     def _hello(self, connection: Connection, hello: Hello) -> None:
         error = ""
@@ -112,10 +112,10 @@ class AgentConnections:
         if error:
             _refuse(connection, error)
             return
-        session = self._numbers_of.get(connection) or next(self._numbers)
-        self._sessions[session] = connection
-        self._numbers_of[connection] = session
-        self._submit(ev.AgentConnected(session=session, hello=hello))
+        number = self._numbers_of.get(connection) or next(self._numbers)
+        self._by_number[number] = connection
+        self._numbers_of[connection] = number
+        self._submit(ev.AgentConnected(connection=number, hello=hello))
 
     def _ask(self, connection: Connection, ask: Ask) -> None:
         def reply(result: Result) -> None:
@@ -126,9 +126,9 @@ class AgentConnections:
 
     # what goes out -----------------------------------------------------------------------------------------------
 
-    def admit(self, session: int, welcome: Welcome) -> None:
+    def admit(self, number: int, welcome: Welcome) -> None:
         """Make this the connection of a node's agent, and close an older one."""
-        connection, node = self._sessions.get(session), welcome.node
+        connection, node = self._by_number.get(number), welcome.node
         if connection is None:
             return
         old = self._connections.get(node)
@@ -139,8 +139,8 @@ class AgentConnections:
         self._connections[node] = connection
         connection.send(welcome)
 
-    def refuse(self, session: int, message: Refused | JobOver) -> None:
-        connection = self._sessions.get(session)
+    def refuse(self, number: int, message: Refused | JobOver) -> None:
+        connection = self._by_number.get(number)
         if connection is not None:
             connection.send(message)
             connection.close(message.because if isinstance(message, Refused) else message.message)
@@ -200,9 +200,9 @@ class Executor:
             case de.Send():
                 connections.send(decision.to, decision.message)
             case de.Admit():
-                connections.admit(decision.session, decision.message)
+                connections.admit(decision.connection, decision.message)
             case de.Refuse():
-                connections.refuse(decision.session, decision.message)
+                connections.refuse(decision.connection, decision.message)
             case de.Drop():
                 connections.drop(decision.node)
             case de.LaunchNode():

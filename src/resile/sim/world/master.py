@@ -56,7 +56,7 @@ class SimMaster:
         self.journal = journal
         self.dead = False
         self._numbers = count(1)
-        self._sessions: dict[int, Link] = {}
+        self._by_number: dict[int, Link] = {}
         self._number_of: dict[Link, int] = {}
         self._node_of: dict[Link, NodeKey] = {}
         self._links: dict[NodeKey, Link] = {}
@@ -75,24 +75,24 @@ class SimMaster:
         if node is not None:
             self.engine.heard(node, self._host.clock.now)
         if isinstance(message, Hello):
-            session = self._number_of.get(link) or next(self._numbers)
-            self._sessions[session] = link
-            self._number_of[link] = session
-            self.submit(ev.AgentConnected(session=session, hello=message))
+            number = self._number_of.get(link) or next(self._numbers)
+            self._by_number[number] = link
+            self._number_of[link] = number
+            self.submit(ev.AgentConnected(connection=number, hello=message))
         elif node is not None and not isinstance(message, Heartbeat):
             self.submit(ev.AgentSaid(node=node, message=message))
 
     def unlinked(self, link: Link) -> None:
         if self.dead:
             return
-        session = self._number_of.pop(link, 0)
-        self._sessions.pop(session, None)
+        number = self._number_of.pop(link, 0)
+        self._by_number.pop(number, None)
         node = self._node_of.pop(link, None)
         if node is None:
             return
         if self._links.get(node) is link:
             del self._links[node]
-        self.submit(ev.AgentDisconnected(node=node, session=session))
+        self.submit(ev.AgentDisconnected(node=node, connection=number))
 
     def submit(self, event: ev.AnyEvent) -> None:
         self._inbox.append(event)
@@ -152,7 +152,7 @@ class SimMaster:
             case de.Admit():
                 self._admit(decision)
             case de.Refuse():
-                link = self._sessions.get(decision.session)
+                link = self._by_number.get(decision.connection)
                 if link is not None:
                     link.down(decision.message)
             case de.Drop():
@@ -172,7 +172,7 @@ class SimMaster:
                 self._host.tell("story", f"{decision.reason}: {decision.message}")
 
     def _admit(self, decision: de.Admit) -> None:
-        link, node = self._sessions.get(decision.session), decision.message.node
+        link, node = self._by_number.get(decision.connection), decision.message.node
         if link is None:
             return
         old = self._links.get(node)
