@@ -128,14 +128,14 @@ class Job:
         return self.says(number, Join(after=Round(after), port=29500))
 
     def fails(self, number: int, why: WorkerFailure | None = None, round_: int | None = None) -> list[de.AnyDecision]:
-        number_of_round = self.state.training.last_round if round_ is None else Round(round_)
+        number_of_round = self.state.rendezvous.last_round if round_ is None else Round(round_)
         return self.says(number, WorkerFailed(round=number_of_round, failure=why or failure()))
 
     def seen(self, number: int, status: NodeStatus, end: NodeEnd | None = None, role: str = WORKER, host: str = ""):
         return self.does(ev.NodeSeen(node=key(number, role), status=status, end=end or NodeEnd(), host=host))
 
     def steps(self, step: int, number: int = 0, total: int = 0) -> list[de.AnyDecision]:
-        return self.says(number, StepReport(round=self.state.training.last_round, step=step, total=total))
+        return self.says(number, StepReport(round=self.state.rendezvous.last_round, step=step, total=total))
 
     def train(self, seconds: float, number: int = 0) -> None:
         """So much training time passes."""
@@ -154,7 +154,7 @@ class Job:
 
     @property
     def members(self) -> list[int]:
-        running = self.state.training.running
+        running = self.state.rendezvous.running
         return [k.id for k in running.assignments] if running is not None else []
 
     @property
@@ -217,7 +217,7 @@ def running_bare(nodes: int, least: int = 1, most: int | None = None, **more) ->
 def joins_again(job: Job, *numbers: int) -> None:
     """These nodes have stopped their processes and wait for the next round."""
     for number in numbers:
-        job.joins(number, after=job.state.training.last_round)
+        job.joins(number, after=job.state.rendezvous.last_round)
 
 
 def place_of(role: str, rank: int) -> tuple[str, Rank]:

@@ -96,7 +96,7 @@ def test_a_managed_job_accepts_a_larger_maximum_from_nodes_launched_after_it_was
     job.wants(Scale(role="worker", replicas=3))
     job.comes(2, rendezvous=RendezvousConfig(min_nodes=1, max_nodes=3))
     assert job.sent(Refused) == []
-    assert job.state.training.config.max_nodes == 3
+    assert job.state.rendezvous.config.max_nodes == 3
 
 
 def test_an_agent_of_a_node_that_is_not_part_of_the_job_any_more_is_refused():
@@ -125,9 +125,9 @@ def test_an_agent_that_comes_after_the_end_hears_of_it():
 def test_what_agents_say_after_the_end_changes_nothing():
     job = running(2)
     job.wants(Stop(because="enough"))
-    before = job.state.training.last_round
+    before = job.state.rendezvous.last_round
     assert job.fails(0) == job.joins(0, after=1) == job.joins(1, after=1) == []
-    assert (job.state.phase, job.state.training.last_round) == ("Failed", before)
+    assert (job.state.phase, job.state.rendezvous.last_round) == ("Failed", before)
 
 
 def test_nodes_that_go_after_a_good_end_are_left_to_the_platform():

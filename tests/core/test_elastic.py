@@ -53,7 +53,7 @@ def steps(job: Job) -> None:
 
 
 def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None, holds: int = 0) -> list[de.AnyDecision]:
-    last = job.state.training.last_round if after is None else Round(after)
+    last = job.state.rendezvous.last_round if after is None else Round(after)
     return job.says(number, Join(after=last, port=29500, nproc=nproc, elastic=True, holds=Round(holds)))
 
 
@@ -78,7 +78,7 @@ def held(job: Job) -> list[de.Send]:
 def dies(
     job: Job, number: int, left: int = 0, pid: int = 7, member: bool = True, placed: int = 0
 ) -> list[de.AnyDecision]:
-    last, what = job.state.training.last_round, failure(pid=pid)
+    last, what = job.state.rendezvous.last_round, failure(pid=pid)
     return job.says(number, WorkerFailed(round=last, failure=what, member=member, left=left, placed=Round(placed)))
 
 
@@ -93,7 +93,7 @@ def test_survivors_meet_again_without_waiting_for_the_process_that_died():
     assert not job.members
     rejoins(job, 2)
     assert job.members == [0, 2]
-    assert job.state.training.last_round == 2
+    assert job.state.rendezvous.last_round == 2
 
 
 def test_the_replacement_comes_in_with_a_new_round_and_gets_its_old_place():
@@ -122,7 +122,7 @@ def test_a_round_takes_a_step_before_it_takes_a_newcomer_in():
     assert "RoundOver" in [note.reason for note in job.said(de.Note, job.wait(0.0))]
     assert not job.members
     again = job.replayed().state
-    assert (again.training.current, again.nodes) == (job.state.training.current, job.state.nodes)
+    assert (again.rendezvous.current, again.nodes) == (job.state.rendezvous.current, job.state.nodes)
     for number in (0, 2):
         rejoins(job, number)
     assert job.members == [0, 1, 2]
@@ -140,7 +140,7 @@ def test_however_many_come_one_after_the_other_steps_are_taken_in_between():
     for number in range(2):
         rejoins(job, number)
     assert len(job.members) == 32
-    assert job.state.training.last_round == 2
+    assert job.state.rendezvous.last_round == 2
 
 
 def test_a_round_that_tells_of_no_step_takes_a_newcomer_in_after_a_while():
@@ -209,7 +209,7 @@ def short_of_one(**more) -> Job:
 
 def replaced(job: Job) -> list[RoundOver]:
     """The process that the second node has lost is replaced, and ready; who is told at once to leave the round."""
-    job.says(1, WorkersChanged(round=job.state.training.last_round, nproc=3))
+    job.says(1, WorkersChanged(round=job.state.rendezvous.last_round, nproc=3))
     return job.sent(RoundOver)
 
 
@@ -233,7 +233,7 @@ def test_a_round_takes_a_step_before_it_takes_a_replaced_process_in():
     assert not job.members
     assert job.node(1).agent.phase == Resting(Round(2))
     again = job.replayed().state
-    assert (again.training.current, again.nodes) == (job.state.training.current, job.state.nodes)
+    assert (again.rendezvous.current, again.nodes) == (job.state.rendezvous.current, job.state.nodes)
 
 
 def test_however_often_a_node_loses_a_process_and_has_it_back_steps_are_taken_in_between():
@@ -245,10 +245,10 @@ def test_however_often_a_node_loses_a_process_and_has_it_back_steps_are_taken_in
         assert not job.members
         rejoins(job, 0, nproc=3)
         rejoins(job, 1, nproc=3)
-        dies(job, 1, left=2, pid=job.state.training.last_round)
+        dies(job, 1, left=2, pid=job.state.rendezvous.last_round)
         rejoins(job, 0, nproc=3)
         rejoins(job, 1, nproc=2)
-    assert job.state.training.last_round == 12, "two for each loss, and none in vain"
+    assert job.state.rendezvous.last_round == 12, "two for each loss, and none in vain"
 
 
 def test_a_round_that_tells_of_no_step_takes_a_replaced_process_in_after_a_while():
@@ -475,7 +475,7 @@ def test_processes_that_fail_in_one_round_of_their_node_count_once():
         dies(job, 0, left=9 - pid, pid=pid, placed=1)
     assert (len(job.node(0).crashes), job.state.phase) == (1, "Running")
     rejoins(job, 0, nproc=3)
-    assert job.state.training.last_round == 2
+    assert job.state.rendezvous.last_round == 2
     dies(job, 0, left=2, pid=10, placed=2)
     assert job.state.phase == "Failed"
     assert "that was failure 2 and max_restarts is 1" in job.state.message
@@ -538,7 +538,7 @@ def test_who_comes_after_the_last_step_ends_no_round():
     rejoins(job, 1, after=0)
     waits_in_vain(job)
     assert (job.sent(RoundOver), job.members) == ([], [0])
-    assert job.replayed().state.training.current == job.state.training.current
+    assert job.replayed().state.rendezvous.current == job.state.rendezvous.current
     job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
@@ -547,7 +547,7 @@ def test_who_came_before_that_was_known_does_not_train_all_over_again():
     job = interrupted(1)
     complete(job, 0)
     waits_in_vain(job)
-    assert job.state.training.last_round == 1
+    assert job.state.rendezvous.last_round == 1
     job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
 
@@ -591,13 +591,13 @@ def test_a_script_that_fails_after_the_last_step_is_not_waited_for_as_one_that_i
     job = elastic(2)
     complete(job, 1)
     dies(job, 1)
-    assert job.state.training.previous.end is not RoundEnd.COMPLETE
+    assert job.state.rendezvous.previous.end is not RoundEnd.COMPLETE
     job = interrupted(2)
     complete(job, 1)
     dies(job, 1)
-    assert job.state.training.previous.end is not RoundEnd.COMPLETE
+    assert job.state.rendezvous.previous.end is not RoundEnd.COMPLETE
     complete(job, 0)
-    assert job.state.training.previous.end is not RoundEnd.COMPLETE
+    assert job.state.rendezvous.previous.end is not RoundEnd.COMPLETE
 
 
 def test_a_process_that_fails_ahead_of_the_next_round_says_nothing_about_the_last_step():
@@ -769,6 +769,6 @@ def test_a_failure_that_no_restart_would_mend_ends_the_job_at_once(echo_first: b
     if echo_first:
         dies(job, 1, pid=8, placed=1)
     what = msgspec.structs.replace(failure(), error="NotWritable: it is a file", permanent=True)
-    job.says(0, WorkerFailed(round=job.state.training.last_round, failure=what, member=True, left=0, placed=Round(1)))
+    job.says(0, WorkerFailed(round=job.state.rendezvous.last_round, failure=what, member=True, left=0, placed=Round(1)))
     assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
     assert "NotWritable: it is a file; no restart would mend that" in job.state.message

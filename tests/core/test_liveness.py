@@ -183,7 +183,7 @@ def test_survivors_regroup_without_the_lost_node_while_its_successor_starts():
 def test_a_node_that_is_out_of_reach_when_the_job_ends_well_is_removed_in_the_end():
     job = running(2)
     for number in (0, 1):
-        job.says(number, NodeFinished(round=job.state.training.last_round))
+        job.says(number, NodeFinished(round=job.state.rendezvous.last_round))
     assert (job.state.phase, job.deleted) == (Phase.SUCCEEDED, [])
     job.seen(0, NodeStatus.SUCCEEDED)
     job.wait(job.timeouts.exit_grace)

@@ -94,7 +94,7 @@ def test_step_reports_are_not_durable_and_a_summary_of_them_is():
     assert isinstance(summary, ev.StepsNoted)
     assert job.engine.durable(summary)
     assert not job.engine.durable(
-        ev.AgentSaid(node=key(0), message=StepReport(round=job.state.training.last_round, step=1))
+        ev.AgentSaid(node=key(0), message=StepReport(round=job.state.rendezvous.last_round, step=1))
     )
 
 
@@ -113,5 +113,5 @@ def test_summaries_are_rare():
 
 def test_a_step_of_somebody_who_is_no_member_does_not_count():
     job = running(2)
-    job.says(9, StepReport(round=job.state.training.last_round, step=7))
+    job.says(9, StepReport(round=job.state.rendezvous.last_round, step=7))
     assert job.state.progress.step == -1

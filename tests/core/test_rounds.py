@@ -103,7 +103,7 @@ def test_a_round_is_a_whole_number_of_units():
     job.comes(0)
     job.joins(0)
     assert job.members == [0, 1]
-    assert job.state.training.last_round == 1
+    assert job.state.rendezvous.last_round == 1
 
 
 def test_fewer_than_the_minimum_wait():
@@ -135,7 +135,7 @@ def test_a_newcomer_ends_the_round_if_that_makes_it_larger():
     assert set(job.told(RoundOver)) == {key(0), key(1)}
     joins_again(job, 0, 1)
     assert job.members == [0, 1, 2]
-    assert job.state.training.last_round == 2
+    assert job.state.rendezvous.last_round == 2
 
 
 def test_a_newcomer_that_does_not_fill_a_unit_waits_without_disturbing_anybody():

@@ -28,7 +28,7 @@ def test_scaling_up_launches_nodes_and_makes_room_for_them():
     assert scale(job, 4) == ""
     assert job.launched == [2, 3]
     assert [d.replicas for d in job.said(de.LaunchNode)] == [4, 4]
-    assert job.state.training.config.max_nodes == 4
+    assert job.state.rendezvous.config.max_nodes == 4
 
 
 def test_scaling_down_takes_the_highest_ranks_and_costs_nothing():
@@ -90,7 +90,7 @@ def test_a_suspended_job_lets_go_of_its_nodes_and_a_resumed_one_takes_new_ones()
     assert job.state.phase == "Suspended"
     suspend(job, False)
     assert (job.launched, job.state.phase) == ([2, 3], "Pending")
-    assert job.state.training.last_round == 1
+    assert job.state.rendezvous.last_round == 1
 
 
 def test_a_resumed_job_whose_nodes_never_come_ends_with_a_reason():

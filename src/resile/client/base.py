@@ -148,8 +148,8 @@ def facts_of(spec: JobSpec, replicas: Mapping[str, int]) -> dict[str, str]:
 
 def first_failure(state: JobState) -> ProcessFailure | None:
     """The process that failed first in the newest broken round; None if no process failed in it."""
-    first = state.training.failures.first
-    return ProcessFailure(str(first[0]), first[1], state.training.failures.round) if first is not None else None
+    first = state.rendezvous.failures.first
+    return ProcessFailure(str(first[0]), first[1], state.rendezvous.failures.round) if first is not None else None
 
 
 class LogLine(msgspec.Struct, frozen=True):

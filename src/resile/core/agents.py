@@ -37,7 +37,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
         return
     if node.agent is not None and node.agent.incarnation == hello.incarnation and connection < node.agent.connection:
         return  # the agent has a newer connection, so this one is closed or about to be
-    rdzv = state.training
+    rdzv = state.rendezvous
     opens = rdzv.config is None or (rdzv.forming is not None and not ctx.index.trainers)
     rdzv.config = _merged(rdzv, hello.rendezvous)
     # A master whose journal was lost must not use a number again: the agent would take it for an old round.
@@ -81,7 +81,7 @@ def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
         ctx.deadlines.clear(Alarm.AWAY, node.key)
     else:
         ctx.detach(node, ctx.now + ctx.timeouts.reconnect)
-        forming.form(ctx, ctx.state.training)  # no round waits for a node that may be gone
+        forming.form(ctx, ctx.state.rendezvous)  # no round waits for a node that may be gone
 
 
 def on_can_regroup(ctx: Context, node: Node) -> None:
@@ -103,7 +103,7 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
     Elastic processes survive a broken collective, so no failure of theirs is caused by another one. But together the
     failures of a node in one round cost it one restart, as without elastic processes: often one cause kills them all.
     """
-    state, rdzv, failure = ctx.state, ctx.state.training, report.failure
+    state, rdzv, failure = ctx.state, ctx.state.rendezvous, report.failure
     _note_failure(rdzv, node.key, report)
     if report.member and report.round == rdzv.previous.round:
         progress.on_cause_found(state.progress, f"on {node.key}, {failure}", str(node.key))
@@ -187,7 +187,7 @@ def _welcome(ctx: Context, node: Node) -> Welcome:
 
 
 def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> None:
-    rdzv = ctx.state.training
+    rdzv = ctx.state.rendezvous
     current = rdzv.running
     number, assignment = (current.round, current.assignments.get(node.key)) if current is not None else (NO_ROUND, None)
     if hello.finished and rounds.on_node_finished(ctx, rdzv, node, NodeFinished(round=hello.round)):
@@ -231,7 +231,7 @@ def _node_of(ctx: Context, hello: Hello) -> Node | str:
     )
     state.nodes[node.key] = node
     if known is not None:
-        rounds.rename_member(state.training, known, node.key)
+        rounds.rename_member(state.rendezvous, known, node.key)
     ctx.note("NodeCame", f"{node.key} came from {hello.host} with rank {node.rank}", node.key)
     return node
 
@@ -248,7 +248,7 @@ def _free_rank(ctx: Context, role: str, wanted: Rank | None) -> Rank:
 
 
 def _rules_error(state: JobState, hello: Hello) -> str:
-    config, new = state.training.config, hello.rendezvous
+    config, new = state.rendezvous.config, hello.rendezvous
     if not 1 <= new.min_nodes <= new.max_nodes or new.node_unit < 1 or hello.nproc < 1:
         return "the rules of rendezvous make no sense: 1 <= min <= max nodes, node_unit >= 1 and nproc >= 1 are needed"
     if config is None:
@@ -279,6 +279,6 @@ def _forget_process(ctx: Context, node: Node) -> None:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     node.agent = None
     node.restarts += 1
-    rdzv = ctx.state.training
+    rdzv = ctx.state.rendezvous
     if rdzv.has_member(node.key):
         running.stop(ctx, rdzv, f"the agent of {node.key} restarted", node.key)

@@ -36,7 +36,7 @@ def fail(ctx: Context, reason: str, message: str) -> None:
 
 def job_over(state: JobState) -> JobOver:
     """The message that tells agents how the job ended."""
-    first = state.training.failures.first if state.phase is Phase.FAILED else None
+    first = state.rendezvous.failures.first if state.phase is Phase.FAILED else None
     return JobOver(
         succeeded=state.phase is Phase.SUCCEEDED,
         reason=state.reason,

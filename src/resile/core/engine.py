@@ -118,13 +118,13 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
         case ev.PlanDeleted():
             scale_operations.on_plan_deleted(ctx, event.uid)
         case ev.StragglerWaitOver():
-            rounds.on_straggler_wait_over(ctx, state.training)
+            rounds.on_straggler_wait_over(ctx, state.rendezvous)
         case ev.JoinTimeout():
             _on_join_timeout(ctx)
         case ev.StepsNoted():
             state.trained = max(state.trained, event.trained)
             progress.on_steps_noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
-            running.on_step_noted(ctx, state.training, event.round)
+            running.on_step_noted(ctx, state.rendezvous, event.round)
         case _:  # the other events are about one node, and are ignored if it is unknown or has ended
             node = state.nodes.get(event.node)
             if node is None:
@@ -150,7 +150,7 @@ def _change(ctx: Context, change: Change, request: int) -> None:
 
 def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
     """Handle a message from the agent of a known node. The ledger answers even a node that was lost."""
-    rdzv = ctx.state.training
+    rdzv = ctx.state.rendezvous
     match message:
         case OpenDataset():
             shards.on_open_dataset(ctx, node.key, message)
@@ -227,7 +227,7 @@ def _start(ctx: Context) -> None:
     state.phase = Phase.PENDING
     ctx.note("JobStarted", f"job {state.spec.name} starts")
     if not state.spec.managed:
-        forming.start_join_timer(ctx, state.training)
+        forming.start_join_timer(ctx, state.rendezvous)
     launching.fill(ctx)
 
 
@@ -248,14 +248,14 @@ def _return(ctx: Context) -> None:
             lifecycle.watch_pending(ctx, node)
         elif node.status is NodeStatus.RUNNING:
             lifecycle.expect_agent(ctx, node)
-    rdzv = ctx.state.training
+    rdzv = ctx.state.rendezvous
     known = rdzv.config is not None or not ctx.state.spec.managed
     if rdzv.forming is not None and known and not ctx.state.suspended:
         forming.start_join_timer(ctx, rdzv)
 
 
 def _on_join_timeout(ctx: Context) -> None:
-    state, rdzv = ctx.state, ctx.state.training
+    state, rdzv = ctx.state, ctx.state.rendezvous
     if state.nodes and not ctx.index.trainers and not state.spec.managed and rdzv.forming is not None:
         relaunch.fail_without_nodes(ctx, max(state.nodes.values(), key=lambda node: node.ended_at or 0.0))
     else:
@@ -263,7 +263,7 @@ def _on_join_timeout(ctx: Context) -> None:
 
 
 def _on_step(ctx: Context, node: Node, report: StepReport) -> None:
-    state, current = ctx.state, ctx.state.training.running
+    state, current = ctx.state, ctx.state.rendezvous.running
     if current is None or current.round != report.round or node.key not in current.assignments:
         return
     first = state.progress.step < 0

@@ -213,7 +213,7 @@ class JobState(msgspec.Struct, kw_only=True):
     spent: dict[tuple[str, Rank], Spent] = {}
     suspects: dict[str, float] = {}
     """Machines that fell silent, the newest last, and until when each is avoided."""
-    training: Rendezvous
+    rendezvous: Rendezvous
     """The rendezvous of the nodes that train."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
@@ -228,5 +228,5 @@ def new_state(spec: JobSpec, now: float) -> JobState:
         created_at=now,
         suspended=spec.suspend,
         targets={role: declared.replicas for role, declared in spec.roles.items()},
-        training=Rendezvous(current=RoundForming(first=True)),
+        rendezvous=Rendezvous(current=RoundForming(first=True)),
     )

@@ -181,7 +181,7 @@ def _stop_without_agents(events: EventQueue) -> Callable[[], None]:
     patience = events.engine.state.spec.timeouts.connect
 
     def look() -> None:
-        if events.engine.state.training.config is None:
+        if events.engine.state.rendezvous.config is None:
             events.submit(ev.ChangeWanted(change=Stop(because=f"no node came within {patience:g} s")))
 
     return asyncio.get_running_loop().call_later(patience, look).cancel

@@ -34,7 +34,7 @@ def shown_phase(state: JobState) -> JobPhase:
 
 
 def _recovers(state: JobState) -> bool:
-    rdzv = state.training
+    rdzv = state.rendezvous
     if rdzv.config is None:  # a job without rounds recovers until each command runs again
         return any(n.alive and n.relaunch_count and n.status is not NodeStatus.RUNNING for n in state.nodes.values())
     if rdzv.forming is not None:
@@ -45,7 +45,7 @@ def _recovers(state: JobState) -> bool:
 
 def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
     """The job at the moment `now`; `standbys` are the reports of connected agents."""
-    config, running = state.training.config, state.training.running
+    config, running = state.rendezvous.config, state.rendezvous.running
     order = state.spec.role_order
     in_order = sorted(state.nodes.values(), key=lambda node: (order(node.key.role), node.key.id))
     until = state.ended_at if state.ended_at is not None else now

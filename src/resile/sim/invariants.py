@@ -117,7 +117,7 @@ class Invariants:
         sent = [(d.to[0], d.message) for d in made if isinstance(d, de.Send) and isinstance(d.message, RoundFormed)]
         if not sent:
             return
-        config = state.training.config
+        config = state.rendezvous.config
         require(config is not None, "there are rules before there are rounds")
         assert config is not None
         (number,) = {formed.round for _, formed in sent}
@@ -153,10 +153,10 @@ class Invariants:
                 self._evaluating.clear()
 
     def _round_state(self, state: JobState) -> None:
-        require(state.training.last_round == self._round, "a round is announced when it forms")
-        running = state.training.running
+        require(state.rendezvous.last_round == self._round, "a round is announced when it forms")
+        running = state.rendezvous.running
         if running is not None:
-            require(running.round == state.training.last_round, "only the newest round runs")
+            require(running.round == state.rendezvous.last_round, "only the newest round runs")
             if not state.phase.over:
                 lost = [k for k in running.assignments if not state.nodes[k].alive]
                 require(set(lost) <= running.done, f"a round does not outlive its members {lost}")
@@ -164,7 +164,7 @@ class Invariants:
     def _steps(self, state: JobState, event: ev.AnyEvent) -> None:
         report = event.message if isinstance(event, ev.AgentSaid) else None
         if state.progress.step != self._step and isinstance(report, StepReport):
-            running = state.training.running
+            running = state.rendezvous.running
             runs = running is not None and running.round == report.round
             require(runs, f"a step of round {report.round} counts only while that round runs")
         self._step = state.progress.step

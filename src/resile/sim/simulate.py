@@ -121,7 +121,7 @@ def _judge(cluster: Cluster) -> None:
 
 def _judge_success(cluster: Cluster) -> None:
     if cluster.training is not None:
-        store, last = cluster.training.store, cluster.state.training.last_round
+        store, last = cluster.training.store, cluster.state.rendezvous.last_round
         require(store.step == cluster.training.total, "a job that succeeded has trained to its last step")
         require(cluster.training.newest <= last, "no step is newer than the newest round")
         return

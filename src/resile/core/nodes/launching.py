@@ -104,8 +104,8 @@ def remove(ctx: Context, node: Node, because: str) -> None:
     node.leaving = because
     ctx.touch(node)
     ctx.decide(DeleteNode(node=node.key, grace=ctx.state.spec.exit_grace(node.key.role), because=because))
-    if ctx.state.training.needs(node.key):
-        running.stop(ctx, ctx.state.training, f"{node.key} {because}", None)
+    if ctx.state.rendezvous.needs(node.key):
+        running.stop(ctx, ctx.state.rendezvous, f"{node.key} {because}", None)
 
 
 def avoid_machine(ctx: Context, node: Node) -> None:

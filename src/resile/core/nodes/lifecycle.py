@@ -50,16 +50,16 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
         if ctx.state.phase in (Phase.CREATED, Phase.PENDING):
             ctx.state.phase = Phase.RUNNING
         # No round will show that such a node is ready.
-        if not ctx.state.spec.trains(node.key.role) or ctx.state.training.config is None:
+        if not ctx.state.spec.trains(node.key.role) or ctx.state.rendezvous.config is None:
             migration.complete(ctx, node)
             scale_operations.on_nodes_arrived(ctx, (node.key,))
     ctx.touch(node)
-    forming.form(ctx, ctx.state.training)
+    forming.form(ctx, ctx.state.rendezvous)
 
 
 def watch_pending(ctx: Context, node: Node) -> None:
     """Start the time-out of a node that the platform cannot start."""
-    config = ctx.state.training.config
+    config = ctx.state.rendezvous.config
     wait = ctx.timeouts.pend if config is None or config.pend_timeout is None else config.pend_timeout
     ctx.deadlines.set(Alarm.PENDING, ctx.now + wait, node.key)
 
@@ -72,7 +72,7 @@ def expect_agent(ctx: Context, node: Node) -> None:
 
 def on_agent_never_connected(ctx: Context, node: Node) -> None:
     """Count a running node without an agent as lost, unless no node of this job has had an agent yet."""
-    if ctx.state.training.config is None:
+    if ctx.state.rendezvous.config is None:
         expect_agent(ctx, node)
     else:
         declare_lost(ctx, node, "it runs, but its agent never came")
@@ -118,7 +118,7 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     if state.phase.over:
         return
-    rdzv = state.training
+    rdzv = state.rendezvous
     failed = unwanted and restart_budget.cause_of(status, end) in restart_budget.OWN_FAULTS
     if rdzv.needs(node.key):
         running.stop(ctx, rdzv, f"{node.key} {node.leaving or how}", node.key, failed=failed)
@@ -137,7 +137,7 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
     else:
         relaunch.replace(ctx, node)
     scale_operations.on_node_gone(ctx, node.key)
-    forming.form(ctx, ctx.state.training)
+    forming.form(ctx, ctx.state.rendezvous)
 
 
 def declare_lost(ctx: Context, node: Node, because: str) -> None:
@@ -150,7 +150,7 @@ def declare_lost(ctx: Context, node: Node, because: str) -> None:
 
 def on_pending_timeout(ctx: Context, node: Node) -> None:
     """Go on without a node that could not start for too long, or fail the job if it needs the node."""
-    state, config = ctx.state, ctx.state.training.config
+    state, config = ctx.state, ctx.state.rendezvous.config
     if not node.alive or node.status is not NodeStatus.PENDING:
         return
     because = f"{node.key} could not start for too long"
@@ -188,6 +188,6 @@ def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
     else:
         state.phase = Phase.PENDING
         ctx.note("JobResumed", "the job was resumed")
-        if state.training.config is not None:
-            forming.start_join_timer(ctx, state.training)
+        if state.rendezvous.config is not None:
+            forming.start_join_timer(ctx, state.rendezvous)
         launching.fill(ctx)

@@ -135,7 +135,7 @@ def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
         case Relaunch(memory=more) if more and successor is not None and successor.agent is None:
             launching.remove(ctx, successor, "has too little memory")
             scale_operations.on_node_replaced(ctx, successor.key, _relaunch(ctx, node, more))
-    forming.form(ctx, ctx.state.training)
+    forming.form(ctx, ctx.state.rendezvous)
 
 
 def fail_without_nodes(ctx: Context, last: Node) -> None:
@@ -175,7 +175,7 @@ def _give_up(ctx: Context, node: Node, cause: Cause, why: str) -> None:
     scale_operations.fail_waiting_for(ctx, node.key, scale_operations.GIVEN_UP, because)
     trains = state.spec.trains
     left = sum(state.targets[role] for role in state.spec.trainers) - sum(trains(role) for role, _ in state.given_up)
-    needed = state.training.config.min_nodes if state.training.config is not None else left + 1
+    needed = state.rendezvous.config.min_nodes if state.rendezvous.config is not None else left + 1
     if declared.loss is Loss.FATAL or (declared.trains and left < needed):
         message = f"{node.key} {node.how_it_ended}; it is not replaced: {why}"
         completion.fail(ctx, declared.oom_failure if cause is Cause.OOM else declared.failure, message)

@@ -27,12 +27,12 @@ SUSPENDED = "JobSuspended"
 def takes_part(ctx: Context, node: Node) -> bool:
     """True if a node is in a round or waits for room in one; in a job without rounds, if it runs."""
     state = ctx.state
-    if not state.spec.trains(node.key.role) or state.training.config is None:
+    if not state.spec.trains(node.key.role) or state.rendezvous.config is None:
         return node.status is NodeStatus.RUNNING
-    if state.training.running is None:
+    if state.rendezvous.running is None:
         return False
     waits = node.agent is not None and isinstance(node.agent.phase, Waiting)
-    return waits or state.training.has_member(node.key)
+    return waits or state.rendezvous.has_member(node.key)
 
 
 def on_nodes_arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
@@ -122,7 +122,7 @@ def abandon(ctx: Context, reason: str, message: str) -> None:
 def close_complete(ctx: Context) -> None:
     """End the changes whose nodes have all come or gone."""
     state = ctx.state
-    if not state.changes or (state.training.config is not None and state.training.running is None):
+    if not state.changes or (state.rendezvous.config is not None and state.rendezvous.running is None):
         return
     complete = [change for change in state.changes if not change.coming and not change.going]
     for change in complete:

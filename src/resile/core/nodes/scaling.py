@@ -81,7 +81,7 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
     launching.fill(ctx, target.given)
     _await(ctx, change, roles, there)
     scale_operations.supersede_older(ctx, change, leaving)
-    forming.form(ctx, state.training)
+    forming.form(ctx, state.rendezvous)
 
 
 def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
@@ -97,7 +97,7 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
             ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
     touched = target.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
-    forming.raise_max(state.training, sum(state.targets.get(role, 0) for role in state.spec.trainers))
+    forming.raise_max(state.rendezvous, sum(state.targets.get(role, 0) for role in state.spec.trainers))
     surplus = [
         node
         for node in state.nodes.values()
@@ -235,7 +235,7 @@ def _check_numbers(state: JobState, target: _Target) -> None:
     if any(state.spec.trains(role) for role in target.ranks):
         numbers = state.targets | {role: len(ranks) for role, ranks in target.ranks.items()}
         wanted = sum(numbers.get(role, 0) for role in state.spec.trainers)
-        needed = state.training.config.min_nodes if state.training.config is not None else 1
+        needed = state.rendezvous.config.min_nodes if state.rendezvous.config is not None else 1
         if wanted < needed:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
 

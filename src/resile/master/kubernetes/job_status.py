@@ -119,7 +119,7 @@ def _recovery(state: JobState, phase: JobPhase) -> str:
 def _crashing(state: JobState) -> str:
     """How processes fail again and again before the first step, in one sentence; empty if they do not."""
     times = sum(len(node.crashes) for node in state.nodes.values())
-    first = state.training.failures.first
+    first = state.rendezvous.failures.first
     if times < MANY_CRASHES or first is None:
         return ""
     key, failure = first
@@ -139,8 +139,8 @@ def _last_failure(state: JobState) -> FailureReport | None:
     if ended:
         node = max(ended, key=lambda one: one.ended_at or 0.0)
         found.append(_of_node(state, node))
-    if state.training.failures.first is not None:
-        key, failure = state.training.failures.first
+    if state.rendezvous.failures.first is not None:
+        key, failure = state.rendezvous.failures.first
         found.append(
             FailureReport(
                 node=node_name(state.spec, key.role, key.id),
