@@ -16,7 +16,7 @@ from resile.core.state import new_state
 from resile.kube.client import BlockingClient
 from resile.kube.kinds import CONFIG_MAPS
 from resile.master.journal.configmap import LOADS, ConfigMapJournal
-from resile.master.journal.sqlite import JournalError, JournalTaken
+from resile.master.journal.sqlite import JournalError, JournalGone, JournalTaken
 from resile.protocol.reports import NodeStatus
 from tests.support.fake_kube import FakeBlockingKube
 
@@ -100,3 +100,19 @@ def test_a_journal_that_never_rests_is_not_taken_over_and_loses_nothing(api: Fak
 def test_a_journal_that_nobody_has_made_is_asked_for_in_one_sentence() -> None:
     with pytest.raises(JournalError, match=f"the journal {master_name('j')} is not there: the operator makes it"):
         journal(FakeBlockingKube()).load()
+
+
+def test_a_journal_that_was_deleted_and_made_anew_is_written_again_in_whole(api: FakeBlockingKube) -> None:
+    living = begun(api)
+    living.remember("seen", "7")
+    api.drop(CONFIG_MAPS, "red", master_name("j"))
+    with pytest.raises(JournalGone, match="was deleted; it is written again once the operator has made a new one"):
+        living.append([(2.0, SEEN)], [])
+    api.replaced(CONFIG_MAPS, master_name("j"), metadata={"ownerReferences": [{"uid": "uid-j"}]})
+    living.append([(2.0, SEEN)], [])
+    living.append([(3.0, SEEN)], [])
+    later = journal(api)
+    history = later.load()
+    assert history is not None
+    assert (history.state, history.events) == (new_state(SPEC, 0.0), [(1.0, Started()), (2.0, SEEN), (3.0, SEEN)])
+    assert later.recall("seen") == "7"
