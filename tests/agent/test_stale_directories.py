@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from resile.agent import stale_directories
 
@@ -49,3 +52,16 @@ def test_what_a_killed_agent_left_is_removed_an_hour_after_it_was_found(tmp_path
     os.close(held)
     stale_directories.sweep_agents(tmp_path)
     assert (tmp_path / "resile-held").exists(), "a long run that has just been killed"
+
+
+def test_an_agent_waits_for_one_that_is_just_marking_its_new_directory(tmp_path: Path) -> None:
+    lock = tmp_path / stale_directories.LOCK
+    marking = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(marking, fcntl.LOCK_EX)
+    os.write(marking, b"it will be removed")
+    threading.Timer(0.1, os.close, [marking]).start()
+    held = stale_directories.hold(tmp_path)
+    assert lock.read_bytes() == b"", "the mark would have it removed an hour after a later look"
+    with lock.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(held)

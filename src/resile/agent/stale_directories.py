@@ -22,14 +22,30 @@ LOCK = "agent.lock"
 """The file that tells an agent's directory from others with the same prefix."""
 KEPT_SECONDS = 3600.0
 """How long a directory stays after an agent found its locks free."""
+HOLD_SECONDS = 2.0
+"""How long an agent that starts waits for the lock of its new directory, which another agent may just be marking."""
+HOLD_RETRY_SECONDS = 0.01
 _MARK = b"no process held this when another one looked; it will be removed\n"
 
 
 def hold(directory: Path) -> int:
-    """Keep an agent's directory from being removed while the returned descriptor is open."""
+    """Keep an agent's directory from being removed while the returned descriptor is open.
+
+    Raises:
+        OSError: the lock cannot be had within `HOLD_SECONDS`.
+    """
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
+    until = time.monotonic() + HOLD_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)  # removes the mark of an agent that held the lock just now
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise
+        time.sleep(HOLD_RETRY_SECONDS)
 
 
 def is_file_at(descriptor: int, path: Path) -> bool:
