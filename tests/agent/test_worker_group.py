@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -162,6 +163,21 @@ async def test_a_program_that_cannot_run_takes_back_what_was_started(output: Out
         group.start([python("import time; time.sleep(60)"), Spawn(["/no/such/program"], {})])
     await until(lambda: group.alive == 0)
     await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+async def test_a_process_that_cannot_be_watched_does_not_run(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refuse(pid: int) -> int:
+        tried.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    group = WorkerGroup(output, lambda _: None)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(CannotStart, match="too many open files"):
+        group.start_one(0, python("import time; time.sleep(60)"))
+    assert [gone(pid) for pid in tried] == [True]
+    assert group.alive == 0
 
 
 async def test_processes_die_with_their_agent(tmp_path: Path) -> None:

@@ -193,9 +193,18 @@ class WorkerGroup:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._alive[local_rank] = _Worker(process, os.pidfd_open(process.pid), streams, tail)
+        self._alive[local_rank] = _Worker(process, self._pidfd_of(process, streams), streams, tail)
         self._empty.clear()
         self._watch(local_rank)
+
+    def _pidfd_of(self, process: subprocess.Popen[bytes], streams: list[Stream]) -> int:
+        try:
+            return os.pidfd_open(process.pid)
+        except OSError:  # too many open files: a process that is not watched must not run
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+            self._output.collect(streams)
+            raise
 
     def _watch(self, local_rank: int) -> None:
         self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
