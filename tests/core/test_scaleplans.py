@@ -549,7 +549,7 @@ def test_a_state_that_knows_nothing_of_plans_is_read():
         del plain[field]
     for one in plain["nodes"].values():
         del one["replaces"]
-    plain["training"]["current"].pop("lost", None)
+    plain["rendezvous"]["current"].pop("lost", None)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plain), type=JobState) == job.state
 
 
