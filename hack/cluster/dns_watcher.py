@@ -115,7 +115,7 @@ def main() -> None:
         scratch.rename(HOSTS)
         written = text
         server = running(DNSMASQ)
-        if server is not None:
+        if server is not None and server.handles(signal.SIGHUP):  # else it would end; it reads the file at its start
             server.send(signal.SIGHUP)
 
 

@@ -48,6 +48,15 @@ class Process:
         """Say whether this very process (not another with its pid) still runs."""
         return Process.of(self.pid) == self
 
+    def handles(self, number: signal.Signals) -> bool:
+        """Say whether this process has a handler for a signal; one that is just being started has none yet."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return False
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (number - 1) & 1)
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if this very process is still there."""
         if self.alive():
