@@ -15,7 +15,7 @@ from resile.kube.config import NoCluster, NoSuchContext, from_environment, from_
 from resile.kube.errors import Failure, KubeError
 from resile.kube.kinds import CONFIG_MAPS, PODS
 from tests.support.kinds import ELASTIC_JOBS
-from tests.support.scripted_api_server import RESET, Scripted, answer, listed, refusal, scripted, thing
+from tests.support.scripted_api_server import DRIP, RESET, Scripted, answer, listed, refusal, scripted, thing
 
 DEADLINE = 10.0
 
@@ -116,6 +116,23 @@ async def test_the_blocking_client_has_the_same_answers() -> None:
                     client.patch(CONFIG_MAPS, "red", "a", {})
                 with pytest.raises(KubeError, match="cannot be reached"):
                     client.get(CONFIG_MAPS, "red", "a")
+
+        async with asyncio.timeout(DEADLINE):
+            await asyncio.to_thread(ask)
+
+
+async def test_a_blocking_call_is_given_up_even_if_the_server_never_falls_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intervals, "CALL", 0.2)
+    async with scripted(DRIP + answer(thing("a", "1"))) as server:
+
+        def ask() -> None:
+            with (
+                closing(BlockingClient(server.config, "test")) as client,
+                pytest.raises(KubeError, match="cannot be reached"),
+            ):
+                client.get(CONFIG_MAPS, "red", "a")
 
         async with asyncio.timeout(DEADLINE):
             await asyncio.to_thread(ask)

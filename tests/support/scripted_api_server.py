@@ -12,6 +12,8 @@ from lightkube.config.kubeconfig import Cluster, Context, SingleConfig, User
 
 RESET = b"reset"
 """The answer of a connection that breaks."""
+DRIP = b"drip"
+"""Before an answer that comes one byte at a time, for seconds."""
 JSON = "application/json"
 
 
@@ -75,7 +77,12 @@ class Scripted:
             request = await reader.readuntil(b"\r\n\r\n")
             self.asked.append(request.split(b" ")[1].decode())
             said, watching, then = self._next().partition(b"\0")
-            if said != RESET:
+            if said.startswith(DRIP):
+                for byte in said.removeprefix(DRIP):
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+            elif said != RESET:
                 writer.write(said)
                 await writer.drain()
             if watching and not then:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from typing import Any, Self, cast
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from typing import Any, Self, TypeVar, cast
 
 import httpx2
 import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.client_adapter import Client as SyncClient
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 
@@ -24,6 +24,7 @@ from resile.kube.config import from_environment, unusable_config
 from resile.kube.errors import CONFLICT, KubeError, garbled, refused, refused_with, unreachable
 from resile.kube.kinds import PODS, Kind, Object
 
+T = TypeVar("T")
 Selector = Mapping[str, str]
 """Labels or fields, and the values that they must have."""
 
@@ -39,7 +40,7 @@ class _Request(msgspec.Struct, frozen=True):
     body: Any = None
     content_type: str = "application/json"
 
-    def to(self, client: httpx2.AsyncClient | httpx2.Client, **options: Any) -> httpx2.Request:
+    def to(self, client: httpx2.AsyncClient, **options: Any) -> httpx2.Request:
         content = None if self.body is None else msgspec.json.encode(self.body)
         headers = {} if content is None else {"Content-Type": self.content_type}
         return client.build_request(
@@ -202,32 +203,31 @@ class Client:
 
 
 class BlockingClient:
-    """The few calls of a thread that may wait. The methods are those of `Client`."""
+    """The few calls of a thread that may wait: a `Client` on an event loop in a thread of its own."""
 
     def __init__(self, config: SingleConfig, field_manager: str) -> None:
-        self._params = {"fieldManager": field_manager}
-        with _usable_config():
-            self._http = SyncClient(config, ConnectionParams(timeout=httpx2.Timeout(intervals.SILENCE)))
+        self._client = Client(config, field_manager)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="resile-kube", daemon=True)
+        self._thread.start()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        try:
-            return _sound_object(self._call(_Request("GET", kind.path(namespace, name))))
-        except KubeError as error:
-            if error.is_absent:
-                return None
-            raise
+        return self._wait_for(self._client.get(kind, namespace, name))
 
     def patch(self, kind: Kind, namespace: str, name: str, patch: Object) -> Object:
-        request = _Request("PATCH", kind.path(namespace, name), self._params, patch, _MERGE)
-        return _sound_object(self._call(request))
+        return self._wait_for(self._client.patch(kind, namespace, name, patch))
 
     def close(self) -> None:
-        self._http.close()
+        """Close the connection; does nothing if it is closed."""
+        if self._loop.is_closed():
+            return
+        self._wait_for(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _call(self, request: _Request) -> Any:
-        with _one_kind_of_error():
-            response = self._http.send(request.to(self._http))
-        return _answer(response.status_code, response.content)
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def _path(kind: Kind, item: Object) -> str:
