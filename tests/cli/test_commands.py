@@ -174,7 +174,8 @@ def test_a_job_is_scaled_up_and_down(bench):
     table = bench.out("get", "nodes", "steady")
     assert ("worker-2" in table, "worker-0" in table) == (False, True)
     assert re.search(r"^steady-edljob-worker-2 +0/1 +Deleted", bench.out("get", "po", "steady", "--deleted"), re.M)
-    assert bench.refused("scale", "steady", "ps=1") == "resile: the job has no role 'ps'; it has worker"
+    unknown = "resile: job steady has no role 'ps'; known are worker; nothing was changed"
+    assert bench.refused("scale", "steady", "ps=1") == unknown
 
 
 def test_a_scale_plan_is_applied_to_the_job_it_names(bench):

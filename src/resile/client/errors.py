@@ -5,6 +5,8 @@ The command line turns `CommandError` into exit code 1 and `NotUsableError` into
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class CommandError(Exception):
     """The request cannot be carried out."""
@@ -12,3 +14,10 @@ class CommandError(Exception):
 
 class NotUsableError(CommandError):
     """A flag, a file or a name that the user wrote cannot be used."""
+
+
+def check_roles(job: str, asked: Collection[str], known: Collection[str]) -> None:
+    """Raise CommandError if a change asks for a role that the job does not have. Called before anything is changed."""
+    for role in asked:
+        if role not in known:
+            raise CommandError(f"job {job} has no role {role!r}; known are {', '.join(known)}; nothing was changed")

@@ -11,7 +11,7 @@ from resile.client.base import Document
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import Cluster
 from resile.client.cluster.jobs import find
-from resile.client.errors import CommandError, NotUsableError
+from resile.client.errors import CommandError, NotUsableError, check_roles
 from resile.kube import kinds as kube
 from resile.kube.kinds import Object
 
@@ -42,11 +42,7 @@ async def apply(cluster: Cluster, document: Document, namespace: str | None) -> 
 async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> None:
     job = await _unfinished(cluster, name)
     kind = job_kind_of(job)
-    known = kind.declared_roles(job)
-    unknown = [role for role in replicas if role not in known]
-    if unknown:
-        said = ", ".join(known)
-        raise CommandError(f"job {name} has no role {unknown[0]!r}; known are {said}; nothing was changed")
+    check_roles(name, replicas, kind.declared_roles(job))
     others = dict(replicas)
     if kind.definition.scale is not None and kind.scaled_role in others:  # a user may have the right to nothing else
         number = others.pop(kind.scaled_role)

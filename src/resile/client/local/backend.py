@@ -23,7 +23,7 @@ from resile.client.base import (
     SubmitOptions,
     Submitted,
 )
-from resile.client.errors import CommandError, NotUsableError
+from resile.client.errors import CommandError, NotUsableError, check_roles
 from resile.client.local.job_reader import JobReader
 from resile.client.local.jobs import DEFAULT_NAMESPACE, LocalJob, all_jobs, find, find_pod
 from resile.client.local.master_client import MasterClient, MasterUnreachable
@@ -94,6 +94,9 @@ class LocalJobs:
 
     def scale(self, job: str, replicas: Mapping[str, int]) -> None:
         found = self._find(job)
+        spec, _ = found.spec_and_kind()
+        if spec.managed:  # the master tells how other jobs are scaled
+            check_roles(job, replicas, spec.roles)
         for role, number in replicas.items():
             self._ask(found, Scale(role=role, replicas=number))
 

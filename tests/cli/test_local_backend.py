@@ -1,4 +1,4 @@
-"""Jobs of this machine that cannot be read: one sentence each, and a listing shows the others."""
+"""Jobs of this machine that cannot be read or scaled: one sentence each, and a listing shows the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resile.api.job import JobSpec
+from resile.api.job import JobSpec, RoleSpec
 from resile.client.base import Listable, Query
 from resile.client.errors import CommandError
 from resile.client.local.backend import LocalJobs
@@ -24,7 +24,8 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
     def make(name: str, kind: str) -> LocalJob:
         job = LocalJob("default", name)
         job.directory.path.mkdir(parents=True)
-        (job.directory.path / "job.json").write_bytes(msgspec.json.encode(JobSpec(name=name, kind=kind)))
+        spec = JobSpec(name=name, kind=kind, roles={"worker": RoleSpec(replicas=2)})
+        (job.directory.path / "job.json").write_bytes(msgspec.json.encode(spec))
         return job
 
     return make
@@ -71,3 +72,14 @@ def test_a_listing_shows_the_other_jobs_beside_one_that_is_deleted_meanwhile(
     found = next(iter(jobs().watch(Query(what=what))))
     assert len(found.items) == (what is not Listable.EVENTS)
     assert found.unreadable == [f"gone: there is no job in {gone.directory.path}"]
+
+
+def test_a_job_is_not_scaled_if_it_lacks_one_of_several_roles(
+    submitted: Callable[[str, str], LocalJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[object] = []
+    monkeypatch.setattr(LocalJobs, "_ask", lambda _, __, change: changes.append(change))
+    submitted("demo", "elasticjob")
+    with pytest.raises(CommandError, match=r"^job demo has no role 'typo'; known are worker; nothing was changed$"):
+        jobs().scale("demo", {"worker": 8, "typo": 1})
+    assert changes == []
