@@ -16,6 +16,8 @@ from resile.api.manifests.name_rules import check_dns_label, check_env_name
 
 MAIN = "main"
 """The name of the container that trains; in a pod without a container of this name, the first one trains."""
+MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
+"""Names the master's container, which `kubectl logs` shows, in case a template adds others."""
 
 Template = dict[str, Any]
 Container = dict[str, Any]

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from resile.api.kinds.registry import job_kind_of
-from resile.api.manifests.pod_template import MAIN
+from resile.api.manifests.pod_template import MAIN, MAIN_ANNOTATION
 from resile.client.base import LogLine
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import PATIENCE, Cluster, Watch
@@ -16,7 +16,6 @@ from resile.client.cluster.streams import take
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
 from resile.kube.kinds import Object
-from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 
 REST_SECONDS = 5.0
 """How often to check, without any change, that every log is still being read."""

@@ -12,7 +12,7 @@ from typing import Any
 from resile.api.defaults import MASTER_PORT
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.kinds import registry
-from resile.api.manifests.pod_template import MAIN, main_container
+from resile.api.manifests.pod_template import MAIN, MAIN_ANNOTATION, main_container
 from resile.kube.kinds import Object
 from resile.operator import settings
 
@@ -24,9 +24,6 @@ TOKEN = "token"
 """The key of the job's token in its Secret, and the name of its file."""
 TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
 """The same for the master's certificate and its key, by Kubernetes' names."""
-
-MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
-"""Names the master's container, which `kubectl logs` shows, in case a template adds others."""
 
 SECRETS_ANNOTATION = "resile.secrets"
 """Names the Secrets that the master was started with, so that a master with an old token or key is recognised."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from resile.api.manifests.pod_template import MAIN
+from resile.api.manifests.pod_template import MAIN, MAIN_ANNOTATION
 from resile.kube.errors import one_line
 from resile.kube.kinds import Object
 from resile.kube.pod_status import Obstacle, main_container_end, start_failure
-from resile.operator.jobs.master_pod import MAIN_ANNOTATION
 
 LONGEST_SENTENCE = 400
 """Most characters of a message in a status, which users read in a table."""
