@@ -16,6 +16,7 @@ from resile.api.kinds.elasticjob.resource import ElasticJob
 from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
 from resile.api.kinds.registry import node_name
 from resile.api.kinds.scaleplan.resource import ScalePlan, ScaleType
+from resile.api.manifests.pod_template import read_resources
 from resile.api.manifests.reader import load_manifests
 from tests.support.paths import ROOT
 
@@ -126,7 +127,7 @@ def test_the_plans_scale_and_migrate_the_manual_job() -> None:
     assert replicas == [{"worker": 3}, {"ps": 2}, {"ps": 1}, {}]
     (migrated,) = plans[3].spec.migrate_pods
     assert str(migrated.node(job.name)) == "ps-0"
-    assert migrated.resources == Resources(cpu=2.0, memory=4 * GiB)
+    assert read_resources(dict(migrated.resource)) == Resources(cpu=2.0, memory=4 * GiB)
 
 
 def test_a_worker_gets_the_environment_of_both_generations() -> None:

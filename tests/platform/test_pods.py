@@ -279,6 +279,14 @@ def test_a_pod_whose_image_cannot_be_pulled_is_pending() -> None:
     )
 
 
+def test_a_pod_whose_container_beside_the_trainer_keeps_crashing_is_pending() -> None:
+    """A native sidecar is an init container that Kubernetes restarts."""
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+    crashing = pod("Pending", initContainerStatuses=[{"name": "proxy", "state": waiting}])
+    expected = NodeEnd(message="CrashLoopBackOff: back-off 10s restarting failed container")
+    assert read(crashing) == (NodeStatus.PENDING, expected)
+
+
 def test_a_pod_on_its_way_is_starting() -> None:
     assert read(pod("Pending"))[0] is NodeStatus.STARTING
     assert read(pod("Pending", container={"waiting": {"reason": "ContainerCreating"}}))[0] is NodeStatus.STARTING

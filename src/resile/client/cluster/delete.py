@@ -14,6 +14,7 @@ from resile.client.cluster.jobs import current, job_itself, pods_of
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
 from resile.kube.kinds import Object
+from resile.kube.owner_references import is_owned_by
 
 DELETE_SECONDS = 60.0
 """How long to wait until a deleted job and its pods are gone, beyond the grace period of the pods."""
@@ -47,7 +48,7 @@ async def _gone(cluster: Cluster, job: Object, grace: float, say: Say) -> None:
     told = False
     async with cluster.watch(job_itself(job), pods_of(job)) as watching:
         while True:
-            left = [one["metadata"]["name"] for one in watching.all(kube.PODS) if _owned(one, uid)]
+            left = [one["metadata"]["name"] for one in watching.all(kube.PODS) if is_owned_by(one, uid)]
             if not left and current(watching, job) is None:
                 return
             seconds = until - time.monotonic()
@@ -58,7 +59,3 @@ async def _gone(cluster: Cluster, job: Object, grace: float, say: Say) -> None:
                 told = True
                 say(f"stopping {name} ...")
             await watching.change(seconds)
-
-
-def _owned(pod: Object, uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or [])

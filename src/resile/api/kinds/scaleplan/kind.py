@@ -6,10 +6,10 @@ from typing import Any
 
 from resile.api.kinds.base import Column, Definition, Manifest, PlanKind, PlanPhase, Rule, Sample
 from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
-from resile.api.kinds.elasticjob.labels import JOB_LABELS, JOB_NAME, SCALE_TYPE
+from resile.api.kinds.elasticjob.labels import JOB_NAME, SCALE_TYPE
 from resile.api.kinds.elasticjob.resource import GROUP, VERSION
 from resile.api.kinds.elasticjob.roles import ROLE_NAMES, WORKER
-from resile.api.kinds.scaleplan.resource import KIND, ScalePlan, ScaleType
+from resile.api.kinds.scaleplan.resource import KIND, ScalePlan, ScaleType, job_named
 from resile.api.kinds.scaleplan.to_plan import plan_of
 from resile.api.manifests.errors import ManifestErrors
 from resile.api.plan import Plan
@@ -61,9 +61,8 @@ class ScalePlanKind(PlanKind):
         return Sample(comment=_SAMPLE, manifest=manifest)
 
     def job_of(self, item: Manifest) -> str:
-        labels = item["metadata"].get("labels") or {}
-        labelled = next((labels[one] for one in JOB_LABELS if one in labels), "")
-        return str((item.get("spec") or {}).get("ownerJob") or labelled)
+        owner = (item.get("spec") or {}).get("ownerJob") or ""
+        return str(job_named(owner, item["metadata"].get("labels") or {}))
 
     def to_plan(self, resource: Any, uid: str) -> Plan:
         return plan_of(resource, uid)

@@ -7,12 +7,12 @@ the master decided by itself.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from resile.api.ids import NodeId, NodeKey
-from resile.api.job import Resources
 from resile.api.kinds.base import PlanPhase
 from resile.api.kinds.elasticjob.labels import JOB_LABELS, SCALE_TYPE
 from resile.api.kinds.elasticjob.names import node_name, node_of
@@ -21,7 +21,7 @@ from resile.api.kinds.elasticjob.roles import CHIEF, EVALUATOR, PS, ROLE_NAMES, 
 from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.manifests.metadata import Metadata
 from resile.api.manifests.name_rules import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name
-from resile.api.manifests.pod_template import check_resources, read_resources
+from resile.api.manifests.pod_template import check_resources
 from resile.api.manifests.validation import matching, rule
 
 KIND = "ScalePlan"
@@ -55,11 +55,6 @@ class ReplicaResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """What each new node gets, such as cpu and memory, laid over the requests of its template. Nodes that run stay as
     they are; migratePods changes those."""
 
-    @property
-    def resources(self) -> Resources:
-        """The resource list as numbers."""
-        return read_resources(dict(self.resource))
-
 
 def _check_pod(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if "name" not in value and not ("type" in value and "id" in value):
@@ -81,11 +76,6 @@ class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     """The address of the pod's Service."""
     resource: ResourceList = {}
     """What the new pod gets, such as cpu and memory."""
-
-    @property
-    def resources(self) -> Resources:
-        """The resource list as numbers."""
-        return read_resources(dict(self.resource))
 
     def node(self, job: str) -> NodeKey | None:
         """Which node of `job` is meant, or None if the entry does not name one."""
@@ -158,6 +148,15 @@ def _check_spec(value: dict[str, Any], path: str, errors: ManifestErrors) -> Non
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_OBJECT_NAME, "pattern": matching(OBJECT_NAMES)}
 
 
+def job_named(owner_job: str, labels: Mapping[str, str]) -> str:
+    """The job that a plan changes: `ownerJob`, else the job that the labels name; empty if neither is given."""
+    return owner_job or next(iter(_labelled_jobs(labels).values()), "")
+
+
+def _labelled_jobs(labels: Mapping[str, str]) -> dict[str, str]:
+    return {label: labels[label] for label in JOB_LABELS if label in labels}
+
+
 class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One change to the nodes of a running job, executed once."""
 
@@ -169,24 +168,19 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def job(self) -> str:
-        """The job to change: `ownerJob`, else the job that the labels name."""
-        return self.spec.owner_job or next(iter(self._labelled_jobs().values()), "")
+        return job_named(self.spec.owner_job, self.metadata.labels)
 
     @property
     def scale_type(self) -> ScaleType:
         """A plan that does not say is a user's."""
         return ScaleType(self.metadata.labels.get(SCALE_TYPE, ScaleType.MANUAL))
 
-    def _labelled_jobs(self) -> dict[str, str]:
-        labels = self.metadata.labels
-        return {label: labels[label] for label in JOB_LABELS if label in labels}
-
     def check(self, errors: ManifestErrors) -> None:
         """Collect the errors that only the whole plan shows: it names no job, or pods of another one."""
         if not self.job:
             errors.add("spec.ownerJob", "must be given")
             return
-        for label, job in self._labelled_jobs().items():
+        for label, job in _labelled_jobs(self.metadata.labels).items():
             if job != self.job:
                 errors.add(f"metadata.labels.{label}", f"must be {self.job} like spec.ownerJob, not {shown(job)}")
         for field, pods in (("removePods", self.spec.remove_pods), ("migratePods", self.spec.migrate_pods)):
