@@ -4,6 +4,7 @@ import pytest
 from resile.api.ids import GiB
 from resile.api.job import Resources
 from resile.api.kinds.scaleplan.resource import ScalePlan, ScaleType
+from resile.api.manifests.pod_template import read_resources
 from resile.api.manifests.reader import load_manifests, read_manifest
 from tests.api.manifests import Manifest, bent, plan
 
@@ -44,8 +45,8 @@ def test_a_plan_names_nodes_and_numbers() -> None:
     (migrated,) = read.spec.migrate_pods
     (removed,) = read.spec.remove_pods
     assert (str(migrated.node("a")), str(removed.node("a"))) == ("ps-0", "worker-3")
-    assert migrated.resources == Resources(cpu=2.0, memory=4 * GiB, gpu=1)
-    assert read.spec.replica_resource_specs["ps"].resources == Resources(cpu=2.0, memory=4 * GiB)
+    assert read_resources(dict(migrated.resource)) == Resources(cpu=2.0, memory=4 * GiB, gpu=1)
+    assert read_resources(dict(read.spec.replica_resource_specs["ps"].resource)) == Resources(cpu=2.0, memory=4 * GiB)
 
 
 def test_a_pod_may_be_named_by_type_and_id() -> None:
