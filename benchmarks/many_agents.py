@@ -171,7 +171,7 @@ class Players:
 
     async def _join(self) -> Report:
         self._await(RoundFormed, len(self._connections))
-        join = Join(after=self._round, port=29500)
+        join = Join(after=self._round, store_port=29500)
         for connection in self._connections:
             connection.send(join)
         report = await self._report(time.monotonic())

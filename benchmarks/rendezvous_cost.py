@@ -103,7 +103,7 @@ def _key(number: int) -> NodeKey:
 
 
 def _join(number: int, after: Round = NO_ROUND) -> ev.AgentSaid:
-    return ev.AgentSaid(node=_key(number), message=Join(after=after, port=29500))
+    return ev.AgentSaid(node=_key(number), message=Join(after=after, store_port=29500))
 
 
 def _told(decisions: list[de.AnyDecision], kind: type[MasterMessage]) -> set[NodeKey]:

@@ -170,10 +170,10 @@ class Node:
     def is_in_round(self) -> bool:
         return self.workers.is_training
 
-    def ready(self, *numbers: int, step: int = 0, agreed: int = 0) -> None:
+    def ready(self, *numbers: int, step: int = 0, holds: int = 0) -> None:
         for number in numbers:
             line = self.lines.setdefault(number, Line())
-            self.workers.on_ready(line, WorkerReady(worker=f"w{number}", step=step, agreed=Round(agreed)))
+            self.workers.on_ready(line, WorkerReady(worker=f"w{number}", step=step, holds=Round(holds)))
 
     async def asks(self) -> WorkerStuck:
         """Wait until it asks whether another node has the state."""
@@ -244,7 +244,7 @@ async def test_a_process_started_for_a_round_gets_its_place_the_moment_it_is_rea
 async def test_how_long_the_master_may_take_to_end_a_round_follows_the_recovery_budget():
     node = Node(1, leave_within=60.0)
     node.ready(0)
-    assert node.placed(0).verdict == 18.0
+    assert node.placed(0).verdict_within == 18.0
 
 
 async def test_all_processes_that_left_the_round_join_again_together():
@@ -572,7 +572,7 @@ async def test_a_process_that_leaves_its_round_late_is_not_killed_by_an_answer_t
     node.ready(0)
     node.over(1)
     await node.asks()
-    node.ready(0, step=7, agreed=1)
+    node.ready(0, step=7, holds=1)
     node.workers.on_state_held(Round(1))
     assert node.killed == []
     assert node.last(Join).nproc == 1
@@ -596,7 +596,7 @@ async def test_a_node_joins_with_the_newest_state_that_one_of_its_processes_has(
     node = Node(2)
     node.ready(0, 1)
     node.over(1)
-    node.ready(0, step=7, agreed=1)
+    node.ready(0, step=7, holds=1)
     node.ready(1)
     assert node.last(Join).holds == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resile.agent.worker_relay import Relay
 from resile.api.ids import Round
-from resile.protocol.agent_to_master import StepReport, WorkerGone
+from resile.protocol.agent_to_master import ShardsFreed, StepReport
 from resile.protocol.message import Message
 from resile.protocol.shards import OpenDataset, ShardGranted, ShardProgress, TakeShard
 from resile.protocol.worker_to_agent import Attach, WorkerMessage
@@ -61,7 +61,7 @@ def test_the_end_of_a_process_that_took_shards_is_told_and_told_again() -> None:
     line.say(take("a.0"))
     relay.gone("a.0")
     relay.repeat()
-    assert sent[1:] == [WorkerGone(worker="a.0"), WorkerGone(worker="a.0")], "but not the request of the dead"
+    assert sent[1:] == [ShardsFreed(worker="a.0"), ShardsFreed(worker="a.0")], "but not the request of the dead"
     assert line.closed
 
 
@@ -77,7 +77,7 @@ def test_what_a_process_forked_goes_with_it() -> None:
     loader = Line(relay, "a.1/99")
     loader.say(take("a.1/99"))
     relay.gone("a.1")
-    assert sent[1:] == [WorkerGone(worker="a.1/99")]
+    assert sent[1:] == [ShardsFreed(worker="a.1/99")]
     assert loader.closed
 
 
@@ -87,7 +87,7 @@ def test_a_forked_process_that_hangs_up_is_gone_and_a_started_one_is_not() -> No
         line = Line(relay, name)
         line.say(take(name))
         line.close("it hung up")
-    assert sent[2:] == [WorkerGone(worker="a.1/99")]
+    assert sent[2:] == [ShardsFreed(worker="a.1/99")]
 
 
 def test_strangers_and_impostors_are_cut_off() -> None:

@@ -38,7 +38,7 @@ class Line:
 LINE = Line()
 EXAMPLES: dict[type[State], State] = {
     Starting: Starting(Round(1)),
-    Ready: Ready(LINE, was_member=True, has_state=True, agreed=Round(1)),
+    Ready: Ready(LINE, was_member=True, has_state=True, holds=Round(1)),
     Member: Member(LINE, Round(1)),
     Leaving: Leaving(LINE, Round(1)),
     Stuck: Stuck(LINE, Round(1)),

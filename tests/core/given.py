@@ -125,7 +125,7 @@ class Job:
         return self.does(ev.AgentConnected(connection=self.connections, hello=hello))
 
     def joins(self, number: int, after: int = 0) -> list[de.AnyDecision]:
-        return self.says(number, Join(after=Round(after), port=29500))
+        return self.says(number, Join(after=Round(after), store_port=29500))
 
     def fails(self, number: int, why: WorkerFailure | None = None, round_: int | None = None) -> list[de.AnyDecision]:
         number_of_round = self.state.rendezvous.last_round if round_ is None else Round(round_)

@@ -8,7 +8,7 @@ from benchmarks.rendezvous_cost import crowd, last_joins
 from resile.api.ids import Round
 from resile.core import events as ev
 from resile.core.engine import Engine
-from resile.protocol.agent_to_master import Join, StepReport, WorkerGone
+from resile.protocol.agent_to_master import Join, ShardsFreed, StepReport
 from resile.protocol.shards import OpenDataset, TakeShard
 from tests.core.given import key
 
@@ -55,8 +55,8 @@ def test_no_event_of_a_quiet_life_costs_more_with_ten_thousand_nodes_than_with_a
         "step": lambda n: ev.AgentSaid(node=key(0), message=StepReport(round=Round(1), step=n)),
         "shard": lambda n: ev.AgentSaid(node=key(n % FEW), message=TakeShard(worker=f"x{n}", request=1, dataset="d")),
         "blink": lambda n: ev.AgentDisconnected(node=key(n % FEW), connection=n % FEW + 1),
-        "late join": lambda n: ev.AgentSaid(node=key(n % FEW), message=Join(after=Round(0), port=1)),
-        "worker gone": lambda n: ev.AgentSaid(node=key(n % FEW), message=WorkerGone(worker=f"x{n}")),
+        "late join": lambda n: ev.AgentSaid(node=key(n % FEW), message=Join(after=Round(0), store_port=1)),
+        "worker gone": lambda n: ev.AgentSaid(node=key(n % FEW), message=ShardsFreed(worker=f"x{n}")),
     }
     slower = {name: ratio(event, jobs) for name, event in quiet.items()}
     assert all(times < ALLOWED for times in slower.values()), slower

@@ -54,7 +54,7 @@ def steps(job: Job) -> None:
 
 def rejoins(job: Job, number: int, nproc: int = 1, after: int | None = None, holds: int = 0) -> list[de.AnyDecision]:
     last = job.state.rendezvous.last_round if after is None else Round(after)
-    return job.says(number, Join(after=last, port=29500, nproc=nproc, elastic=True, holds=Round(holds)))
+    return job.says(number, Join(after=last, store_port=29500, nproc=nproc, elastic=True, holds=Round(holds)))
 
 
 def settles(job: Job) -> None:
@@ -411,7 +411,7 @@ def test_a_late_word_about_joining_an_older_round_is_not_believed():
     dies(job, 1, left=1)
     rejoins(job, 0)
     rejoins(job, 1)
-    job.says(1, Join(after=Round(1), port=1, nproc=1, elastic=True))
+    job.says(1, Join(after=Round(1), store_port=1, nproc=1, elastic=True))
     assert job.node(1).agent.phase == Training(Round(2))
 
 

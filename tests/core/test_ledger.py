@@ -3,7 +3,7 @@
 import pytest
 
 from resile.core import events as ev
-from resile.protocol.agent_to_master import Leaving, WorkerGone
+from resile.protocol.agent_to_master import Leaving, ShardsFreed
 from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 from tests.core.given import bare, running_bare
 
@@ -47,7 +47,7 @@ def test_of_a_lost_workers_shard_only_the_unfinished_part_returns():
     job = opened()
     grant = take(job, "a", 1)
     advance(job, "a", grant.lease, 3)
-    job.says(0, WorkerGone(worker="a"))
+    job.says(0, ShardsFreed(worker="a"))
     assert part(take(job, "b", 1)) == (0, 3, 4)
 
 
@@ -104,7 +104,7 @@ def test_waiting_workers_are_told_when_everything_is_done():
 
 def test_a_worker_that_is_gone_gets_nothing_more():
     job = opened()
-    job.says(0, WorkerGone(worker="a"))
+    job.says(0, ShardsFreed(worker="a"))
     denied = take(job, "a", 1)
     assert denied.lease == 0
     assert "worker a hung up or ended before" in denied.error, "which is not the end of the data"

@@ -14,7 +14,7 @@ from resile.core.engine import Engine
 from resile.core.events import AgentSaid, AnyEvent, ChangeWanted, Started
 from resile.core.state import new_state
 from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal
-from resile.protocol.agent_to_master import WorkerGone
+from resile.protocol.agent_to_master import ShardsFreed
 from resile.protocol.job_changes import Scale
 
 NODE = NodeKey("worker", NodeId(0))
@@ -38,7 +38,7 @@ def test_what_was_appended_is_there_after_reopening_in_order(tmp_path: Path) -> 
     journal = started(tmp_path / "j.db")
     events: list[tuple[float, AnyEvent]] = [
         (2.0, Started()),
-        (3.0, AgentSaid(node=NODE, message=WorkerGone(worker="w"))),
+        (3.0, AgentSaid(node=NODE, message=ShardsFreed(worker="w"))),
     ]
     journal.append(events, [told(1)])
     journal.close()
@@ -82,7 +82,7 @@ def test_others_can_read_while_the_master_writes(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(small_disk: Path) -> None:
     journal = started(small_disk / "j.db")
-    batch: list[tuple[float, AnyEvent]] = [(2.0, AgentSaid(node=NODE, message=WorkerGone(worker="w" * 1000)))] * 20
+    batch: list[tuple[float, AnyEvent]] = [(2.0, AgentSaid(node=NODE, message=ShardsFreed(worker="w" * 1000)))] * 20
     written = 0
 
     def fill() -> None:

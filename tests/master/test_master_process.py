@@ -38,7 +38,7 @@ async def test_two_agents_meet_and_the_job_ends_when_both_finish(tmp_path: Path)
         for number, peer in enumerate(peers):
             welcome = await peer.hello(f"agent-{number}")
             assert (welcome.node.id, welcome.rank) == (number, number)
-            peer.say(Join(after=Round(0), port=20000 + number))
+            peer.say(Join(after=Round(0), store_port=20000 + number))
         for number, peer in enumerate(peers):
             formed = await peer.hear(RoundFormed)
             assert formed.round == 1
@@ -118,7 +118,7 @@ async def test_a_killed_master_comes_back_with_rounds_nodes_and_shards(tmp_path:
         peers = [await Peer.call(directory), await Peer.call(directory)]
         for number, peer in enumerate(peers):
             await peer.hello(f"agent-{number}")
-            peer.say(Join(after=Round(0), port=20000 + number))
+            peer.say(Join(after=Round(0), store_port=20000 + number))
         for peer in peers:
             await peer.hear(RoundFormed)
         peers[0].say(OpenDataset(worker="w", request=1, name="data", size=100, shard_size=10))
@@ -272,7 +272,7 @@ async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_noth
                 file.write(b"x" * 512)
         late = await Peer.call(directory)
         late.say(late.greeting("late"))
-        first.say(Join(after=Round(0), port=20000))
+        first.say(Join(after=Round(0), store_port=20000))
         full = f"the journal {directory.journal} cannot be written: database or disk is full"
         assert process.stdout is not None
         lines = process.stdout
@@ -281,7 +281,7 @@ async def test_a_full_disk_under_the_journal_holds_decisions_back_and_loses_noth
         assert not late.heard, "nobody is admitted before it is written down"
         ballast.unlink()
         assert (await late.hear(Welcome)).rank == 1
-        late.say(Join(after=Round(0), port=20001))
+        late.say(Join(after=Round(0), store_port=20001))
         assert (await first.hear(RoundFormed)).round == 1
 
 

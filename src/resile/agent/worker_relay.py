@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from resile.api.ids import Round, Seconds
-from resile.protocol.agent_to_master import StepReport, WorkerGone
+from resile.protocol.agent_to_master import ShardsFreed, StepReport
 from resile.protocol.message import Message
 from resile.protocol.shards import OpenDataset, ShardAnswer, ShardMessage, ShardProgress, TakeShard
 from resile.protocol.worker_to_agent import Attach, WorkerMessage
@@ -75,7 +75,7 @@ class Relay:
     def repeat(self) -> None:
         """Repeat to a master that has just admitted this node what an earlier one may not have received."""
         for name in self._gone:
-            self._send(WorkerGone(worker=name))
+            self._send(ShardsFreed(worker=name))
         for request in self._open.values():
             self._send(request)
 
@@ -130,7 +130,7 @@ class Relay:
         self._open = {key: request for key, request in self._open.items() if key[0] not in names}
         for name in sorted(names):
             self._gone.append(name)
-            self._send(WorkerGone(worker=name))
+            self._send(ShardsFreed(worker=name))
 
 
 def _belongs(name: str, worker: str) -> bool:

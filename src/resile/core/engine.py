@@ -26,9 +26,9 @@ from resile.protocol.agent_to_master import (
     LastStepTaken,
     Leaving,
     NodeFinished,
+    ShardsFreed,
     StepReport,
     WorkerFailed,
-    WorkerGone,
     WorkersChanged,
     WorkerStuck,
 )
@@ -158,7 +158,7 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
             shards.on_shard_progress(ctx, node.key, message)
         case _ if node.status.ended:
             return
-        case WorkerGone():
+        case ShardsFreed():
             ledger.release_worker(ctx.state.ledger, node.key, message.worker)
         case _ if ctx.state.phase.over:
             return

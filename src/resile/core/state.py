@@ -41,7 +41,7 @@ class Idle(msgspec.Struct, frozen=True, tag=True):
 class Waiting(msgspec.Struct, frozen=True, tag=True):
     """The agent waits for a round. Its processes are down, or rest."""
 
-    port: int
+    store_port: int
     nproc: int = 0
     """How many processes the agent brings; 0 means all."""
 

@@ -48,7 +48,7 @@ class Join(Message, frozen=True, kw_only=True):
     """The node is in no round, and can take part in any round newer than `after`."""
 
     after: Round
-    port: int
+    store_port: int
     """A free port for the round's store, in case this node becomes group rank 0."""
     nproc: int = 0
     """How many processes it brings; 0 means as many as it said in its Hello."""
@@ -109,7 +109,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     total: int = 0
 
 
-class WorkerGone(Message, frozen=True, kw_only=True):
+class ShardsFreed(Message, frozen=True, kw_only=True):
     """The training process `worker` is gone, however it ended, and its shards are free."""
 
     worker: str
@@ -139,7 +139,7 @@ AgentMessage = (
     | WorkerFailed
     | NodeFinished
     | StepReport
-    | WorkerGone
+    | ShardsFreed
     | StandbyReport
     | Leaving
     | ShardMessage

@@ -20,7 +20,7 @@ class WorkerReady(Message, frozen=True, kw_only=True):
 
     worker: str
     step: int
-    agreed: Round = NO_ROUND
+    holds: Round = NO_ROUND
     """The newest round in which it agreed on one state with all members. It has that state, up to one step."""
 
 
@@ -36,7 +36,7 @@ class WorkerAssignment(Message, frozen=True, kw_only=True):
     group_world_size: int
     master_addr: str
     master_port: int
-    verdict: float = 3.0
+    verdict_within: float = 3.0
     """Seconds that the process waits after an error for the master to end the round, if no peer hung up."""
 
 

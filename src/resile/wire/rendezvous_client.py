@@ -70,10 +70,10 @@ class RendezvousClient:
             self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
             return self.over(round_)
 
-    def ready(self, step: int, timeout: float | None = None, *, agreed: Round = NO_ROUND) -> WorkerAssignment:
+    def ready(self, step: int, timeout: float | None = None, *, holds: Round = NO_ROUND) -> WorkerAssignment:
         """Report that this process is in no round, and wait for its assignment.
 
-        `step` is the number of steps completed, `agreed` the newest round in which all members agreed on one state.
+        `step` is the number of steps completed, `holds` the newest round in which all members agreed on one state.
         Without a `timeout` (seconds) this waits as long as the agent lives.
 
         Raises:
@@ -83,7 +83,7 @@ class RendezvousClient:
         with self._turn:
             self._placed = None
             try:
-                self._socket.sendall(encode(WorkerReady(worker=self._worker, step=step, agreed=agreed)))
+                self._socket.sendall(encode(WorkerReady(worker=self._worker, step=step, holds=holds)))
             except OSError as error:
                 self._broken = self._broken or f"the agent hung up: {error.strerror or error}"
             self._turn.wait_for(lambda: self._placed is not None or bool(self._broken), timeout)

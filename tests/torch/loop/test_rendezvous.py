@@ -41,7 +41,7 @@ class Agent:
         self.asked_for = 0.0
         """Seconds that were waited for the word that a round is over."""
 
-    def ready(self, step: int, agreed: int = 0) -> WorkerAssignment:
+    def ready(self, step: int, holds: int = 0) -> WorkerAssignment:
         self.round = Round(self.round + 1)
         return WorkerAssignment(
             round=self.round,
@@ -53,7 +53,7 @@ class Agent:
             group_world_size=1,
             master_addr="127.0.0.1",
             master_port=free_port(),
-            verdict=77.0,
+            verdict_within=77.0,
         )
 
     def over(self, round_: Round) -> bool:

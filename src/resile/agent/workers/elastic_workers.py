@@ -223,7 +223,7 @@ class ElasticWorkers:
         was = worker.state
         was_in_round = isinstance(was, InRound | Detached)
         was_member = was_in_round or (isinstance(was, Ready) and was.was_member)
-        ready = Ready(line, was_member=was_member, has_state=message.step > 0, agreed=message.agreed)
+        ready = Ready(line, was_member=was_member, has_state=message.step > 0, holds=message.holds)
         worker.on(Event.READY, ready)
         self._forget_lines(worker)
         self._by_line[line] = worker
@@ -385,7 +385,7 @@ class ElasticWorkers:
                 group_world_size=assignment.group_world_size,
                 master_addr=assignment.master_addr,
                 master_port=assignment.master_port,
-                verdict=self._verdict_within,
+                verdict_within=self._verdict_within,
             )
         )
 
@@ -412,8 +412,8 @@ class ElasticWorkers:
         if self._workers.all_took_last_step(self.newest) and not members and not self._failed_after_last_step:
             return
         if self._join is None or self._join.nproc != len(ready) or self._join.after != self.newest:
-            holds = max(state.agreed for state in ready)
-            self._join = Join(after=self.newest, port=free_port(), nproc=len(ready), elastic=True, holds=holds)
+            holds = max(state.holds for state in ready)
+            self._join = Join(after=self.newest, store_port=free_port(), nproc=len(ready), elastic=True, holds=holds)
             self._send(self._join)
 
     def _tell_change(self, nproc: int) -> None:

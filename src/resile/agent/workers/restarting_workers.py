@@ -72,7 +72,7 @@ class RestartingWorkers(Workers):
         if following is not None:
             self._launcher.start(*following)
         else:
-            self._join = Join(after=self.newest, port=free_port())
+            self._join = Join(after=self.newest, store_port=free_port())
             self._send(self._join)
             self._launcher.idle()
 

@@ -33,7 +33,7 @@ class Ready(NamedTuple):
     """True if the process has been in a round before."""
     has_state: bool
     """True if the process has taken steps, so that it has the state of the training."""
-    agreed: Round
+    holds: Round
     """The newest round in which all members agreed on one state with this process."""
 
 

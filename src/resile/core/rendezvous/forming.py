@@ -179,7 +179,7 @@ def _assignments(members: list[Node]) -> list[RoundAssignment]:
             first_rank=first_ranks[group_rank],
             world_size=world_size,
             master_addr=first.address,
-            master_port=first.phase.port,
+            master_port=first.phase.store_port,
             nproc=count,
             partner=agents[partners[group_rank]].replica_endpoint if len(agents) > 1 else None,
         )

@@ -22,7 +22,7 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
         return  # it asked before it learned that it is a member
     if rdzv.has_member(node.key):
         running.stop(ctx, rdzv, f"{node.key} missed a peer and left the round", node.key, symptom=True)
-    agent.phase = Waiting(join.port, join.nproc)
+    agent.phase = Waiting(join.store_port, join.nproc)
     agent.elastic, agent.holds = join.elastic, join.holds
     ctx.touch(node)
     state_holders.answer_stuck(ctx)

@@ -19,9 +19,9 @@ from resile.protocol.agent_to_master import (
     Join,
     Leaving,
     NodeFinished,
+    ShardsFreed,
     StepReport,
     WorkerFailed,
-    WorkerGone,
 )
 from resile.protocol.master_to_agent import JobOver, Leave, MasterMessage, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.message import PROTOCOL
@@ -162,7 +162,7 @@ class SimAgent:
         if first and self._link is not None:
             self._beat(self._link)
         for worker in self._gone:
-            self._say(WorkerGone(worker=worker))
+            self._say(ShardsFreed(worker=worker))
         for reader in self._readers.values():
             if reader.pending is not None:
                 self._say(reader.pending)
@@ -186,7 +186,7 @@ class SimAgent:
     # rounds --------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self._say(Join(after=self.round, port=29500))
+        self._say(Join(after=self.round, store_port=29500))
 
     def _start(self, message: RoundFormed) -> None:
         if message.round <= self.round:
@@ -236,7 +236,7 @@ class SimAgent:
     def _end_reader(self, name: str) -> None:
         self._readers.pop(name).stop()
         self._gone.append(name)
-        self._say(WorkerGone(worker=name))
+        self._say(ShardsFreed(worker=name))
 
     def _later(self, delay: float, what: Call) -> None:
         self._timer = self._host.clock.after(delay, what)

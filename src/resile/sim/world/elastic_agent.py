@@ -79,7 +79,7 @@ class ElasticAgent(SimAgent):
             super()._join()
         elif self._up:
             self._repeat_failures()
-            self._say(Join(after=self.round, port=29500, nproc=self._up, elastic=True))
+            self._say(Join(after=self.round, store_port=29500, nproc=self._up, elastic=True))
 
     def _repeat_failures(self) -> None:
         for failed in self._unheard_failures:

@@ -66,7 +66,7 @@ class Rendezvous:
         self._ranks = Collectives() if state.checkpoints is None else state.checkpoints.ranks
         self._backend = backend
         self._timeout = timeout
-        self._agreed_in: Round = NO_ROUND
+        self._holds: Round = NO_ROUND
         self._identity = int.from_bytes(os.urandom(7))
         self._members: frozenset[int] = frozenset()
         self._in_vain = 0
@@ -103,7 +103,7 @@ class Rendezvous:
             if self.group is not None:
                 self.group.destroy()
                 self.group = None
-            assignment = client.ready(self._state.completed, agreed=self._agreed_in)
+            assignment = client.ready(self._state.completed, holds=self._holds)
             group = Group(assignment, self._backend, self._timeout, CONNECT.after(meeting))
             self.group = group
             self._ranks.use(group)
@@ -111,7 +111,7 @@ class Rendezvous:
                 if client.over(assignment.round):
                     raise GroupLost(f"round {assignment.round} is over")
                 group.form()
-                self._enter(assignment, self._agree(self._agreed_in, assignment.rank, assignment.world_size))
+                self._enter(assignment, self._agree(self._holds, assignment.rank, assignment.world_size))
             except Exception as error:
                 if not isinstance(error, GroupLost) and not (isinstance(error, RuntimeError) and group.broken):
                     self.release_peers()
@@ -129,7 +129,7 @@ class Rendezvous:
 
     def await_members(self) -> None:
         """Wait until every member of this round has called this. Raises RuntimeError if the group broke."""
-        self._exchange(self._agreed_in)
+        self._exchange(self._holds)
 
     def note_step(self) -> None:
         """Note that a step was taken, so that the meetings before it were not in vain."""
@@ -145,7 +145,7 @@ class Rendezvous:
             return False
         if self.group.broken and self._in_vain < MOST_IN_VAIN:
             return True
-        return self._client.await_over(self.round, self.group.assignment.verdict)
+        return self._client.await_over(self.round, self.group.assignment.verdict_within)
 
     def complete(self) -> None:
         """Tell the agent that all members have taken the last step: a node that joins later does not end the round."""
@@ -195,9 +195,9 @@ class Rendezvous:
 
     def _meet_once(self) -> None:
         """Without an agent: form the group that torchrun's variables describe, if they are set."""
-        if self._agreed_in:
+        if self._holds:
             raise RuntimeError("a peer was lost, and there is no agent to form a new round: run this with `resile run`")
-        self._agreed_in = Round(1)
+        self._holds = Round(1)
         if not dist.is_initialized() and "RANK" in os.environ:
             dist.init_process_group(self._backend)
             atexit.register(_destroy_at_exit)
@@ -207,11 +207,11 @@ class Rendezvous:
         self._state.adopt(found)
         self._state.save_in_memory(found)
 
-    def _agree(self, agreed_in: int, rank: int, world: int) -> state_sync.SyncResult:
+    def _agree(self, holds: int, rank: int, world: int) -> state_sync.SyncResult:
         """Agree with all members on one state. A member's state takes precedence over a checkpoint."""
         state = self._state
         state.resize(rank, world)
-        sync = self._exchange(agreed_in)
+        sync = self._exchange(holds)
         self._furthest = sync.loops
         self._in_vain = self._in_vain + 1 if sync.members == self._members else 0
         self._members = sync.members
@@ -227,11 +227,11 @@ class Rendezvous:
             )
         return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
-    def _exchange(self, agreed_in: int) -> state_sync.StateSync:
+    def _exchange(self, holds: int) -> state_sync.StateSync:
         """Exchange with all members how many steps and loops each of them has finished."""
         state = self._state
-        standing = state_sync.MemberState(state.completed, agreed_in)
-        message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if agreed_in else 0)
+        standing = state_sync.MemberState(state.completed, holds)
+        message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if holds else 0)
         return state_sync.exchange(message, self._ranks)
 
     def _enter(self, assignment: WorkerAssignment, found: state_sync.SyncResult) -> None:
@@ -240,7 +240,7 @@ class Rendezvous:
         _tell_script(assignment)
         enter_round(assignment.round)
         self._state.adopt(found)
-        self._agreed_in = assignment.round
+        self._holds = assignment.round
         self._state.save_in_memory(found)
         log.info(
             "round %d: rank %d of %d at step %d, state of %s (%d bytes)",

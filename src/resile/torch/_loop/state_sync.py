@@ -29,7 +29,7 @@ class MemberState(NamedTuple):
     """The steps in a process's model, and the round in which it last agreed with others on a state."""
 
     step: int
-    agreed_in: int
+    holds: int
     """NO_ROUND for a process that never agreed: its state is untrained."""
 
 
@@ -72,7 +72,7 @@ class StateSync(NamedTuple):
     def strays(self) -> list[int]:
         """Ranks whose parameters differ from those of `source` although they took the same steps in the same rounds."""
         best = self.messages[self.source]
-        if not best.state.agreed_in:
+        if not best.state.holds:
             return []
         alike = (rank for rank, message in enumerate(self.messages) if message.state == best.state)
         return [rank for rank in alike if self.messages[rank].digest != best.digest]
@@ -81,14 +81,14 @@ class StateSync(NamedTuple):
     def takers(self) -> list[int]:
         """Ranks that need the state of `source`. All other ranks have the same state, bit by bit."""
         best, source = self.messages[self.source].state, self.source
-        have = best.agreed_in and {rank for rank, message in enumerate(self.messages) if message.state == best}
+        have = best.holds and {rank for rank, message in enumerate(self.messages) if message.state == best}
         alike = (have or {source}).difference(self.strays)
         return [rank for rank in range(len(self.messages)) if rank not in alike]
 
     @property
     def trained(self) -> bool:
         """True if some member's state is the result of training."""
-        return any(state.agreed_in for state in self.states)
+        return any(state.holds for state in self.states)
 
 
 class SyncResult(NamedTuple):
