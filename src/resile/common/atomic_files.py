@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def draft_of(path: Path) -> Path:
-    """A name beside `path` for its new version, which no other writer uses.
+    """A path beside `path` for the new version of its file. No other writer uses that path.
 
-    The pid alone would not do: writers in several containers or on several machines may have the same.
+    The pid alone would not do: writers in several containers or on several machines may have the same pid.
     """
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 

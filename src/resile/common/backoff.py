@@ -30,5 +30,5 @@ class Backoff(NamedTuple):
             return self.limit
 
     def pauses(self) -> Iterator[float]:
-        """The seconds after the first, second, third … failure, without end."""
+        """The seconds to wait after the first, second, third … failure, without end."""
         return (self.after(failures) for failures in itertools.count(1))

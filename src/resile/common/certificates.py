@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE = datetime.timedelta(days=3650)
-"""Longer than any job runs."""
+"""How long a certificate is valid: longer than any job runs."""
 EARLIER = datetime.timedelta(days=1)
-"""Valid from before it was made: the clocks of machines differ."""
+"""A certificate is valid from so long before it was made, because the clocks of machines differ."""
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def self_signed(common_name: str, names: Sequence[str]) -> Pair:
-    """A new key, and a certificate for a server with these names."""
+    """Make a key, and a certificate for a server with the DNS names `names`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     now = datetime.datetime.now(datetime.UTC)

@@ -15,7 +15,7 @@ import hashlib
 _KEYS = 8
 _WORD = (1 << 64) - 1
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shift and factor of each round of `_mix`."""
+"""Shift and factor of each stage of `_mix`."""
 
 
 class ShuffledOrder:
@@ -32,11 +32,11 @@ class ShuffledOrder:
         self.keys = list(zip(words[::2], words[1::2], strict=True))
 
     def between(self, start: int, stop: int) -> list[int]:
-        """The indices at the positions from `start` to `stop` (not included)."""
+        """The numbers at the positions from `start` to `stop` (not included) of the permutation."""
         return [self.at(place) for place in range(start, stop)]
 
     def at(self, place: int) -> int:
-        """The index at a position from 0 to `size` (not included)."""
+        """The number at position `place` of the permutation, from 0 to `size` (not included)."""
         # One pass permutes [0, 2**bits); walking on while outside [0, size) permutes [0, size). The range is less than
         # twice the size (but for sizes under 3), so the walk takes under two passes on average.
         low_bits, low_mask, high_mask = self.low_bits, self.low_mask, self.high_mask

@@ -66,7 +66,7 @@ class Checkpointer:
     def __init__(
         self, directory: str | Path | None = None, *, store_every: int = 0, keep_last: int = 3, keep_every: int = 0
     ) -> None:
-        """Ask the agent for memory, if there is one. Nothing is read or written yet.
+        """Ask the agent, if there is one, for memory. No checkpoint is read or written yet.
 
         Args:
             directory: the storage, the same for all ranks: a path, or the URL of an object store that fsspec knows
@@ -83,7 +83,7 @@ class Checkpointer:
         self.storage = open_storage(self.directory, keep_last=keep_last, keep_every=keep_every) if directory else None
         self.store_every = store_every
         self._known_writable = self.storage is None
-        """True if storage need not be tested, because it was or because training goes on anyway."""
+        """True if storage need not be tested: there is none, it was tested, or training goes on whatever the result."""
         self._settings = {"directory": self.directory, "keep_last": keep_last, "keep_every": keep_every}
         self._agent_socket, self._worker = os.environ.get(AGENT_SOCKET, ""), os.environ.get(WORKER, "")
         self._local_rank = _local_rank(self._worker)
@@ -107,7 +107,7 @@ class Checkpointer:
 
     @property
     def in_memory(self) -> bool:
-        """True if saves survive the end of this process without storage."""
+        """True if an agent keeps saves in its memory, so that they survive the end of this process without storage."""
         return isinstance(self._memory, MemoryClient) and not self._closed
 
     def save(self, step: int, state: State, *, store: bool | None = None, overlap: bool = False) -> bool:
@@ -127,7 +127,7 @@ class Checkpointer:
 
         False means one of these: there is no agent and the step is not due for storage; there is no memory; storage is
         two saves behind (without an agent); or, for a sharded state, some node is still copying the previous save or
-        storing the one that must not be overwritten. The last kept step is complete in any case.
+        storing the step that this save would overwrite. The last kept step is complete in any case.
 
         Args:
             step: steps completed; the number to go on with.
@@ -181,7 +181,7 @@ class Checkpointer:
         self._writer.wait(timeout)
 
     def close(self) -> None:
-        """Finish pending work. The agent keeps its checkpoints. Idempotent.
+        """Finish saves under way and disconnect from the agent, which keeps the checkpoints. Idempotent.
 
         If the copy of an overlapped save failed, this raises its error after everything is closed.
         """
@@ -197,7 +197,7 @@ class Checkpointer:
                     memory.buffers = []  # what is in storage can still be restored
 
     def restore(self, state: State, *, will_store: bool | None = None) -> int | None:
-        """Load the newest step that is complete for all ranks; None if there is none, and then nothing was changed.
+        """Load the newest step that all ranks can load. Returns its number; None, with nothing changed, if none.
 
         All ranks call it together, after `init_process_group` if there are several. Among equally new steps this node's
         memory is preferred, then another node's (for state that all ranks have alike), then storage. Damaged steps are
@@ -242,7 +242,7 @@ class Checkpointer:
         return step
 
     def regroup(self) -> None:
-        """Begin with a new process group whose members go on from a member's state instead of a checkpoint."""
+        """Prepare for a new process group whose members take their state from one of them instead of a checkpoint."""
         self._leave_group()
         self._known_writable = True
 
@@ -268,7 +268,7 @@ class Checkpointer:
     def _open(self) -> tuple[MemoryClient | ProcessBuffers, MemoryClient | None]:
         """The buffers of this rank, and those of its node's leader unless this rank is the leader.
 
-        Without an agent, buffers of this process feed storage, and nothing more.
+        Without an agent, the buffers belong to this process and only hold steps until they are in storage.
         """
         if self._agent_socket and self._worker:
             try:
@@ -314,7 +314,7 @@ class Checkpointer:
         return None
 
     def _laid_out(self, leaves: list[Leaf]) -> tuple[Layout, bytes]:
-        """The layout of these leaves on this rank, and the same encoded. A layout that still fits is used again."""
+        """The layout of `leaves` on this rank, and its JSON. The last layout is used again if it still fits."""
         self._save_group.meet()
         leads = self._local_rank == 0 and self.in_memory
         saver = Saver(self.collectives.rank, self.collectives.world, leads, self._save_group.attempt)
@@ -365,7 +365,7 @@ class Checkpointer:
         return not why
 
     def _store_directly(self, step: int, layout: Layout, leaves: list[Leaf]) -> bool:
-        """Store without a buffer, and wait for the disk. False, after a log line, if storage refuses."""
+        """Write a step to storage without a buffer, and wait for the disk. If that fails, log why and return False."""
         assert self.storage is not None
         try:
             store_directly(self.storage, step, layout, leaves)
@@ -386,7 +386,7 @@ def _absolute(directory: str | Path) -> str:
 
 
 def _local_rank(worker: str) -> int:
-    """This process's local rank, taken from the name that the agent gave it."""
+    """This process's local rank, taken from its name `worker`, which the agent gave it; 0 without a name."""
     with contextlib.suppress(ValueError):
         return int(worker.partition("/")[0].rpartition(".")[2])
     return 0

@@ -86,7 +86,7 @@ class _Stage(enum.Enum):
 
 
 class Elastic:
-    """One process's part in elastic training."""
+    """Makes this process a member of an elastic training: forms rounds, averages gradients, takes and saves steps."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Elastic:
         backend: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Prepare. The first call of `epochs`, `steps`, `step` or `meet` meets the peers.
+        """Check the arguments. The first call of `epochs`, `steps`, `step` or `meet` meets the peers.
 
         Args:
             model: not wrapped in DDP, because gradients are averaged here.
@@ -134,7 +134,7 @@ class Elastic:
             raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
         show_info_logs()
         self.stepped = False
-        """True if the last `with elastic.step()` was taken. False if a peer was lost: its samples then come again."""
+        """True if the last `with elastic.step()` took its step. False if a peer was lost: its samples come again."""
         self._before_step = before_step
         self._state = TrainState(
             built_of(model, optimizer, scheduler) if build is None else build,
@@ -240,8 +240,8 @@ class Elastic:
         """Take one step: compute gradients inside this context. Its end takes the optimizer's step.
 
         Gradients are averaged during the last backward pass. When that pass returns they are the mean over all ranks,
-        as with DDP, so clip them inside, too. A step in which a peer is lost ends quietly and is not taken. Any other
-        exception is passed on. A batch that the loop gave counts with the first step that is taken after it.
+        as with DDP, so clip them inside the context. A step in which a peer is lost ends quietly and is not taken. Any
+        other exception is passed on. The first step that is taken after the loop gave a batch consumes that batch.
 
         Args:
             backwards: how often `backward` is called on this rank for gradients to add up; nothing is sent before the
@@ -324,7 +324,7 @@ class Elastic:
             log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
-        """True if the last step that the loop gave was taken. If so, report it to the agent."""
+        """True if the step of the last batch was taken, which is then reported. RuntimeError if it never began."""
         if self._stage is _Stage.GIVEN:
             raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
         if self.stepped:
@@ -364,7 +364,7 @@ class Elastic:
         return True
 
     def _break_off(self, lost: bool) -> None:
-        """Abort the pending collectives of this step, so that no peer waits for this process."""
+        """Stop this step. If a peer is `lost` or collectives are pending, abort them, so that no peer waits."""
         self._state.training.leave()
         if self._rendezvous.group is not None and (lost or self._state.training.under_way):
             self._rendezvous.group.abort()

@@ -40,10 +40,10 @@ STATE_FILE = "trainer_state.json"
 
 
 class ResileCallback(TrainerCallback):  # type: ignore[misc]
-    """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
+    """Reports steps to the agent, saves the whole state every `save_every` steps, and restores the newest save."""
 
     def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
-        """Prepare. `train` restores the newest step.
+        """Set the options. `train` restores the newest step.
 
         Args:
             directory: the storage, the same for all ranks, and not the Trainer's `output_dir`; None for memory only.
@@ -56,7 +56,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         self._parts: dict[str, Any] = {}
 
     def train(self, trainer: Any, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Call `trainer.train()`, from the newest step that all ranks can have, and return its result.
+        """Call `trainer.train()` so that it begins at the newest step that all ranks can load. Returns its result.
 
         Args:
             trainer: the `Trainer`; this callback is added to it if necessary.
@@ -64,7 +64,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             options: for `trainer.train`.
 
         Raises:
-            ValueError: the `Trainer` trains in a way that cannot be saved here; the text says which.
+            ValueError: the `Trainer` trains in a way that this callback cannot save; the text names it.
         """
         _check_that_ranks_are_alike(trainer)
         if self not in trainer.callback_handler.callbacks:
@@ -86,7 +86,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             self._continuation.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Load all objects, which exist by now, if there is a step to load."""
+        """Load the newest step, if there is one, into model, optimizer and scheduler, which exist by now."""
         if self._trainer is None:
             raise RuntimeError(
                 "call ResileCallback.train(trainer) instead of trainer.train(): that would begin anew at every restart"
@@ -102,7 +102,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             raise RuntimeError(f"step {state.global_step} was there a moment ago and cannot be loaded any more")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Save the previous step, which is logged and evaluated by now."""
+        """Save the previous step if it is due. By now it is logged and evaluated."""
         self._continuation.begin_step()
         if self._continuation.is_due(state.global_step):
             self._save(state)
@@ -115,7 +115,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         report_step(state.global_step, state.max_steps)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Save the last step, unless the model is the best one by now and no longer that of the last step."""
+        """Save the last step, unless `load_best_model_at_end` has replaced its model by that of the best step."""
         if not args.load_best_model_at_end and state.global_step:
             self._save(state, last=True)
 
@@ -123,7 +123,7 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         self._continuation.save(state.global_step, self._parts, {"trainer": self._described(state)}, {}, last=last)
 
     def _described(self, state: Any) -> str:
-        """The `TrainerState` as the `Trainer` writes it, with the states of callbacks that have one."""
+        """The `TrainerState` as JSON, as the `Trainer` writes it, with the states of callbacks that have a state."""
         callbacks: dict[str, list[Any]] = {}
         for callback in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
             if isinstance(callback, ExportableState):
@@ -143,7 +143,7 @@ def _check_that_ranks_are_alike(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def _folder(state: str) -> Iterator[str]:
-    """A checkpoint folder that holds the `Trainer`'s position and nothing else."""
+    """A temporary checkpoint folder that has only `state`, the JSON with the `Trainer`'s position."""
     with tempfile.TemporaryDirectory(prefix="resile-") as folder:
         Path(folder, STATE_FILE).write_text(state, encoding="utf-8")
         yield folder
@@ -151,9 +151,9 @@ def _folder(state: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _no_weights_in_it(trainer: Any) -> Iterator[None]:
-    """Keep the `Trainer` from looking for weights in that folder: `on_train_begin` loads them from memory.
+    """Keep the `Trainer` from looking for weights in the folder of `_folder`: `on_train_begin` loads them.
 
-    This is the only private name used here. If it changes, the `Trainer` reports that it finds no weights.
+    `_load_from_checkpoint` is the only private name used here. If it changes, the `Trainer` reports missing weights.
     """
     trainer._load_from_checkpoint = lambda *_, **__: None
     try:

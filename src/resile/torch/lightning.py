@@ -59,7 +59,7 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True, because the launcher has started them."""
+        """True, because the launcher has started all training processes."""
         return True
 
     @property
@@ -79,13 +79,13 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
         return _variable("WORLD_SIZE", 1)
 
     def set_world_size(self, size: int) -> None:
-        """Does nothing, because the launcher decides it."""
+        """Does nothing, because the launcher decides the size of the world."""
 
     def global_rank(self) -> int:
         return _variable("RANK", 0)
 
     def set_global_rank(self, rank: int) -> None:
-        """Does nothing, because the launcher decides it."""
+        """Does nothing, because the launcher decides the rank."""
 
     def local_rank(self) -> int:
         return _variable("LOCAL_RANK", 0)
@@ -103,10 +103,10 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
 
 class ResileCallback(Callback):  # type: ignore[misc]
-    """Reports progress, saves every step that is due in one commit, and goes on from the newest one."""
+    """Reports steps to the agent, saves the whole state every `save_every` steps, and restores the newest save."""
 
     def __init__(self, directory: str | Path | None = None, **saving: Unpack[Saving]) -> None:
-        """Prepare. `fit` restores the newest step.
+        """Set the options. `fit` restores the newest step.
 
         Args:
             directory: the storage, the same for all ranks; None for memory only.
@@ -115,7 +115,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
         self._continuation = Continuation(directory, **saving)
         self._parts: dict[str, Any] = {}
         self._loops: dict[str, Any] | None = None
-        """The loop's state after a step that will be saved when the next step begins; None if none will."""
+        """The state of Lightning's loop after a step that is due, which the next step saves; None if no step is due."""
         self._step = 0
         """The number of the last step."""
         self._total = 0
@@ -123,7 +123,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
         """Restored positions of loaders that Lightning has not made yet."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Make the loaders of this training resumable. Raises ValueError if the training cannot be saved."""
+        """When `fit` begins, make its loaders resumable. Raises ValueError for an unsupported strategy or world."""
         if stage != "fit":
             return
         strategy = trainer.strategy
@@ -136,7 +136,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
         strategy.process_dataloader = self._resumable(trainer, strategy.process_dataloader)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Load the newest step, if there is one. Raises ValueError if Lightning is about to load something else."""
+        """Load the newest step, if there is one. Raises ValueError if `fit` was given a `ckpt_path`."""
         if trainer.ckpt_path:
             raise ValueError(
                 "fit(ckpt_path=...) would undo what ResileCallback restores: load weights into the module before fit"
@@ -173,12 +173,12 @@ class ResileCallback(Callback):  # type: ignore[misc]
                 loader.load_state_dict(state)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note the loop's length, which is known now."""
+        """Remember the total number of optimizer steps, which Lightning knows by now; 0 without a limit."""
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if steps > 0 and not math.isinf(steps) else 0
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Save the previous step, which is logged and validated by now."""
+        """Save the previous step if it is due. By now it is logged and validated."""
         self._continuation.begin_step()
         if self._loops is not None:
             states = self._loops["state_dict"].get(LOADERS, [])
@@ -204,17 +204,17 @@ class ResileCallback(Callback):  # type: ignore[misc]
             self._save(trainer, trainer.fit_loop.state_dict(), [], last=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the saved steps to the agent. For a lost peer, print a few lines instead of Lightning's stack."""
+        """Close the checkpointer. If a peer was lost, end this process with a few lines, not Lightning's stack."""
         if is_peer_loss(exception):
             print_briefly(exception)
         self._continuation.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Wait for storage."""
+        """Wait until storage has the steps that were sent to it, and close the checkpointer."""
         self._continuation.close()
 
     def _resumable(self, trainer: Any, process: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap a strategy's `process_dataloader` so that loaders for training become resumable."""
+        """Wrap a strategy's `process_dataloader`: loaders for training become resumable and begin where they were."""
 
         def processed(loader: Any) -> Any:
             done = process(loader)
@@ -247,12 +247,12 @@ def _variable(name: str, default: int) -> int:
 
 
 def _checkpoint(trainer: Any, step: int) -> dict[str, Any]:
-    """The entries that hooks may expect to find in a checkpoint."""
+    """A checkpoint with the entries that Lightning's hooks may expect to find."""
     return {"epoch": trainer.current_epoch, "global_step": step, "state_dict": trainer.lightning_module.state_dict()}
 
 
 def _extra(trainer: Any, step: int) -> dict[str, Any]:
-    """The entries that hooks of the module and of callbacks add to a checkpoint, and a `state_dict` they replaced."""
+    """What hooks of the module and of callbacks add to a checkpoint, with its `state_dict` if they replace that."""
     module = trainer.lightning_module
     checkpoint = _checkpoint(trainer, step)
     before = checkpoint | {"state_dict": dict(checkpoint["state_dict"])}
@@ -286,7 +286,7 @@ def _stateful_loaders(trainer: Any) -> list[Any]:
 
 
 def _positions(trainer: Any, states: list[Any], batch_idx: int) -> list[Any]:
-    """The loaders' positions before batch `batch_idx`. For the script's own stateful loaders, `states` has them."""
+    """The loaders' positions before batch `batch_idx`; `states` has those of the script's own stateful loaders."""
     loaders = _stateful_loaders(trainer)
     given = [loader.batches for loader in loaders if isinstance(loader, ResumableLoader)]
     ahead = max(given, default=0) - batch_idx

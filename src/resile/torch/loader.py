@@ -41,10 +41,10 @@ OURS = ("batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "sh
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One rank's part of one step. Iterate over it for its passes, each a share and a batch."""
+    """What one rank takes of one step. Iterating over it yields the rank's passes, each as a share and a batch."""
 
     total: int
-    """Samples of the whole world."""
+    """Samples of the whole world in this step."""
     passes: list[tuple[Share, Any]]
 
     def __iter__(self) -> Iterator[tuple[Share, Any]]:
@@ -55,7 +55,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class ElasticLoader(StepSampler):
-    """The steps of one rank for the rest of an epoch, and the world's position in it.
+    """Yields one rank's steps for the rest of an epoch, and keeps the world's position in that epoch.
 
     There are two ways to use it. `Elastic.epochs(count, loader)` counts a step when it is in the model. `for step in
     loader` counts a step when it is yielded, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the
@@ -190,7 +190,7 @@ class _Asks:
 
 
 class _HideWorker:
-    """Hides from a stream that it is read by one of several workers. Many streams would yield a part to each worker."""
+    """Hides from a stream that it is read in one of several workers, because many streams then leave out samples."""
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
         self._then = then

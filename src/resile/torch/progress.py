@@ -33,7 +33,7 @@ def report_step(step: int, total: int = 0) -> None:
 
 
 def enter_round(round_: Round) -> None:
-    """Report later steps as steps of this round. A process that goes from round to round calls this."""
+    """Report later steps as steps of `round_`. The elastic loop calls it when its process enters a round."""
     from resile.wire.agent_client import AgentClient
 
     channel = AgentClient.from_environment()

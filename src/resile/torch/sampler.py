@@ -101,7 +101,7 @@ class Position:
         self._announces_loads = rank == 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Include the rank for another process, such as a loader's worker, which has no group to look it up in."""
+        """Add rank and world for another process, such as a loader's worker, which has no group to look them up in."""
         return {**self.__dict__, "_place": self._place or _place_in_group()}
 
     def set_epoch(self, epoch: int) -> None:
@@ -153,7 +153,7 @@ class Position:
         return {"size": size, "seed": self._seed, "shuffled": self._shuffled_together}
 
     def has(self, completed: int) -> bool:
-        """True if this many samples of an epoch can have been consumed."""
+        """True if `completed` is a possible number of consumed samples of an epoch."""
         return completed >= 0 and (self.size is None or completed <= self.size)
 
     def _order(self) -> Callable[[int, int], list[int]]:
@@ -163,7 +163,7 @@ class Position:
         return lambda start, stop: list(range(start, stop))
 
     def announce(self, completed: int) -> None:
-        """Log, as from the caller, a position that was loaded, with the samples that are left for each rank."""
+        """Log the loaded position `completed` and the samples left for each rank, as if the caller logged it."""
         left = "unknown" if self.size is None else str(-(-(self.size - completed) // self.world))
         show_info_logs()
         line = "Load epoch = %d, completed num = %d, num_samples = %s"
@@ -171,7 +171,7 @@ class Position:
 
 
 class StepSampler(Position):
-    """A position in data that the world consumes in steps, each of a number of samples per rank or of a fixed number.
+    """A position in data that the world consumes in steps. The samples are fixed per rank (`batch_size`) or per step.
 
     A subclass calls `_set_steps` when it is made.
     """
@@ -212,7 +212,7 @@ class Iteration(Iterator[T]):
     """
 
     def __init__(self, position: Position, deal: Callable[[int], Iterator[tuple[int, T]]]) -> None:
-        """Begin at the position. `deal(at)` yields the items from position `at` on, each with the position after it."""
+        """Begin at `position`. `deal(at)` yields pairs from position `at` on: the position after an item, the item."""
         self._position = position
         self._deal = deal
         self._at = position.completed
@@ -223,7 +223,7 @@ class Iteration(Iterator[T]):
         return dealt
 
     def state_dict(self) -> dict[str, int]:
-        """The position, in samples that this iteration has yielded to the whole world."""
+        """The position: how many samples of the epoch the iterations of all ranks have yielded together."""
         return {"completed": self._at}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -278,7 +278,7 @@ class ElasticBatchSampler(StepSampler):
         super().__init__(size, rank=rank, world=world, seed=seed, shuffled_together=size if shuffle else 0)
 
     def __iter__(self) -> Iteration[list[int]]:
-        """The samples of this rank, one list per step, never empty."""
+        """Iterate over the indices of this rank's samples: one list for each step, never empty."""
         rank, world, step_size, order = self.rank, self.world, self.step_size, self._order()
 
         def deal(start: int) -> Iterator[tuple[int, list[int]]]:
@@ -289,7 +289,7 @@ class ElasticBatchSampler(StepSampler):
         return Iteration(self, deal)
 
     def shares(self) -> Iterator[Share]:
-        """This rank's share of each step, one for each list of `__iter__`. The samples are not read."""
+        """This rank's share of each step left in the epoch, one for each list of `__iter__`."""
         rank, world = self.rank, self.world
         steps = spans(self.completed, self.size, self.step_size, self._drop_last)
         return (passes(span.total, rank, world)[0].share for span in steps)
@@ -300,7 +300,7 @@ class ElasticSampler(Position):
 
     It replaces torch's `DistributedSampler` where a library makes the batches. Ranks take turns, so after any number of
     samples on every rank the position is that number times the world. Iterating does not move the position: `advance`
-    does, or torchdata's `StatefulDataLoader` counts what it gave.
+    does, or torchdata's `StatefulDataLoader` counts the samples that it gave.
     """
 
     size: int
@@ -325,8 +325,8 @@ class ElasticSampler(Position):
             shuffle: False keeps the data set's own order.
             tail: what happens to the last samples of an epoch if they are fewer than ranks. "uneven": some ranks have
                 one sample more than others, and every sample comes exactly once; "drop": they are left out; "repeat":
-                others come a second time, as in torch's `DistributedSampler`. Ranks that take steps together need one
-                of the last two, or `ElasticLoader`.
+                the first samples come a second time, as in torch's `DistributedSampler`. Ranks that take steps together
+                need "drop" or "repeat", or `ElasticLoader`.
         """
         if tail not in ("uneven", "drop", "repeat"):
             raise ValueError(f"tail must be uneven, drop or repeat, not {tail!r}")

@@ -25,7 +25,7 @@ class NoAgentError(RuntimeError):
 
 
 class NotServedError(RuntimeError):
-    """The ledger does not serve this process and cannot say whether there are more shards."""
+    """The ledger gives this process no shards, because it is taken for gone. Other workers may still get some."""
 
 
 class LostLeaseError(RuntimeError):
@@ -33,7 +33,7 @@ class LostLeaseError(RuntimeError):
 
 
 class Shard:
-    """Records [start, end) of `epoch`, which belong to this worker until they are done."""
+    """The records [start, end) of `epoch`, which this worker has under a lease until it reports them as done."""
 
     def __init__(self, channel: AgentClient, dataset: str, lease: int, epoch: int, start: int, end: int) -> None:
         self._channel = channel
@@ -80,7 +80,7 @@ class ElasticShards:
 
         Raises:
             NoAgentError: there is no agent.
-            ValueError: the data set is open with other values, or they are invalid.
+            ValueError: an argument is invalid, or a worker has opened the data set with other arguments.
         """
         channel = AgentClient.from_environment()
         if channel is None:
@@ -93,10 +93,10 @@ class ElasticShards:
         self._name = name
 
     def __iter__(self) -> Iterator[Shard]:
-        """Yield shards for this worker. At the end, wait until the shards of other workers are done or free again.
+        """Yield shards for this worker. When none is left, wait until other workers have done or lost theirs.
 
         Raises:
-            NotServedError: the agent took this process for gone, so the remaining shards go to other workers.
+            NotServedError: this process is taken for gone, so the remaining shards go to other workers.
         """
         while True:
             granted = self._channel.request(TakeShard(worker="", request=0, dataset=self._name), FOR_EVER)

@@ -13,7 +13,7 @@ import msgspec
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One rank's share of a step, or of one pass of it."""
+    """How many samples of a step, or of one of its passes, a rank takes, and their weight in the loss."""
 
     count: int
     """Samples of this rank that count. If 0, the rank gets one sample to repeat with `weight` 0, so that it takes part
@@ -29,7 +29,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One forward and backward pass of a rank: the samples at positions [first, end) of its step."""
+    """One forward and backward pass of a rank. `first` and `end` count from the first sample of the step."""
 
     first: int
     end: int
@@ -44,7 +44,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def part(total: int, rank: int, world: int) -> tuple[int, int]:
-    """Begin and end of the part of `rank` when `total` samples are split as evenly as possible."""
+    """Begin and end of the samples of `rank` if `total` are split as evenly as possible over `world` ranks."""
     return total * rank // world, total * (rank + 1) // world
 
 
@@ -53,9 +53,9 @@ def passes(total: int, rank: int, world: int, largest: int | None = None) -> lis
 
     Args:
         total: samples of the step, at least 1.
-        rank: the rank that makes them.
+        rank: the rank that makes the passes.
         world: number of ranks.
-        largest: samples that a rank can hold in one pass; None for any number, in one pass.
+        largest: samples that a rank can hold in one pass; None: any number, so that there is one pass.
     """
     begin, end = part(total, rank, world)
     most = -(-total // world)
@@ -70,7 +70,7 @@ def passes(total: int, rank: int, world: int, largest: int | None = None) -> lis
 
 
 def spans(start: int, size: int, step_size: int, drop_last: bool) -> Iterator[Span]:
-    """The steps left of an epoch of `size` samples, from position `start` on."""
+    """Yield the steps left of an epoch of `size` samples, from `start` on; with `drop_last` only full steps."""
     for begin in range(start, size, step_size):
         total = min(step_size, size - begin)
         if total == step_size or not drop_last:

@@ -20,25 +20,25 @@ Batches = tuple[int, list[Any]]
 """The world's number of samples in the step (0 at the end of a stream), and one batch for each pass of this rank."""
 
 NOWHERE = -1
-"""The epoch of a stream that is not open."""
+"""Stands for the epoch where a `StreamReader` has none."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """Asks for one rank's part of one step."""
+    """Asks a reader for the batches of one rank in one step."""
 
     epoch: int
     begin: int
     """Position of the step's first sample in the epoch's order."""
     total: int
-    """Samples of the whole world in the step. A stream may end earlier."""
+    """Samples of the whole world in the step. A stream that ends earlier yields fewer."""
     rank: int
     world: int
     generation: int
-    """The number of the loader's iteration that asks. Requests of older iterations need no answer."""
+    """The number of the loader's iteration that asks. Requests of older iterations get no samples."""
 
 
 def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[ReadRequest]:
-    """Yield the requests for the first and all following steps of the epoch; without end if its size is unknown."""
+    """Yield `first` and the requests for all later steps of its epoch; endless if the epoch's `size` is None."""
     if size is None:
         for begin in itertools.count(first.begin, first.total):
             yield msgspec.structs.replace(first, begin=begin)
@@ -48,7 +48,7 @@ def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[Read
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """Makes batches of samples."""
+    """Makes batches of samples, with the script's `transform` and `collate`."""
 
     collate: Callable[[list[Any]], Any]
     largest: int | None
@@ -59,15 +59,15 @@ class Samples(msgspec.Struct, frozen=True):
         return self.collate([self.transform(sample) for sample in samples] if self.transform else list(samples))
 
     def passes(self, ask: ReadRequest, total: int) -> list[Pass]:
-        """The passes of the rank that asks, in a step of `total` samples."""
+        """The passes of the rank that `ask` names, in a step of `total` samples."""
         return passes(total, ask.rank, ask.world, self.largest)
 
 
 class Reader:
-    """Answers requests, unless their iteration was abandoned."""
+    """Answers read requests with batches, or with none if the loader has begun a newer iteration."""
 
     def __init__(self, samples: Samples, newest: Any) -> None:
-        """`newest.value` is the generation whose requests still need answers, in memory that processes share."""
+        """`newest.value`, in shared memory, numbers the loader's newest iteration. Older iterations get no samples."""
         self._samples = samples
         self._newest = newest
 
@@ -81,7 +81,7 @@ class Reader:
 
 
 class MapReader(Reader):
-    """Reads a data set whose samples have numbers."""
+    """Reads a data set whose samples are fetched by index."""
 
     def __init__(self, dataset: Any, samples: Samples, newest: Any, *, size: int, seed: int, shuffle: bool) -> None:
         super().__init__(samples, newest)
@@ -109,12 +109,12 @@ class MapReader(Reader):
 class StreamReader(Reader):
     """Reads a data set that can only be read from its beginning to its end, the same way every time.
 
-    Every reader goes through the whole stream and makes batches of its own part only. If the data set has a method
+    Every reader goes through the whole stream and batches only its rank's samples. If the data set has a method
     `iter_from(position)`, reading begins at that position. Otherwise the samples before it are read and thrown away.
     """
 
     def __init__(self, dataset: Iterable[Any], samples: Samples, newest: Any, *, seed: int, block: int) -> None:
-        """`block`: samples that are shuffled together; 0 for none."""
+        """`block` is the number of samples that are shuffled together; 0 keeps the data's own order."""
         super().__init__(samples, newest)
         self._dataset = dataset
         self._seed = seed
@@ -123,7 +123,7 @@ class StreamReader(Reader):
         self._at = 0
         self._rest: Iterator[Any] = iter(())
         self._end = (NOWHERE, 0)
-        """An epoch and the position of its end, because a loader that reads ahead also asks for steps after the end."""
+        """The last epoch that ended, and where it ended. A loader that reads ahead asks for steps beyond that."""
 
     def _read(self, ask: ReadRequest) -> Batches:
         if ask.epoch == self._end[0] and ask.begin >= self._end[1]:
@@ -155,7 +155,7 @@ class StreamReader(Reader):
 def shuffled_by_blocks(samples: Iterator[Any], block: int, seed: int, epoch: int, start: int) -> Iterator[Any]:
     """Shuffle samples within blocks, so that reading can begin at any block.
 
-    `samples` begin at position `start`, where a block begins. `block` samples are held in memory.
+    `samples` begin at position `start` of the epoch, where a block begins. At most `block` samples are in memory.
     """
     for number in itertools.count(start // block):
         together: Sequence[Any] = list(itertools.islice(samples, block))

@@ -16,10 +16,10 @@ FEW = 16
 
 
 class EpochOrder(ShuffledOrder):
-    """The same order as `ShuffledOrder`, number for number."""
+    """The same order as `ShuffledOrder`, computed faster for many positions if numpy is imported."""
 
     def between(self, start: int, stop: int) -> list[int]:
-        """The samples at positions from `start` to `stop` (excluded), both within the order."""
+        """The numbers of the samples at positions [start, stop) of the order."""
         numpy: Any = sys.modules.get("numpy")
         if numpy is None or stop - start < FEW or self._carries:
             return super().between(start, stop)
@@ -33,7 +33,7 @@ class EpochOrder(ShuffledOrder):
 
     @property
     def _carries(self) -> bool:
-        """True if a sum with a key may exceed 64 bits, where Python and numpy differ."""
+        """True if adding a key may exceed 64 bits: numpy would drop the carry, and Python does not."""
         return max(map(max, self.keys)) + max(self.low_mask, self.high_mask) >= 1 << 64
 
     def _pass(self, places: Any, word: Any) -> Any:

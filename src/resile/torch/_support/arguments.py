@@ -13,9 +13,9 @@ from typing import Any
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
-    """The value as Python's int. Raises TypeError if it is no whole number, ValueError if it is less than `least`.
+    """`value` as Python's int. Raises TypeError if it is no whole number, ValueError if it is less than `least`.
 
-    Any value that can be an index is a whole number, except True and False.
+    Any value that can be an index is a whole number, except True and False. `name` begins the text of the error.
     """
     wanted = f"{name}: must be a whole number of {least} or more, not"
     try:
@@ -56,7 +56,7 @@ def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """Raise TypeError if a type is wrong, and ValueError if the optimizer is that of another model."""
+    """Raise TypeError if an argument has the wrong type, ValueError if torch's `optimizer` trains another model."""
     import torch  # here, because this module also serves code without torch
 
     if not isinstance(model, torch.nn.Module):
@@ -89,7 +89,7 @@ def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> N
 
 
 def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
-    """Raise TypeError if an argument is unknown, with the name of a similar one."""
+    """Raise TypeError if class `whose` was given an argument that is not `known`; the text suggests a similar one."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -98,7 +98,7 @@ def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) 
 
 
 def check_checkpointer(checkpointer: Any, every: Any) -> None:
-    """Raise TypeError if this is no Checkpointer, and ValueError if there is none although `every` was given."""
+    """Raise TypeError if `checkpointer` is of another class, ValueError if it is None although `every` is not 1."""
     if checkpointer is None:
         if every != 1:
             raise ValueError("every: steps between two checkpoints need a checkpointer to save them; give one")
@@ -112,5 +112,5 @@ def check_checkpointer(checkpointer: Any, every: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Plain values as they are, others by their type, because a model would fill the screen."""
+    """`value` as an error shows it: plain values as they are, others by type, as a model would fill the screen."""
     return repr(value) if isinstance(value, int | float | str | bytes | os.PathLike) else f"a {type(value).__name__}"

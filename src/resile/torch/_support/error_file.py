@@ -44,7 +44,7 @@ def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> 
 
 
 def print_briefly(error: BaseException, record: str = "") -> None:
-    """If this error ends the interpreter: print only the script's own lines, and write the record for the agent."""
+    """Set an excepthook: if `error` ends the interpreter, print only the script's own lines and write `record`."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], raised: BaseException, trace: object) -> None:
@@ -65,20 +65,20 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def in_brief(error: BaseException) -> str:
-    """The first sentence of an error for a log line, without the location in gloo's source, wherever it stands."""
+    """The first sentence of an error, for a log line, without gloo's source locations; its type if it has no text."""
     line = _SOURCE.sub("", str(error).strip().partition("\n")[0])
     return line.partition(". This is typically")[0] or type(error).__name__
 
 
 def _record(error: Exception, permanent: bool) -> str:
-    """The error file as `@record` writes it. Its call stack is the caller's: the script has no traceback yet."""
+    """The contents of the error file, as `@record` writes them. The call stack is the script's at this moment."""
     outside = traceback.extract_stack(error.__traceback__.tb_frame if error.__traceback__ else None)
     extra = {"py_callstack": _brief(error, outside), "timestamp": str(int(time.time())), "permanent": permanent}
     return json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
 
 
 def _brief(error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:
-    """A traceback without the frames of resile and of installed packages."""
+    """The traceback as text, without `frames` of resile, Python's own library and installed packages."""
     own = [frame for frame in frames if not _is_library(frame.filename)]
     text = in_brief(error) if is_peer_loss(error) else str(error)
     lines = traceback.format_list(own)

@@ -16,11 +16,11 @@ FORMAT = "[%(asctime)s] [%(levelname)s] %(message)s"
 _UNASKED = logging.INFO - 1
 """The level that `show_info_logs` sets. It works like INFO, but differs from any level that a script sets."""
 _UNHEARD = -1
-"""A level below that of every handler."""
+"""A level below that of every handler, so that no handler writes the record."""
 
 
 def show_info_logs() -> None:
-    """Write resile's messages to stderr unless logging is configured. Idempotent."""
+    """Write resile's log messages to stderr as long as the script configures no logging. Idempotent."""
     ours = logging.getLogger("resile")
     if ours.handlers or logging.getLogger().handlers:
         return
@@ -30,7 +30,7 @@ def show_info_logs() -> None:
 
 
 class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes messages to stderr that no other handler writes."""
+    """Writes those log messages of resile to stderr that no other handler gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return True
 
     def _retire(self, source: logging.Logger, record: logging.LogRecord) -> None:
-        """Undo our level, because the script has configured logging since, and hide this record if that excludes it.
+        """Undo the level of `show_info_logs`, and hide `record` if the script's own levels exclude it.
 
         The handler stays, because removing it is unsafe while logging iterates over handlers.
         """

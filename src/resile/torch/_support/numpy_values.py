@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
-"""The most frequent types of values. A value of these types is not numpy's, which saves time at every save."""
+"""The most frequent types of values in a state. None is numpy's, so a save need not ask the functions below."""
 
 
 def is_number(value: Any) -> bool:
@@ -26,12 +26,12 @@ def is_array(value: Any) -> bool:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """An array as a tensor, in the same memory if torch can use it."""
+    """A numpy array as a tensor, in the same memory if torch can use it, otherwise as a copy."""
     return torch.from_numpy(array if array.flags.c_contiguous and array.flags.writeable else array.copy())
 
 
 def sums_of_rows(words: torch.Tensor) -> list[int]:
-    """The wrapping sum of each row of 64-bit words, computed on this thread only.
+    """The sum (modulo 2**64) of each row of 64-bit words, computed on this thread only.
 
     Torch would use its own threads and wait for all of them, even if one finds no free core.
     """

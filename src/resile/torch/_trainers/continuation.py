@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Saving(TypedDict, total=False):
-    """How an adapter's steps are saved; `Continuation` explains the options."""
+    """The options of `Continuation` that an adapter for a trainer passes on; they are explained there."""
 
     save_every: int
     store_every: int
@@ -57,7 +57,7 @@ class Restored(NamedTuple):
 
 
 class Continuation:
-    """The saved steps of one training. All ranks call its methods together, at the same steps."""
+    """Saves steps of one training and restores the newest. All ranks call its methods together, at the same steps."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Continuation:
         keep_last: int = 3,
         overlap: bool = False,
     ) -> None:
-        """Prepare. The first save or restore opens a checkpointer.
+        """Set the options. The first save or restore opens a checkpointer.
 
         Args:
             directory: the storage, the same for all ranks; None for memory only.
             save_every: steps between two saves into memory.
-            store_every: steps between two that go to storage automatically; 0: only the last one does, and what the
-                agent stores when processes end.
+            store_every: steps between two steps that go to storage; 0: only the last step does, and what the agent
+                stores when processes end.
             keep_last: how many steps storage keeps; 0 keeps all.
             overlap: copy parameters and optimizer state while the next step computes its gradients. Only allowed if
                 nothing but the optimizer changes parameters.
@@ -86,14 +86,14 @@ class Continuation:
         self._overlap = overlap
         self._checkpointer: Checkpointer | None = None
         self._last = 0
-        """The newest step that all ranks have kept, or that training began with."""
+        """The newest step that all ranks have kept, or the step with which training began."""
         self._tried = 0
         """The last step for which `save` was called."""
         self._random: dict[str, Any] | None = None
-        """Random number generators to set when the first step begins."""
+        """States of the random number generators, to be set when the first step begins."""
 
     def peek(self) -> Any | None:
-        """Load only `common` of the newest step that all ranks can have; None if there is no step."""
+        """Load only what `save` was given as `common`, of the newest step that all ranks can load; None if none."""
         state: dict[str, Any] = {COMMON: None}
         step = self._restored(state)
         return None if step is None else _unpacked(state[COMMON])
@@ -101,7 +101,7 @@ class Continuation:
     def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
         """Load the newest step into `parts` (modules, optimizers, objects with `state_dict`); None if there is none.
 
-        Plain values in `parts` are replaced. `begins_at` is the step at which training begins if there is no step.
+        Plain values in `parts` are replaced. `begins_at` is the step at which training begins if none was saved.
         """
         state: dict[str, Any] = {**parts, COMMON: None, OWN: None}
         step = self._restored(state)
@@ -127,7 +127,7 @@ class Continuation:
         return Restored(step, _unpacked(state[COMMON]), mine)
 
     def begin_step(self) -> None:
-        """Set the restored random number generators, at the first step after `restore`."""
+        """At the first step after `restore`, set the random number generators to their saved states."""
         if self._random is not None:
             reinstate(self._random)
             self._random = None
@@ -139,16 +139,16 @@ class Continuation:
     def save(
         self, step: int, parts: Mapping[str, Any], common: Any, own: Mapping[str, Any], *, last: bool = False
     ) -> None:
-        """Save everything as the state of `step`, unless that step is saved. Returns after one copy of the state.
+        """Save all arguments as the state of `step`, unless that is saved already. Returns after one copy of the state.
 
         With `overlap` it returns earlier. If one rank does not keep the step (storage is behind, there is no memory),
         the step counts as not saved on all ranks. If it was to go to storage, the next step that is due goes instead.
 
-        Raises BadState if `common` or `own` holds something else; the text says where.
+        Raises BadState if `common` or `own` has a value that is neither plain nor a tensor; the text says where.
 
         Args:
             step: steps completed.
-            parts: what `restore` will be given.
+            parts: the same objects, by name, that `restore` is given.
             common: plain values and tensors, the same on all ranks.
             own: plain values and tensors of this rank, by name.
             last: True if training ends here. The step goes to storage, even if `save` has to wait for it.
@@ -170,7 +170,7 @@ class Continuation:
             self._checkpointer.before_update()
 
     def close(self) -> None:
-        """Wait for storage and release the agent's memory. Idempotent."""
+        """Wait for storage and disconnect from the agent, which keeps the saved steps. Idempotent."""
         self._settle()
         self._random = None
         checkpointer, self._checkpointer = self._checkpointer, None
@@ -178,7 +178,7 @@ class Continuation:
             checkpointer.close()
 
     def _settle(self) -> None:
-        """Wait until storage has the steps that it was sent, and log why if one does not get there."""
+        """Wait until storage has all steps that were sent to it. If one cannot be stored, log why and go on."""
         try:
             if self._checkpointer is not None:
                 self._checkpointer.wait()
@@ -217,7 +217,7 @@ def _unpacked(data: torch.Tensor) -> Any:
 
 
 def _gathered(mine: torch.Tensor) -> torch.Tensor:
-    """The bytes of every rank, one row for each, padded to the longest."""
+    """Gather the bytes of all ranks, one row for each rank, padded to the longest row."""
     ranks = Collectives()
     if ranks.world == 1:
         return mine.unsqueeze(0)
@@ -228,7 +228,7 @@ def _gathered(mine: torch.Tensor) -> torch.Tensor:
 
 
 def capture() -> dict[str, Any]:
-    """The state of the generators as plain values and tensors. Costs some 50 microseconds."""
+    """The states of the random number generators as plain values and tensors. Takes some 50 microseconds."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],

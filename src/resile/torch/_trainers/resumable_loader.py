@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class ResumableLoader:
-    """Wraps a loader and otherwise behaves like it.
+    """Wraps a data loader so that an epoch can begin in its middle. Behaves like that loader otherwise.
 
     An epoch begins when its first batch is requested, not when `iter` is called, so that the caller can call the
     sampler's `set_epoch` in between.
@@ -29,7 +29,7 @@ class ResumableLoader:
         self._batches = 0
         """Batches that this epoch has yielded, including those before a restart."""
         self._began_with: dict[str, Any] = {}
-        """The random number generators when this epoch began."""
+        """The states of the random number generators when this epoch began."""
         self._resume: tuple[int, dict[str, Any]] | None = None
         """The values of the two attributes above for the next epoch; None if it begins at its first batch."""
         self._workers_stay = False
@@ -62,11 +62,11 @@ class ResumableLoader:
         return self._batches
 
     def state_dict(self, unused: int = 0) -> dict[str, Any]:
-        """The position, as if the last `unused` batches had not been yielded."""
+        """The position in the epoch, as if the last `unused` batches had not been yielded."""
         return {"batches": max(self._batches - unused, 0), "random": self._began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin at this position."""
+        """Make the next iteration begin at a position that `state_dict` returned."""
         self._resume = (state["batches"], state["random"])
 
     def _rest(self) -> Iterator[Any]:
@@ -98,7 +98,7 @@ class ResumableLoader:
 
 
 class _Indices:
-    """A sampler of known batches."""
+    """A batch sampler that yields given batches, each a list of indices."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -108,7 +108,7 @@ class _Indices:
 
 
 def _with_indices(loader: Any, indices: Iterator[Any]) -> Iterable[Any]:
-    """A loader like this one that loads the batches with these indices."""
+    """A `DataLoader` with the settings of `loader` that loads the batches of `indices`."""
     alike: Iterable[Any] = DataLoader(
         loader.dataset,
         batch_sampler=_Indices(indices),
