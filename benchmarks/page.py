@@ -62,7 +62,7 @@ HEADLINE_FIGURES = (
         "rendezvous of 10,000: last join to all told",
     ),
     Headline(
-        "a checkpoint of 1 GiB: the first save holds training up, in times of one memcpy",
+        "a checkpoint of 1 GiB: how long the first save stops training (1 memcpy: copying 1 GiB in memory once)",
         "engine",
         "checkpoint of 1 GiB: stall of the first save, median",
     ),

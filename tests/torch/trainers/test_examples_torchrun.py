@@ -38,7 +38,7 @@ each_launcher_at_length = pytest.mark.parametrize(
 
 @each_launcher_at_length
 def test_ddp_ranks_end_with_the_same_weights(launcher):
-    done = launch(launcher, "examples/torchrun/ddp.py")
+    done = launch(launcher, "--max-restarts", "3", "examples/torchrun/ddp.py")
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"ddp rank = (\d) of 2, loss = (\S+), checksum = (\S+)", done.stdout)
     assert sorted(rank for rank, _, _ in lines) == ["0", "1"]
