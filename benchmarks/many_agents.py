@@ -24,7 +24,7 @@ import msgspec
 from benchmarks.harness import GaveUp, Story, Workplace, asking, file_limit, say
 from resile.api.ids import NO_ROUND, Round
 from resile.api.job import JobSpec
-from resile.api.kinds.run.names import RUN_KIND
+from resile.api.kinds.run.names import RUN_KIND, WORKER
 from resile.protocol.agent_to_master import Hello, Join
 from resile.protocol.master_to_agent import MasterMessage, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.message import PROTOCOL
@@ -167,6 +167,7 @@ class Players:
             host=f"host-{number}",
             nproc=8,
             rendezvous=RendezvousConfig(min_nodes=self._total, max_nodes=self._total),
+            role=WORKER,
         )
 
     async def _join(self) -> Report:

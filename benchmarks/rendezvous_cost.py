@@ -54,6 +54,7 @@ def crowd(nodes: int) -> Engine:
             host=f"host{number}",
             nproc=8,
             rendezvous=config,
+            role=WORKER,
         )
         engine.handle(ev.AgentConnected(connection=number + 1, hello=hello), 0.0)
         if number < nodes - 1:

@@ -120,7 +120,7 @@ class Job:
             job="job",
             incarnation=name or f"agent{number}",
             node_id=None if number is None else NodeId(number),
-            **{"nproc": 1, "rendezvous": self.meeting, "host": "host", "address": "10.0.0.1"} | more,
+            **{"nproc": 1, "rendezvous": self.meeting, "host": "host", "address": "10.0.0.1", "role": WORKER} | more,
         )
         return self.does(ev.AgentConnected(connection=self.connections, hello=hello))
 

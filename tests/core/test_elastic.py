@@ -772,3 +772,10 @@ def test_a_failure_that_no_restart_would_mend_ends_the_job_at_once(echo_first: b
     job.says(0, WorkerFailed(round=job.state.rendezvous.last_round, failure=what, member=True, left=0, placed=Round(1)))
     assert (job.state.phase, job.state.reason) == ("Failed", "WorkerError")
     assert "NotWritable: it is a file; no restart would mend that" in job.state.message
+
+
+def test_a_failure_that_no_restart_would_mend_ends_the_job_with_the_reason_of_the_role():
+    job = elastic(2, failure="ChiefError")
+    what = msgspec.structs.replace(failure(), error="NotWritable: it is a file", permanent=True)
+    job.says(0, WorkerFailed(round=Round(1), failure=what, placed=Round(1)))
+    assert (job.state.phase, job.state.reason) == ("Failed", "ChiefError")

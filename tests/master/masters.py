@@ -14,7 +14,7 @@ from typing import Any
 
 from resile.api.job import JobSpec
 from resile.api.job_view import JobView
-from resile.api.kinds.run.names import RUN_KIND
+from resile.api.kinds.run.names import RUN_KIND, WORKER
 from resile.api.timeouts import derive
 from resile.protocol.agent_to_master import Hello
 from resile.protocol.commands import Answer, Ask, Command, FromMaster, JobStatus, Result, Status
@@ -112,6 +112,7 @@ class Peer:
             "host": "here",
             "nproc": 1,
             "rendezvous": RendezvousConfig(min_nodes=2, max_nodes=2),
+            "role": WORKER,
         }
         return Hello(**(words | fields))
 

@@ -323,6 +323,7 @@ def came(number: int, connection: int) -> AgentConnected:
         host="h",
         nproc=1,
         rendezvous=RendezvousConfig(max_nodes=2),
+        role="worker",
         node_id=NodeId(number),
     )
     return AgentConnected(connection=connection, hello=hello)

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +70,7 @@ def test_a_message_comes_back_as_it_went() -> None:
         host="h",
         nproc=2,
         rendezvous=RendezvousConfig(min_nodes=1, max_nodes=4),
+        role="worker",
     )
     assert MessageDecoder(ToMaster).decode(encode(hello)[PREFIX:]) == hello
 
@@ -138,3 +140,11 @@ def test_only_a_union_with_heartbeats_recognises_their_frame() -> None:
     assert MessageDecoder(FromMaster).heartbeat is None
     assert MessageDecoder(WorkerMessage).heartbeat is None
     assert MessageDecoder(StepReport).heartbeat is None
+
+
+def test_a_hello_without_a_role_is_no_message() -> None:
+    """Which roles there are is for the kind of the job to say, so none can be assumed."""
+    given = {"type": "Hello", "protocol": 1, "job": "j", "incarnation": "i", "address": "a", "host": "h", "nproc": 1}
+    body = msgspec.msgpack.encode({**given, "rendezvous": {"min_nodes": 1, "max_nodes": 1}})
+    with pytest.raises(BadFrame, match="missing required field `role`"):
+        MessageDecoder(ToMaster).decode(body)

@@ -109,7 +109,9 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
         progress.on_cause_found(state.progress, f"on {node.key}, {failure}", str(node.key))
     if failure.permanent and node.alive:
         ctx.note("ProcessFailed", f"on {node.key}, {failure}", node.key, warning=True)
-        completion.fail(ctx, Reason.WORKER_ERROR, f"on {node.key}, {failure}; no restart would mend that")
+        declared = state.spec.roles.get(node.key.role)  # bare machines have no roles
+        reason = declared.failure if declared is not None else Reason.WORKER_ERROR
+        completion.fail(ctx, reason, f"on {node.key}, {failure}; no restart would mend that")
         return
     member = rdzv.has_member(node.key) and report.member
     current = member and report.round == rdzv.last_round

@@ -7,7 +7,6 @@ the requests that were not answered. Every message may arrive twice.
 from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeId, Rank, Round
-from resile.api.kinds.run.names import WORKER
 from resile.protocol.message import Message
 from resile.protocol.reports import RendezvousConfig, ReplicaEndpoint, WorkerFailure
 from resile.protocol.shards import ShardMessage
@@ -25,7 +24,7 @@ class Hello(Message, frozen=True, kw_only=True):
     host: str
     nproc: int
     rendezvous: RendezvousConfig
-    role: str = WORKER
+    role: str
     node_id: NodeId | None = None
     """None on bare machines, where the master numbers the nodes."""
     rank: Rank | None = None
