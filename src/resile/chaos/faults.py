@@ -6,7 +6,7 @@ import msgspec
 
 
 class KillProcess(msgspec.Struct, frozen=True):
-    """SIGKILL one training process: that of a global rank, else the first of a node, else any of the newest node."""
+    """SIGKILL one training process: global rank `rank`, else the first one of `node`, else one of the newest node."""
 
     node: str | None = None
     rank: int | None = None
@@ -46,8 +46,8 @@ class Injected(msgspec.Struct, frozen=True, kw_only=True):
     pids: list[int]
     """The processes that got a signal; empty on a cluster."""
     node: str = ""
-    """The node, such as `worker-1`; empty for the master."""
+    """The node that was hit, such as `worker-1`; empty for the master."""
 
 
 class NothingToInjectError(Exception):
-    """The job has no such process, node or master; the text is one sentence."""
+    """Raised if the job has no such process, node or master; the text says so in one sentence."""

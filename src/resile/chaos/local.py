@@ -33,7 +33,7 @@ from resile.wire.job_directory import JobDirectory
 
 RANK_VARIABLE = "RANK"
 SWEEPS = 10
-"""How often at most the processes of a node are listed while it is frozen."""
+"""How often at most `freeze_node` lists a node's processes, to find those that were forked meanwhile."""
 
 
 class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inject(directory: JobDirectory, fault: Fault) -> Injected:
-    """Inject a fault into the job of a directory."""
+    """Inject a fault into the job that has this job directory."""
     match fault:
         case KillProcess(node, rank):
             return kill_process(directory, node, rank)
@@ -60,7 +60,7 @@ def inject(directory: JobDirectory, fault: Fault) -> Injected:
 
 
 def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Injected:
-    """SIGKILL one training process: that of a global rank, else the first of a node, else any of the newest node."""
+    """SIGKILL one training process: global rank `rank`, else the first one of `node`, else one of the newest node."""
     nodes = [_node(directory, node)] if node else _running(directory)
     found = [process for record in nodes for process in training_processes(directory, record)]
     if rank is not None:
@@ -143,7 +143,7 @@ def _running(directory: JobDirectory) -> list[files.NodeRecord]:
 
 
 def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
-    """The running node of this name: `worker-1` or its pod's name."""
+    """The running node whose name (such as `worker-1`) or pod name is `name`."""
     running = _running(directory)
     for record in running:
         if name in (str(record.node), record.name):
@@ -153,7 +153,7 @@ def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
 
 
 def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[int, int]]:
-    """The pids and start times of all processes of a node, the main process first; empty if that has ended."""
+    """Pids and start times of all processes of a node, the main one first; empty if the main process has ended."""
     node = files.read(files.node_directory(directory.path, record.node) / "node.json", files.NodeFile)
     if node is None or not processes.is_alive(node.pid, node.pid_start, node.boot):
         return []
@@ -163,7 +163,7 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
 
 
 def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
-    """Signal these processes in their order. Returns the pids of those that were running before the first signal."""
+    """Signal processes, given as (pid, start time), in order. Returns the pids that existed before the first signal."""
     held = [(pid, pidfd) for pid, start in targets if (pidfd := processes.open_pidfd(pid, start)) is not None]
     for _, pidfd in held:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -180,7 +180,7 @@ def _open(pid: int) -> int | None:
 
 
 def _began(pid: int) -> float:
-    """When a process began, by the wall clock, in seconds since 1970, exact to a hundredth."""
+    """When a process began, by the wall clock, in seconds since 1970, exact to 0.01 s."""
     uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     return time.time() - uptime + start_time(pid) / os.sysconf("SC_CLK_TCK")
 

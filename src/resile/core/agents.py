@@ -72,7 +72,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
 
 
 def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
-    """Give an agent whose current connection closed a moment to come back."""
+    """Give an agent the time-out `reconnect` to come back if the connection that ended was its current one."""
     if node.agent is None or node.agent.connection != connection or node.status.ended:
         return
     if ctx.state.phase.over:
@@ -98,10 +98,10 @@ def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
 
 
 def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
-    """Handle the failure of a training process. The first failure of a round ends the round and causes the others.
+    """Handle the failure of a training process. The first failure of a round ends the round; the others are echoes.
 
-    Elastic processes survive a broken collective, so no failure of theirs is caused by another one. But together the
-    failures of a node in one round cost it one restart, as without elastic processes: often one cause kills them all.
+    Elastic processes survive a broken collective, so their failures are no echoes, and each of them is handled. But all
+    failures of one node in one round cost it one restart, because one cause often kills several processes.
     """
     state, rdzv, failure = ctx.state, ctx.state.rendezvous, report.failure
     _note_failure(rdzv, node.key, report)
@@ -159,7 +159,7 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
 
 
 def _counts(node: Node, pid: int) -> bool:
-    """True if the failure of this elastic process was not reported before. Remembers its pid."""
+    """True if no failure of the elastic process `pid` was reported before. Remembers the pid."""
     if pid and pid in node.counted:
         return False
     node.counted = [*node.counted[-MAX_FAILURES + 1 :], pid]
@@ -209,7 +209,7 @@ def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> Non
 
 
 def _node_of(ctx: Context, hello: Hello) -> Node | str:
-    """The node that an agent belongs to, or one sentence saying why it is refused."""
+    """Find the node of an agent, or make one on bare machines. Returns one sentence if the agent is to be refused."""
     state = ctx.state
     if hello.node_id is not None:
         node = state.nodes.get(NodeKey(hello.role, hello.node_id))
@@ -270,12 +270,12 @@ def _rules(config: RendezvousConfig) -> str:
 
 
 def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
-    """The rules of the newest agent, but never a smaller maximum: nodes launched before a scale-up know the old one."""
+    """The rules `new`, but `max_nodes` never shrinks: nodes launched before a scale-up know the old number."""
     return new if rdzv.config is None else forming.with_max(new, max(new.max_nodes, rdzv.config.max_nodes))
 
 
 def _forget_process(ctx: Context, node: Node) -> None:
-    """Forget the old agent process of a node that another one took over: its training processes are dead."""
+    """Forget the old agent of a node whose agent process was restarted: the old training processes are dead."""
     freed = ledger.release_node(ctx.state.ledger, node.key)
     if freed:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)

@@ -14,7 +14,7 @@ from resile.protocol.reports import NodeStatus
 
 
 class Reason(enum.StrEnum):
-    """Why a job ended, in DLRover's words where it has one. The role of a lost node has its own reasons."""
+    """Why a job ended, in DLRover's words where it has one. A role can name other reasons (`RoleSpec.failure`)."""
 
     COMPLETED = "Completed"
     WORKER_ERROR = "WorkerError"

@@ -12,7 +12,7 @@ from resile.protocol.reports import NodeStatus
 
 
 class Index:
-    """Sets of nodes that handlers look up, so that no event scans all nodes. Derived from the state, never stored."""
+    """Sets of nodes that handlers look up, so that none scans all nodes. Derived from the state, not in the journal."""
 
     def __init__(self, state: JobState) -> None:
         self.waiting: set[NodeKey] = set()
@@ -22,7 +22,7 @@ class Index:
         self.elastic: set[NodeKey] = set()
         """Nodes whose processes join a new round without being restarted."""
         self.resting: set[NodeKey] = set()
-        """Connected elastic nodes whose processes rest. They will join in a moment."""
+        """Connected elastic nodes whose processes have left a round that is over. They will join in a moment."""
         self.inelastic: set[NodeKey] = set()
         """Waiting nodes whose processes have to be started for each round."""
         self.stuck: set[NodeKey] = set()
@@ -35,16 +35,16 @@ class Index:
         self.trainers: set[NodeKey] = set()
         """Nodes of roles that train."""
         self.incarnations: dict[str, NodeKey] = {}
-        """The node of each agent process."""
+        """The node of each agent process, by the incarnation of the agent."""
         self.lowest_free: dict[str, int] = {}
-        """By role: every rank below this one has a node."""
+        """Where the search for a free rank begins, by role: all lower ranks have a node."""
         self._kinds = (self.waiting, self.coming, self.trainers, self.elastic, self.resting, self.inelastic, self.stuck)
         self._trains = state.spec.trains
         for node in state.nodes.values():
             self.update(node)
 
     def update(self, node: Node) -> None:
-        """Sort a node into the sets anew; `Context.touch` does so after every change of a node."""
+        """Put a node into the sets that fit it now. Handlers call `Context.touch` instead, after every change."""
         key = node.key
         for nodes in self._kinds:
             nodes.discard(key)
@@ -86,7 +86,7 @@ class Index:
 
 
 class Context:
-    """The arguments of a handler: the state, the indexes, the time, and the decisions so far."""
+    """What the handlers of one event share: the state, the indexes, the time, and the decisions so far."""
 
     def __init__(self, state: JobState, index: Index, deadlines: Deadlines, now: float) -> None:
         self.state = state
@@ -108,11 +108,11 @@ class Context:
         self.decisions.append(Send(to=(node,), message=message))
 
     def note(self, reason: str, message: str, node: NodeKey | None = None, *, warning: bool = False) -> None:
-        """Add a job event."""
+        """Add a job event to the decisions."""
         self.decisions.append(Note(reason=reason, message=message, node=node, warning=warning))
 
     def touch(self, node: Node) -> None:
-        """Update the indexes and alarms after a change of a node."""
+        """Update the indexes after a change of a node, and clear its alarms if it has ended."""
         self.index.update(node)
         if node.status.ended:
             self.deadlines.forget(node.key)

@@ -40,18 +40,18 @@ class Deadlines:
         self._at: tuple[dict[NodeKey | None, float], ...] = tuple({} for _ in Alarm)
         self._heap: list[tuple[float, int, Alarm, NodeKey | None]] = []
         self._queued: dict[tuple[Alarm, NodeKey | None], float] = {}
-        """When the heap will look at an alarm next. Other entries of the heap are stale, so it does not grow with the
-        number of times that an alarm is set and cleared."""
+        """The time of the one valid heap entry of each alarm; its other entries are stale. An alarm that moves to a
+        later time gets no new entry, so the heap stays small."""
         self._order = count()
         self._silent_at = self._at[Alarm.SILENCE]
 
     def heard(self, node: NodeKey, now: float) -> None:
-        """Move the silence alarm of an agent that spoke, if it has one. Costs one dictionary write."""
+        """Restart the silence alarm of a node whose agent sent a message, if it has one. Costs one dictionary write."""
         if node in self._silent_at:
             self._silent_at[node] = now + self._silence
 
     def watch(self, node: NodeKey, now: float) -> None:
-        """Start the silence alarm of an agent."""
+        """Start the silence alarm of a node."""
         self.set(Alarm.SILENCE, now + self._silence, node)
 
     def set(self, alarm: Alarm, at: float, node: NodeKey | None = None) -> None:
@@ -80,7 +80,7 @@ class Deadlines:
             self._silent_at[node] = max(at, now + self._silence)
 
     def next(self) -> float | None:
-        """When to call `due` next; it may find nothing then. None when no alarm is set."""
+        """When to call `due` next, even if no alarm may be due then; None if no alarm is set."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[AnyEvent]:

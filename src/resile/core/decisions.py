@@ -17,7 +17,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class LaunchNode(Decision, frozen=True, kw_only=True):
-    """Start a node. Doing so twice for the same node is harmless."""
+    """Start a node of a role that is to have `replicas` nodes. Starting the same node twice is harmless."""
 
     node: NodeKey
     rank: Rank
@@ -25,7 +25,7 @@ class LaunchNode(Decision, frozen=True, kw_only=True):
     relaunch_count: int = 0
     resources: NodeResources = NodeResources()
     avoid: tuple[str, ...] = ()
-    """Machines that fell silent a moment ago, to be used only if no other machine has room."""
+    """Machines that fell silent or failed a moment ago, to be used only if no other machine has room."""
 
 
 class DeleteNode(Decision, frozen=True, kw_only=True):
@@ -37,21 +37,21 @@ class DeleteNode(Decision, frozen=True, kw_only=True):
 
 
 class Admit(Decision, frozen=True, kw_only=True):
-    """Accept the connection with number `connection` as the agent of the node that the message names."""
+    """Accept the connection with number `connection` as that of the agent of node `message.node`."""
 
     connection: int
     message: Welcome
 
 
 class Refuse(Decision, frozen=True, kw_only=True):
-    """Send this message on the connection with number `connection` and close it."""
+    """Send `message` on the connection with number `connection` and close that connection."""
 
     connection: int
     message: Refused | JobOver
 
 
 class Send(Decision, frozen=True, kw_only=True):
-    """Send a message to the agents of these nodes. An agent without a connection learns the state when it connects."""
+    """Send a message to the agents of these nodes. An agent without a connection gets the state when it connects."""
 
     to: tuple[NodeKey, ...]
     message: MasterMessage
@@ -77,7 +77,7 @@ class Reply(Decision, frozen=True, kw_only=True):
 
 
 class Note(Decision, frozen=True, kw_only=True):
-    """One job event, for people, metrics and pages. `reason` is stable; `message` is a sentence."""
+    """Record a job event. `reason` is one word that programs may compare; `message` is a sentence for people."""
 
     reason: str
     message: str

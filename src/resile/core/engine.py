@@ -37,11 +37,11 @@ from resile.protocol.reports import NodeStatus
 from resile.protocol.shards import OpenDataset, ShardProgress, TakeShard
 
 NOTE_STEPS = 1 / 60
-"""How much training time the journal may lack, as a part of `budget_window`."""
+"""How much training time the step summaries in the journal (`StepsNoted`) may lag, as a fraction of `budget_window`."""
 
 
 class Engine:
-    """One job. Not thread-safe."""
+    """Decides for one job: `handle` takes an event, changes the job's state and returns decisions. Not thread-safe."""
 
     def __init__(self, state: JobState) -> None:
         self.state = state
@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
-        """The engine after a snapshot and the events since. The old master has executed the decisions on them."""
+        """Make an engine from a snapshot and the (time, event) pairs after it. Their decisions are dropped."""
         engine = cls(state)
         for now, event in history:
             engine.handle(event, now)
@@ -60,7 +60,7 @@ class Engine:
         return engine
 
     def heard(self, node: NodeKey, now: float) -> None:
-        """Move the silence alarm of an agent that sent a message. Costs one dictionary write."""
+        """Restart the silence alarm of a node whose agent sent a message. Costs one dictionary write."""
         self._deadlines.heard(node, now)
 
     def restart_silence_timers(self, now: float) -> None:
@@ -72,7 +72,7 @@ class Engine:
         return self._deadlines.next() if self._steps_due is None else self._steps_due
 
     def due(self, now: float) -> list[ev.AnyEvent]:
-        """The events of alarms that are due. The caller feeds each to `handle` like any other event."""
+        """The events of alarms that are due, and a summary of new steps. The caller passes each to `handle`."""
         events = self._deadlines.due(now)
         if self._steps_due is not None:
             self._steps_due = None
@@ -86,7 +86,7 @@ class Engine:
 
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
-        """True for events that the journal must have: all but step reports, which `due` sums up in other events."""
+        """True if the journal must have this event: all but step reports, which `due` sums up as `StepsNoted`."""
         return not (isinstance(event, ev.AgentSaid) and isinstance(event.message, StepReport))
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:
@@ -149,7 +149,7 @@ def _change(ctx: Context, change: Change, request: int) -> None:
 
 
 def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
-    """Handle a message from the agent of a known node. The ledger answers even a node that was lost."""
+    """Handle a message of a node's agent. A node that has ended may only open data sets and report shard progress."""
     rdzv = ctx.state.rendezvous
     match message:
         case OpenDataset():
@@ -232,7 +232,7 @@ def _start(ctx: Context) -> None:
 
 
 def _return(ctx: Context) -> None:
-    """Give every agent time to connect to this new master before it counts as lost."""
+    """Give every agent time to connect to this new master before its node counts as lost."""
     ctx.deadlines.reset()
     ledger.forget_waiting(ctx.state.ledger)
     if ctx.state.phase.over:

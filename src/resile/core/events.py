@@ -74,24 +74,24 @@ class PlanDeleted(Event, frozen=True, kw_only=True):
 
 
 class AgentSilent(Event, frozen=True, kw_only=True):
-    """The agent's connection is open, but brought no message for so many seconds."""
+    """The agent's connection is open, but brought no message for `seconds` seconds."""
 
     node: NodeKey
     seconds: float
 
 
 class AgentStayedAway(Event, frozen=True, kw_only=True):
-    """The agent did not connect in time."""
+    """The agent of this node did not connect, or connect again, in time."""
 
     node: NodeKey
 
 
 class StragglerWaitOver(Event, frozen=True, kw_only=True):
-    """No other node came, so the round that forms closes with the nodes that wait."""
+    """The wait for more nodes is over: a forming round closes, or a running round ends to let waiting nodes in."""
 
 
 class JoinTimeout(Event, frozen=True, kw_only=True):
-    """Too few nodes joined within the time-out."""
+    """Too few nodes for a round joined within the time-out `join`."""
 
 
 class LaunchDue(Event, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ KEPT_FINISHED = 32
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Records [start, end) of an epoch."""
+    """Records [start, end) of one epoch of a data set."""
 
     epoch: int
     start: int
@@ -28,7 +28,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lease(msgspec.Struct, array_like=True):
-    """A part that a worker holds. `start` moves on as the worker reports progress."""
+    """A worker's right to do records [start, end). `start` moves on as the worker reports progress."""
 
     node: NodeKey
     worker: str
@@ -53,7 +53,7 @@ class Dataset(msgspec.Struct, kw_only=True):
     epochs: int
     seed: int | None
     dealt: int = 0
-    """How many new shards were dealt, over all epochs. Returned parts are not counted again."""
+    """How many new shards were dealt, over all epochs. Shards that are dealt again are not counted again."""
     returned: list[Part] = []
     leases: dict[int, Lease] = {}
     last_lease: int = 0
@@ -62,9 +62,9 @@ class Dataset(msgspec.Struct, kw_only=True):
     done: int = 0
     """Records done, over all epochs."""
     held: dict[NodeKey, dict[str, list[int]]] = {}
-    """The leases of each node's workers."""
+    """The numbers of the leases that each worker of a node has."""
     finished: dict[NodeKey, dict[str, list[int]]] = {}
-    """The newest leases that each living worker finished, for reports that are repeated because no answer came."""
+    """Numbers of the newest leases that each living worker finished, to count a repeated last report as valid."""
 
     @property
     def shards_per_epoch(self) -> int:
@@ -117,7 +117,7 @@ def why_denied(ledger: Ledger, dataset: str, request: ShardRequest) -> str:
 def request_shard(dataset: Dataset, request: ShardRequest) -> tuple[int, Lease] | None:
     """Grant a lease and return its number and value, or let the request wait and return None.
 
-    A repeated request gets the same lease again. Lease number 0 means that no shard is left.
+    A repeated request gets the same lease again. Lease number 0 means that every record of every epoch is done.
     """
     for number in dataset.held.get(request.node, {}).get(request.worker, ()):
         if dataset.leases[number].request == request.request:
@@ -136,7 +136,7 @@ def request_shard(dataset: Dataset, request: ShardRequest) -> tuple[int, Lease] 
 
 
 def advance(dataset: Dataset, node: NodeKey, worker: str, number: int, upto: int) -> bool:
-    """Count progress under a lease; False if this worker does not have the lease any more.
+    """Count a lease's records before `upto` as done; False if the lease is not this worker's or ends before `upto`.
 
     Repeating a report, or reporting less than before, changes nothing.
     """
@@ -157,7 +157,7 @@ def advance(dataset: Dataset, node: NodeKey, worker: str, number: int, upto: int
 
 
 def release_worker(ledger: Ledger, node: NodeKey, worker: str) -> int:
-    """Take back the parts of a worker that is gone. Returns how many records are to do again."""
+    """Take back what a lost worker had under lease and has not done. Returns the number of records to deal again."""
     ledger.gone.setdefault(node, set()).add(worker)
     freed = 0
     for dataset in ledger.datasets.values():
@@ -168,7 +168,7 @@ def release_worker(ledger: Ledger, node: NodeKey, worker: str) -> int:
 
 
 def release_node(ledger: Ledger, node: NodeKey) -> int:
-    """Take back the parts of all workers of a node. Returns how many records are to do again."""
+    """Take back what a node's workers had under lease and did not do. Returns the number of records to deal again."""
     ledger.gone.pop(node, None)
     freed = 0
     for dataset in ledger.datasets.values():

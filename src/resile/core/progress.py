@@ -18,13 +18,13 @@ MAX_OUTAGES = 100
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """A time in which training stood still, from the moment at which the core knew to the next step."""
+    """A time in which training stood still, from the moment at which the core noticed to the next step."""
 
     because: str
     noticed_at: float
     node: str = ""
     symptom: bool = False
-    """`because` says only that a healthy node missed a peer; the failure behind it may be reported later."""
+    """True if `because` says only that a healthy node missed a peer; the failure behind it may be reported later."""
     next_step_at: float | None = None
 
 
@@ -83,14 +83,14 @@ def on_round_over(progress: Progress, because: str, node: str, now: float, *, sy
 
 
 def on_cause_found(progress: Progress, because: str, node: str) -> None:
-    """Name the failure behind an outage that lasts and was noticed by its symptom."""
+    """Give the outage that lasts its real cause, if only a symptom (`Outage.symptom`) was known so far."""
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.symptom and outage.next_step_at is None:
         outage.because, outage.node, outage.symptom = because, node, False
 
 
 def speed(progress: Progress, now: float) -> float:
-    """Steps per second over the last minute; 0 if no step was reported in it."""
+    """Steps per second over the last minute; 0 if fewer than two step reports of that minute are known."""
     recent = [mark for mark in progress.marks if now - mark[0] <= SPEED_WINDOW]
     if len(recent) < 2:
         return 0.0
@@ -100,7 +100,7 @@ def speed(progress: Progress, now: float) -> float:
 
 
 def goodput(progress: Progress, started_at: float | None, until: float) -> float:
-    """Training time over elapsed time, between 0 and 1."""
+    """Training time as a fraction of the time from `started_at` to `until`; 0 if the job has not started."""
     if started_at is None or until <= started_at:
         return 0.0
     return min(1.0, progress.trained / (until - started_at))

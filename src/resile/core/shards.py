@@ -27,7 +27,7 @@ def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
 
 
 def on_shard_progress(ctx: Context, node: NodeKey, asked: ShardProgress) -> None:
-    """Count the records that a worker has done, and answer whether the report counts, even to a lost node."""
+    """Count the records that a worker has done, and tell it whether its report counts, even if its node is lost."""
     dataset = ctx.state.ledger.datasets.get(asked.dataset)
     counted = dataset is not None and ledger.advance(dataset, node, asked.worker, asked.lease, asked.upto)
     ctx.send(node, ShardNoted(worker=asked.worker, request=asked.request, counted=counted))

@@ -39,11 +39,11 @@ class Idle(msgspec.Struct, frozen=True, tag=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """The agent waits for a round. Its processes are down, or rest."""
+    """The agent waits for a round. Its processes are down, or elastic and in no round."""
 
     store_port: int
     nproc: int = 0
-    """How many processes the agent brings; 0 means all."""
+    """How many processes the agent brings; 0 means as many as `Agent.nproc`."""
 
 
 class Training(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +59,7 @@ class Resting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """An elastic process of the agent does not leave this round. It may be the last one with the round's state."""
+    """An elastic process of the agent does not leave this ended round. It may be the last one with its state."""
 
     round: Round
 
@@ -135,7 +135,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def how_it_ended(self) -> str:
-        """How this node ended, to follow its name in a sentence."""
+        """How this node ended, in words that follow its name in a sentence: "failed: …"."""
         if self.leaving and self.status is NodeStatus.DELETED:  # its exit code comes from the signal
             return f"was deleted: {'it ' if self.leaving.startswith('was ') else ''}{self.leaving}"
         end = self.end
@@ -161,13 +161,13 @@ class ScaleOperation(msgspec.Struct, kw_only=True):
     """The plan's name; empty for plain scaling, and for a plan whose end was reported."""
     uid: str = ""
     about: str = ""
-    """The request, as the subject of a sentence."""
+    """What was requested, as the subject of a sentence: "the plan p1"."""
     numbers: dict[str, int] = {}
-    """The number of nodes that it gives to each role."""
+    """The number of nodes that this change gives to each role."""
     coming: set[NodeKey] = set()
-    """Nodes that have yet to take part."""
+    """Nodes that must still join before the change is complete."""
     going: set[NodeKey] = set()
-    """Nodes that have yet to end."""
+    """Nodes that must still end before the change is complete."""
     moves: dict[NodeKey, NodeKey] = {}
     """Migrations: from the old node to the new one, which takes over once it is ready."""
 
@@ -180,7 +180,7 @@ class PlanEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleResources(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that a plan gives to the nodes of a role that are launched after it."""
+    """The resources that a plan gives to those nodes of a role that are launched after the plan."""
 
     resources: NodeResources
     since: NodeId
@@ -203,7 +203,7 @@ class JobState(msgspec.Struct, kw_only=True):
     vacated: set[tuple[str, Rank]] = set()
     """Gaps among the ranks: ranks below a role's highest one that are to have no node."""
     resources: dict[str, RoleResources] = {}
-    """The resources that plans gave to roles. The templates decide the rest."""
+    """The resources that plans gave to roles. All other amounts are those of the roles' templates."""
     changes: list[ScaleOperation] = []
     """Changes that are not complete yet, oldest first."""
     plan_ends: dict[str, PlanEnd] = {}
@@ -217,9 +217,9 @@ class JobState(msgspec.Struct, kw_only=True):
     """The rendezvous of the nodes that train."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
-    """Gauges. Step reports are not in the journal, so no decision may depend on these."""
+    """Gauges of the training. Step reports are not in the journal, so no decision may depend on these gauges."""
     trained: float = 0.0
-    """Training time that the journal knows of, a little behind `progress.trained`. Budgets are counted in it."""
+    """Training time that the journal knows of, a little behind `progress.trained`. Budgets use this time."""
 
 
 def new_state(spec: JobSpec, now: float) -> JobState:

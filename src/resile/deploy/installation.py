@@ -52,7 +52,7 @@ def service_account(namespace: str = NAMESPACE) -> Object:
 
 
 def operator_role(namespace: str = NAMESPACE) -> list[Object]:
-    """The rights of the operator in all namespaces."""
+    """The ClusterRole with the operator's rights in all namespaces, and its binding."""
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
         {**_object(f"{_RBAC}/v1", "ClusterRole", NAME), "rules": rbac.operator_rules()},
@@ -61,7 +61,7 @@ def operator_role(namespace: str = NAMESPACE) -> list[Object]:
 
 
 def election_role(namespace: str = NAMESPACE) -> list[Object]:
-    """The rights of the operator in its own namespace."""
+    """The Role with the operator's rights in its own namespace, for leader election, and its binding."""
     name = f"{NAME}-leader-election"
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
@@ -71,7 +71,7 @@ def election_role(namespace: str = NAMESPACE) -> list[Object]:
 
 
 def user_roles() -> list[Object]:
-    """Rules that Kubernetes adds to its own roles view, edit and admin, so that their users can work with jobs."""
+    """ClusterRoles that Kubernetes adds to its roles view, edit and admin, so that their users can work with jobs."""
     aggregate = f"{_RBAC}/aggregate-to-"
     see = {f"{aggregate}view": "true"}
     change = {f"{aggregate}edit": "true"}
@@ -82,7 +82,7 @@ def user_roles() -> list[Object]:
 
 
 def priority_classes() -> list[Object]:
-    """The PriorityClasses that the field `priority` of a role names: pods without a class are between high and low."""
+    """The PriorityClasses `high` and `low`, which the field `priority` of a role names. Other pods are between them."""
     about = {
         "high": (
             1000,
@@ -103,7 +103,7 @@ def priority_classes() -> list[Object]:
 
 
 def default_role() -> list[Object]:
-    """The Role and RoleBinding that DLRover's tutorials apply, here without any right; the file's comment says why."""
+    """The Role and RoleBinding that DLRover's tutorials apply, but without rules. See `kustomize._DEFAULT_ROLE`."""
     name, version = "default-role", f"{_RBAC}/v1"
     binding = {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "default-rolebinding"}}
     account = {"kind": "ServiceAccount", "name": "default", "namespace": JOBS_NAMESPACE}
@@ -139,7 +139,7 @@ def deployment(image: str = IMAGE, namespace: str = NAMESPACE) -> Object:
 
 
 def everything(image: str = IMAGE, namespace: str = NAMESPACE, *, cel: bool = False) -> list[Object]:
-    """All objects that `kubectl apply -k config/default` installs, in an order in which they can be applied."""
+    """All objects that `kubectl apply -k config/default` (with `cel`: `config/cel`) installs, in the order to apply."""
     return [
         *namespaces(namespace),
         *definitions(cel=cel),

@@ -32,9 +32,9 @@ class Hello(Message, frozen=True, kw_only=True):
     """The round its processes run in, or ran in last."""
     running: bool = False
     finished: bool = False
-    """All its processes of `round` ended well."""
+    """True if all processes of `round` on this node ended well."""
     elastic: bool = False
-    """Its processes can join a new round without being restarted."""
+    """True if its processes can join a new round without being restarted."""
     replica_endpoint: ReplicaEndpoint | None = None
     """Where it receives copies of another node's checkpoints."""
 
@@ -52,9 +52,9 @@ class Join(Message, frozen=True, kw_only=True):
     nproc: int = 0
     """How many processes it brings; 0 means as many as it said in its Hello."""
     elastic: bool = False
-    """Those processes are up and can join at once."""
+    """True if the processes are up and can join at once."""
     holds: Round = NO_ROUND
-    """The newest round whose state one of them has."""
+    """The newest round whose state one of the processes has."""
 
 
 class CanRegroup(Message, frozen=True, kw_only=True):
@@ -76,20 +76,20 @@ class LastStepTaken(Message, frozen=True, kw_only=True):
 
 
 class WorkerStuck(Message, frozen=True, kw_only=True):
-    """A process does not leave `round`, which is over. The master answers StateHeld if another node has its state."""
+    """A process does not leave `round`, which is over. The answer is StateHeld, once another node has the state."""
 
     round: Round
 
 
 class WorkerFailed(Message, frozen=True, kw_only=True):
-    """A training process ended badly. `round` is the newest that its agent knew."""
+    """A training process ended badly. `round` is the newest round that its agent knew."""
 
     round: Round
     failure: WorkerFailure
     member: bool = True
     """False for a process that was started before there was a round for it."""
     left: int = 0
-    """Processes of this node that live and will join again; 0 where all are stopped."""
+    """How many processes of this node live and will join again; 0 if the agent stops all."""
     placed: Round = NO_ROUND
     """The round that an elastic process was in; NO_ROUND if it only waited for one."""
 
@@ -101,7 +101,7 @@ class NodeFinished(Message, frozen=True, kw_only=True):
 
 
 class StepReport(Message, frozen=True, kw_only=True):
-    """Training has completed `step` steps of `total` (0 = unknown), the newest in `round`."""
+    """Training has completed `step` steps of `total` (0 = unknown). The newest one was taken in `round`."""
 
     round: Round
     step: int
@@ -109,7 +109,7 @@ class StepReport(Message, frozen=True, kw_only=True):
 
 
 class ShardsFreed(Message, frozen=True, kw_only=True):
-    """The training process `worker` is gone, however it ended, and its shards are free."""
+    """The training process `worker` has ended, well or badly. Its unfinished shards may be dealt again."""
 
     worker: str
 
@@ -119,7 +119,7 @@ class StandbyReport(Message, frozen=True, kw_only=True):
 
     ready: int
     memory: int
-    """Bytes of all standbys, and of the process that makes them."""
+    """Bytes of memory that the standbys and their template use."""
 
 
 class Leaving(Message, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Events(Message, frozen=True, kw_only=True):
-    """Show the job's events with a number above `after`, oldest first; the answer is `JobEvents`."""
+    """Show at most `limit` job events with a number above `after`, oldest first; the answer is `JobEvents`."""
 
     after: int = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
@@ -34,30 +34,30 @@ Command = Status | Events | Change
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """A command. Its Answer has the same `request` number."""
+    """A command line asks its master this. The Answer has the same `request` number."""
 
     request: int
     command: Command
 
 
 class JobStatus(Message, frozen=True, kw_only=True):
-    """The job as it is now."""
+    """Answer to `Status`: the job as it is now."""
 
     job: JobView
 
 
 class JobEvents(Message, frozen=True, kw_only=True):
-    """Some of the job's events."""
+    """Answer to `Events`."""
 
     events: list[JobEvent]
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """A change was granted."""
+    """Answer to a change that is granted."""
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The command was refused; `error` says why in one sentence."""
+    """Answer to a command that is refused; `error` says why in one sentence."""
 
     error: str
 
@@ -66,7 +66,7 @@ Result = JobStatus | JobEvents | Done | Failed
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """The answer to an Ask."""
+    """The answer to the Ask with the same `request` number."""
 
     request: int
     result: Result

@@ -23,7 +23,7 @@ class Suspend(Message, frozen=True, kw_only=True):
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """End the job."""
+    """End the job as failed, with the reason `Stopped`."""
 
     because: str = "a person stopped it"
 

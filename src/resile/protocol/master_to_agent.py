@@ -18,11 +18,11 @@ class Welcome(Message, frozen=True, kw_only=True):
     kill_grace: float
     exit_grace: float
     elastic: bool = False
-    """The job's processes join rounds without restarts, so this agent starts its own before it joins."""
+    """True if the job's processes join rounds without restarts, so this agent starts its processes before it joins."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The master will not serve this peer; `because` is one sentence for its user. The connection ends."""
+    """The master closes this connection without serving it; `because` says why, in one sentence for the peer's user."""
 
     because: str
 
@@ -35,7 +35,7 @@ class RoundFormed(Message, frozen=True, kw_only=True):
 
 
 class RoundOver(Message, frozen=True, kw_only=True):
-    """The agent stops the processes of `round` and joins again: a member was lost, or a node waits to join.
+    """`round` is over: a member was lost, or a node waits to join. The agent stops its processes and joins again.
 
     An agent sends the same message to its elastic training processes, which leave their collectives and report ready.
     """
@@ -43,13 +43,13 @@ class RoundOver(Message, frozen=True, kw_only=True):
     round: Round
     because: str
     elastic: bool = False
-    """The job's processes join rounds without restarts, so the agent lets its own live."""
+    """True if the job's processes join rounds without restarts, so the agent does not stop its processes."""
     lost: bool = False
-    """A member was lost, or leaves, so checkpoints in memory are to reach storage."""
+    """True if a member was lost or leaves, so the agent brings the checkpoints in memory to storage."""
 
 
 class StateHeld(Message, frozen=True, kw_only=True):
-    """Answer to WorkerStuck, now or later: another node has the state of `round`, so the process may be killed."""
+    """Answer to WorkerStuck, now or later: another node has the state of `round`. The stuck process may be killed."""
 
     round: Round
 
@@ -68,7 +68,7 @@ class JobOver(Message, frozen=True, kw_only=True):
     reason: str
     message: str
     failure: WorkerFailure | None = None
-    """The failure that came first, and the node it came from."""
+    """The failure that came first; `failed_node` is the node that reported it."""
     failed_node: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 PROTOCOL = 5
-"""Raised with every change that an older agent or master would misunderstand."""
+"""The version of the protocol, increased with every change that an older agent or master would misunderstand."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -7,10 +7,10 @@ from resile.protocol.message import Message
 
 
 class ReplicaOffer(Message, frozen=True, kw_only=True):
-    """A checkpoint to keep. Once it is accepted, its layout, checksums and data follow, in that many bytes."""
+    """Offers a checkpoint to the partner. Once it accepts, `layout`, `sums` and `data` bytes follow, in this order."""
 
     round: Round
-    """The newest round that the sender knows. A sender that was left behind in an older one overwrites nothing."""
+    """The newest round that the sender knows. A sender that was left behind in an older round overwrites nothing."""
     local_rank: int
     sequence: int
     step: int
@@ -20,6 +20,6 @@ class ReplicaOffer(Message, frozen=True, kw_only=True):
 
 
 class ReplicaAnswer(Message, frozen=True, kw_only=True):
-    """Sent twice: the offer is accepted; all bytes have arrived. `error` is empty, or one sentence of refusal."""
+    """Sent when the offer is accepted, and again when all bytes have arrived. A non-empty `error` refuses the offer."""
 
     error: str = ""

@@ -11,7 +11,7 @@ from resile.api.ids import Rank
 
 MAX_LOG_TAIL = 8 * 1024
 MAX_ERROR = 4 * 1024
-"""In characters. A master with 10,000 failing workers must stay small (DLRover #1723)."""
+"""How many characters of a worker's output and error a master gets: it must bear 10,000 failures (DLRover #1723)."""
 
 
 class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     log_tail: str = ""
     oom: bool = False
     permanent: bool = False
-    """The process itself says that another try would fail in the same way."""
+    """True if the process itself says that another try would fail in the same way."""
 
     def __str__(self) -> str:
         how = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
@@ -75,7 +75,7 @@ class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a node ended, as the platform reports it."""
 
     exit_code: int | None = None
-    """128 + signal when a signal ended it."""
+    """128 + signal if a signal ended the node."""
     reason: str = ""
     """`OOMKilled`, `Evicted`, `Preempted`, `DeadlineExceeded`, … as the platform names it; empty if it says nothing."""
     message: str = ""
@@ -91,12 +91,12 @@ class ReplicaEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class RoundAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part of a round: all that a torchrun-style agent needs to start its processes."""
+    """What an agent needs to start the processes of its node in a round, as torchrun would."""
 
     group_rank: Rank
     group_world_size: int
     first_rank: int
-    """The global rank of its local rank 0."""
+    """The global rank of the process with local rank 0 on this node."""
     world_size: int
     master_addr: str
     master_port: int
@@ -107,7 +107,7 @@ class RoundAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time and unknown signals by their number."""
+    """The name of a signal, such as "SIGKILL" for 9; "signal 64" if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -10,7 +10,7 @@ from resile.protocol.message import Message
 
 
 class OpenDataset(Message, frozen=True, kw_only=True):
-    """Register a data set. Repeating it changes nothing; other values for the same name are refused."""
+    """Register a data set. A repeated request changes nothing. Other values for a known name give an error."""
 
     worker: str
     request: int
@@ -23,7 +23,7 @@ class OpenDataset(Message, frozen=True, kw_only=True):
 
 
 class TakeShard(Message, frozen=True, kw_only=True):
-    """Ask for the next shard. The answer comes when there is one, or when there will be none."""
+    """Ask for the next shard. The answer comes when a shard can be granted, or when it is certain that none is left."""
 
     worker: str
     request: int
@@ -31,7 +31,7 @@ class TakeShard(Message, frozen=True, kw_only=True):
 
 
 class ShardProgress(Message, frozen=True, kw_only=True):
-    """Every record before `upto` is done, of the shard that was granted with `lease`."""
+    """Report that every record before `upto` of the shard under `lease` is done."""
 
     worker: str
     request: int
@@ -49,9 +49,9 @@ class DatasetOpen(Message, frozen=True, kw_only=True):
 
 
 class ShardGranted(Message, frozen=True, kw_only=True):
-    """Answer to TakeShard: [start, end) of `epoch`, under a lease. `lease` 0 means there are no more shards.
+    """Answer to TakeShard: records [start, end) of `epoch`, under `lease`. 0 as `lease` means there are no more shards.
 
-    With a sentence in `error`, `lease` 0 does not mean that the data is at its end.
+    If `error` is not empty, the request was refused, and there may be more shards.
     """
 
     worker: str
@@ -64,7 +64,7 @@ class ShardGranted(Message, frozen=True, kw_only=True):
 
 
 class ShardNoted(Message, frozen=True, kw_only=True):
-    """Answer to ShardProgress. `counted` is False if the worker does not hold that lease any more."""
+    """Answer to ShardProgress. `counted` is False if the worker does not have the lease any more."""
 
     worker: str
     request: int

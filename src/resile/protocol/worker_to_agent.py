@@ -16,12 +16,12 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):
-    """An elastic training process is in no round and can join one. It is the first message on its own connection."""
+    """An elastic training process is in no round and can join one. This is the first message on a connection."""
 
     worker: str
     step: int
     holds: Round = NO_ROUND
-    """The newest round in which it agreed on one state with all members. It has that state, up to one step."""
+    """The newest round in which it agreed on one state with all members. Since then they differ by at most one step."""
 
 
 class WorkerAssignment(Message, frozen=True, kw_only=True):

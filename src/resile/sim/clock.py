@@ -10,7 +10,7 @@ Call = Callable[[], None]
 
 
 class Timer:
-    """A call to come. Cancelling is free: the queue skips the timer when its moment comes."""
+    """A planned call. A cancelled timer stays in the clock's queue, which skips it when its moment comes."""
 
     __slots__ = ("call",)
 
@@ -30,7 +30,7 @@ class Clock:
         self._order = count()
 
     def at(self, when: float, call: Call) -> Timer:
-        """Call at this moment, or now if it has passed."""
+        """Plan `call` for the moment `when`, or for now if that moment has passed."""
         timer = Timer(call)
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), timer))
         return timer
@@ -39,7 +39,7 @@ class Clock:
         return self.at(self.now + delay, call)
 
     def step(self) -> bool:
-        """Advance to the next call and make it; False when no call is left."""
+        """Advance time to the next planned call and make the call; False if none is left."""
         while self._queue:
             when, _, timer = heapq.heappop(self._queue)
             call, timer.call = timer.call, None

@@ -30,7 +30,7 @@ ASK_AGAIN = 1.0
 """Seconds after which a person repeats a request that was not answered."""
 
 Line = tuple[float, str, object]
-"""(time, subject, object) of the trace, formatted only when it is read."""
+"""One line of the trace: (time, who, what). `what` becomes text only when the trace is read."""
 
 
 class Cluster:
@@ -112,13 +112,13 @@ class Cluster:
             self._ask()
 
     def ask_for(self, change: Change) -> None:
-        """Ask for a change until it is answered. Changes are asked for one after the other."""
+        """Ask the master for a change, repeatedly until it replies. Only then ask for the next change."""
         self._wanted.append(ev.ChangeWanted(change=change, request=next(self._requests)))
         if len(self._wanted) == 1:
             self._ask()
 
     def forget(self, uid: str) -> None:
-        """Delete a plan. If the master is dead, no master learns of that."""
+        """Delete a plan. If the master is dead, no master ever learns of the deletion."""
         if not self.master.dead:
             self.master.submit(ev.PlanDeleted(uid=uid))
 
@@ -147,7 +147,7 @@ class Cluster:
         self.clock.after(down, self._return_master)
 
     def check_replay(self) -> None:
-        """Check that the journal alone gives the state that the master has."""
+        """Check that a replay of the journal gives the state that the master has."""
         live, again = self.state, Engine.replay(*self.master.journal.load())
         require(_durable(again.state) == _durable(live), "replaying the journal gives the live state")
         require(again.consistent(), "a replayed engine's indexes agree with its state")

@@ -15,7 +15,7 @@ from resile.sim.world.agent import SimAgent
 
 
 def arm(cluster: Cluster) -> None:
-    """Schedule every fault, and the calm after them."""
+    """Schedule every fault. After the last, messages are neither late nor repeated, and launches do not go wrong."""
     for at, fault in cluster.schedule.faults:
         cluster.clock.at(at, partial(inject, cluster, fault))
 
@@ -110,7 +110,7 @@ def _end(cluster: Cluster, agent: SimAgent, status: NodeStatus, end: NodeEnd) ->
 
 
 def _perhaps_again(cluster: Cluster) -> None:
-    """On bare machines, start another agent in seven of ten cases."""
+    """On bare machines, start another agent with a probability of 0.7."""
     if not cluster.schedule.spec.managed and cluster.rng.random() < 0.7:
         cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.arrive)
 

@@ -26,7 +26,7 @@ def require(holds: bool, promise: str) -> None:
 
 
 class Invariants:
-    """Remembers earlier values, to check what may only grow."""
+    """Checks the core after every event. Remembers earlier values: some may only grow, others may never change."""
 
     def __init__(self) -> None:
         self._rank_of: dict[NodeKey, Rank] = {}

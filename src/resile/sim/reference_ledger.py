@@ -8,11 +8,11 @@ from resile.core.ledger import Dataset, Ledger
 from resile.protocol.shards import ShardGranted, ShardNoted, ShardProgress
 
 Record = tuple[int, int]
-"""(epoch, index)."""
+"""(epoch, index of the record in the data set)."""
 
 
 class ReferenceLedger:
-    """Counts records one by one. That costs memory for each, which a simulation can afford."""
+    """Counts records one by one. That costs memory for each record, which a simulation can afford."""
 
     def __init__(self) -> None:
         self.done: set[Record] = set()

@@ -56,7 +56,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     behaviour: NodeBehaviour
     faults: tuple[tuple[float, Fault], ...]
     elastic: bool = False
-    """Training processes join new rounds without being restarted, and no step is lost with a round."""
+    """True if training processes join new rounds without being restarted. Then no step is lost with a round."""
 
 
 def draw(rng: random.Random) -> Schedule:

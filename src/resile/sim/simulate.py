@@ -16,11 +16,11 @@ from resile.sim.invariants import require
 from resile.sim.world.agent import Mode
 
 LONGEST = 600.0
-"""Virtual seconds in which every schedule's work is done, after all its faults and time-outs."""
+"""Virtual seconds within which every job must end, whatever its faults and time-outs."""
 AFTERMATH = 60.0
-"""Virtual seconds in which every agent and node learns of the job's end."""
+"""Virtual seconds within which every agent and node must end after the job's end."""
 LATE = 5.0
-"""Virtual seconds in which the master has surely heard a healthy agent."""
+"""Virtual seconds within which the master surely gets a message from a healthy agent."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class SimulationFailed(AssertionError):
 
 
 def simulate(seed: int) -> Report:
-    """Run the schedule of a seed and check every invariant after every event; `SimulationFailed` if one broke.
+    """Run the schedule of a seed and check every invariant after every event. Raises `SimulationFailed` if one broke.
 
     A run costs a few tens of milliseconds of one core.
     """

@@ -17,14 +17,14 @@ from resile.protocol.reports import NodeStatus
 FIRST_ID = NodeId(0)
 
 SUSPECT_SECONDS = 120.0
-"""How long a machine that fell silent is avoided. A cluster needs about 40 s to notice that a machine is gone, and
-takes it out of use until it is back."""
+"""Seconds for which new nodes avoid a machine that fell silent. Meanwhile, after about 40 s, the cluster itself notices
+that the machine is gone and puts no pods on it."""
 MAX_SUSPECTS = 50
 """How many machines are avoided at a time: more than fail by themselves, and few enough to be part of every launch."""
 
 
 def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = None) -> None:
-    """Launch a node for every rank that should have a node and has none; `given` holds the resources of some ranks."""
+    """Launch a node for every rank that lacks one. Ranks in `given` get those resources, others those of their role."""
     state = ctx.state
     if state.suspended or state.phase.over:
         return
@@ -37,7 +37,7 @@ def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = 
 
 
 def new_key(ctx: Context, role: str) -> NodeKey:
-    """The key of a role's next node. Ids only grow."""
+    """Take a key for a role's next node. No id is used twice."""
     node_id = ctx.state.next_id.get(role, FIRST_ID)
     ctx.state.next_id[role] = NodeId(node_id + 1)
     return NodeKey(role, node_id)

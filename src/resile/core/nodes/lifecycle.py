@@ -65,13 +65,13 @@ def watch_pending(ctx: Context, node: Node) -> None:
 
 
 def expect_agent(ctx: Context, node: Node) -> None:
-    """Start the time-out for the agent of a running node to connect, which is as long as a round waits for nodes."""
+    """Give the agent of a running node that trains the time-out `join` to connect, unless it has connected."""
     if node.agent is None and ctx.state.spec.trains(node.key.role):
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
 
 def on_agent_never_connected(ctx: Context, node: Node) -> None:
-    """Count a running node without an agent as lost, unless no node of this job has had an agent yet."""
+    """Count a running node without an agent as lost, or wait on if no node of this job has had an agent yet."""
     if ctx.state.rendezvous.config is None:
         expect_agent(ctx, node)
     else:
@@ -79,7 +79,7 @@ def on_agent_never_connected(ctx: Context, node: Node) -> None:
 
 
 def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
-    """Compare the journal with the nodes that the platform has, after a restart of the master."""
+    """Reconcile the nodes that the journal knows with those that the platform has, after a restart of the master."""
     there = {one.node for one in event.seen}
     for node in list(ctx.state.nodes.values()):
         if node.status.ended or node.key in there or not ctx.state.spec.managed:
@@ -106,7 +106,7 @@ def _delete_leftovers(ctx: Context, node: Node) -> None:
 
 
 def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
-    """Handle the end of a node: return its shards, end its round, and replace it if the policy says so."""
+    """Handle the end of a node: return its shards, end its round, and replace it if `relaunch` decides so."""
     state = ctx.state
     node.status, node.end, node.ended_at = status, end, ctx.now
     freed = ledger.release_node(state.ledger, node.key)
@@ -169,7 +169,7 @@ def on_pending_timeout(ctx: Context, node: Node) -> None:
 
 
 def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
-    """Delete all nodes, or launch them again. Ids, budgets and the ledger stay."""
+    """Delete all nodes (`wanted.on`), or launch new ones for all ranks. Ids, budgets and the ledger are kept."""
     state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
     if not state.spec.managed:

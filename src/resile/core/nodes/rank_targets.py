@@ -25,7 +25,7 @@ def is_wanted(state: JobState, role: str, rank: Rank) -> bool:
 
 
 def resized(ranks: Iterable[Rank], number: int) -> set[Rank]:
-    """Grow or shrink a set of ranks: gaps are filled from the lowest, and the highest ranks go first."""
+    """Grow a set of ranks to `number` by adding the lowest free ranks, or shrink it by dropping the highest ranks."""
     kept = set(sorted(ranks)[:number])
     free = Rank(0)
     while len(kept) < number:

@@ -24,12 +24,12 @@ from resile.core.state import Node
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 QUICK_SECONDS = 10.0
-"""A node that crashes sooner after its launch may only need its surroundings to settle. Unless it was the first crash
-of its rank, the launch of its replacement is delayed."""
+"""If a node crashes sooner than this after its launch, and not for the first time in its rank, the launch of its
+replacement is delayed: its surroundings may need time to settle."""
 DELAY = Backoff(1.0, 30.0)
-"""That delay, by the number of earlier crashes."""
+"""How long such a launch is delayed, by the number of earlier crashes of the rank."""
 UNSTARTABLE, NOT_FOUND = "StartError", 127
-"""The reason and exit code of a node whose program is not there. Another launch would not change that."""
+"""The reason and exit code of a node whose program does not exist. Such a node is not replaced."""
 
 
 class Relaunch(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def decide(
 
 
 def replace(ctx: Context, node: Node) -> None:
-    """Replace a node that was lost, give its rank up, or end the job, as the policy decides."""
+    """Replace a node that was lost, give its rank up, or end the job, as `decide` says."""
     state, role = ctx.state, node.key.role
     if not state.spec.managed:
         if ctx.index.trainers:
@@ -107,7 +107,7 @@ def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
     """Charge a lost node to the right budget once the platform says why it ended.
 
     A closed connection is noticed before a container's end is reported, so this is the common way to learn of a crash.
-    If the policy decides otherwise now, the successor that was launched already is removed.
+    If the real cause leads to another decision, a successor that was launched already is removed.
     """
     state, place = ctx.state, (node.key.role, node.rank)
     cause = restart_budget.cause_of(NodeStatus.FAILED, end)
@@ -144,7 +144,7 @@ def fail_without_nodes(ctx: Context, last: Node) -> None:
 
 
 def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
-    """Decide about a lost node whose loss is in `spent` already."""
+    """Decide whether a lost node is replaced. Its loss must be in `spent` already."""
     if node.end.reason == UNSTARTABLE and node.end.exit_code == NOT_FOUND:
         return GiveUp("it cannot be started")
     declared = ctx.state.spec.roles[node.key.role]

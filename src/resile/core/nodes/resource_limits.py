@@ -33,13 +33,13 @@ class Sum(msgspec.Struct):
 
 
 def for_role(state: JobState, role: str) -> NodeResources:
-    """The resources that plans give to new nodes of a role, besides the role's template."""
+    """The resources that plans set for new nodes of a role, instead of those of the role's template."""
     known = state.resources.get(role)
     return known.resources if known is not None else NodeResources()
 
 
 def inherited(state: JobState, node: NodeKey, had: NodeResources) -> NodeResources:
-    """The resources of a node's replacement: those that the node had, and those that a plan has set since."""
+    """The resources of a node's replacement: those that a plan has set since the node's launch, else those in `had`."""
     known = state.resources.get(node.role)
     return known.resources.over(had) if known is not None and node.id < known.since else had
 
@@ -53,7 +53,7 @@ def taken(state: JobState, role: str, given: NodeResources) -> Resources:
 
 
 def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
-    """The sum over these ranks; `given` holds new resources for some of them, the others keep what they have."""
+    """What the nodes of these ranks take together. Ranks in `given` count with those resources instead of their own."""
     state, sum_ = ctx.state, Sum()
     for role, wanted in ranks.items():
         fresh = for_role(state, role)
@@ -69,7 +69,7 @@ def now(ctx: Context) -> Sum:
 
 
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
-    """Why a change exceeds the job's resourceLimits; empty if it does not, or if the job takes no more than before."""
+    """Why nodes as in `total` would exceed the job's resourceLimits; empty if not, or if they take no more than now."""
     most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""
@@ -92,7 +92,7 @@ def _shown(name: str, amount: float) -> str:
 
 
 def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
-    """How much memory the other ranks leave for this one; None without a limit."""
+    """How much memory of the job's resourceLimits the other ranks leave for this one; None without such a limit."""
     limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None

@@ -31,7 +31,7 @@ PREEMPTION_REASONS = frozenset(
     {"Evicted", "Preempted", "Preempting", "Terminated", "NodeShutdown", "TaintManagerEviction"}
 )
 LOST = "Lost"
-"""The reason given to a node that fell silent."""
+"""The reason (`NodeEnd.reason`) of a node that the core counts as lost."""
 
 INFRASTRUCTURE_BUDGET = 20
 PREEMPTION_BUDGET = 100
@@ -48,7 +48,7 @@ class Spent(msgspec.Struct, kw_only=True):
         return sum(1 for at in self.losses.get(cause, ()) if trained - at < budget_window)
 
     def add(self, cause: Cause, trained: float, budget_window: float) -> None:
-        """Add a loss, and drop the losses that are forgotten."""
+        """Add a loss at training time `trained`, and drop losses of this cause that are older than `budget_window`."""
         self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < budget_window] + [trained]
 
     def move(self, wrong: Cause, right: Cause) -> bool:

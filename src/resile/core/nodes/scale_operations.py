@@ -25,7 +25,7 @@ SUSPENDED = "JobSuspended"
 
 
 def takes_part(ctx: Context, node: Node) -> bool:
-    """True if a node is in a round or waits for room in one; in a job without rounds, if it runs."""
+    """True if a node is in the running round or waits for room in it; for a node without rounds, if it runs."""
     state = ctx.state
     if not state.spec.trains(node.key.role) or state.rendezvous.config is None:
         return node.status is NodeStatus.RUNNING
@@ -62,14 +62,14 @@ def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
 
 
 def on_node_migrated(ctx: Context, old: NodeKey) -> None:
-    """Note that another node has taken over from `old`, which may still have to end."""
+    """Complete the migration of `old`: another node has taken over. Its change then waits only for `old` to end."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
 def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
-    """Fail the plans that wait for a node that will not come soon. The rest of these plans is still completed."""
+    """Report plans that wait for node `key`, which will not come soon, as failed. What else they began is completed."""
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
         change.moves = {old: new for old, new in change.moves.items() if new != key}
@@ -77,7 +77,7 @@ def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> N
 
 
 def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
-    """End the older plans that a newer change makes impossible, and name the newer one in their message."""
+    """End older plans that `newest` makes impossible. No older change waits for the nodes in `leaving` any more."""
     for change in [one for one in ctx.state.changes if one is not newest]:
         undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
         if undone or leaving & change.coming:
@@ -88,7 +88,7 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
 
 
 def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
-    """Report the end of a plan. The changes that it has begun are still completed."""
+    """Report the end of a plan; does nothing for plain scaling. What the plan has begun is still completed."""
     change.numbers = {}
     if not change.uid:
         return
@@ -106,21 +106,21 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
 
 
 def on_plan_deleted(ctx: Context, uid: str) -> None:
-    """End a plan that was deleted. The changes that it has begun are still completed."""
+    """Report the end of a plan that was deleted. What the plan has begun is still completed."""
     for change in ctx.state.changes:
         if uid and change.uid == uid:
             close(ctx, change, DELETED, "it was deleted before it was done; what it has begun goes on")
 
 
 def abandon(ctx: Context, reason: str, message: str) -> None:
-    """Drop all changes: none of them will be completed any more."""
+    """Drop all changes, which will not be completed, and report the end of their plans with this reason and message."""
     for change in ctx.state.changes:
         close(ctx, change, reason, message)
     ctx.state.changes = []
 
 
 def close_complete(ctx: Context) -> None:
-    """End the changes whose nodes have all come or gone."""
+    """End the changes that wait for no node any more. If the job has rounds, one must run for that."""
     state = ctx.state
     if not state.changes or (state.rendezvous.config is not None and state.rendezvous.running is None):
         return

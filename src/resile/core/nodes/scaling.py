@@ -23,7 +23,7 @@ from resile.protocol.job_changes import Scale
 
 
 class Refused(Exception):
-    """A request cannot be granted; the text is one sentence."""
+    """Raised if a request cannot be granted; the text says why in one sentence."""
 
 
 class _Target(msgspec.Struct):
@@ -31,7 +31,7 @@ class _Target(msgspec.Struct):
 
     ranks: dict[str, set[Rank]]
     given: dict[tuple[str, Rank], NodeResources] = {}
-    """The resources of ranks that get others than their role."""
+    """The resources of the ranks that do not get those of their role."""
 
 
 def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
@@ -40,7 +40,7 @@ def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
 
 
 def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
-    """Execute a plan, unless it was executed before."""
+    """Execute a plan, unless it was executed before. Refuse it while the job is suspended."""
     state = ctx.state
     if wanted.uid in state.plan_ends or any(change.uid == wanted.uid for change in state.changes):
         ctx.decide(Reply(request=request))
@@ -115,7 +115,7 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
 
 
 def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
-    """Launch the node that will take over; the old node stays until the new one is ready."""
+    """Launch the node that will take over from `move.node`, which stays until the new node is ready."""
     old = ctx.state.nodes[move.node]
     wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
     new = launching.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
@@ -186,7 +186,7 @@ def _ranks(state: JobState, target: _Target, role: str, counted: set[str]) -> se
 
 
 def _named(ctx: Context, plan: Plan) -> list[Node]:
-    """The nodes that a plan removes or migrates. Each must be part of the job and be named once."""
+    """The nodes that a plan removes or migrates. Raises `Refused` if one is unknown, named twice or immovable."""
     named = [*plan.remove, *(move.node for move in plan.migrate)]
     for key in named:
         if named.count(key) > 1:

@@ -41,12 +41,12 @@ def raise_max(rdzv: Rendezvous, wanted: int) -> None:
 
 
 def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
-    """Start the time-out of a round that has too few nodes."""
+    """Start the time-out `join`, after which the job fails if too few nodes have joined for a round."""
     ctx.deadlines.set(Alarm.JOIN, ctx.now + _join_timeout(ctx, rdzv))
 
 
 def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
-    """Close the round that forms if no other node can come, or set the alarm that closes it.
+    """Close the round that forms if no other node can come, or set the alarm that closes it later.
 
     `newcomer` says that a node has just joined; only then is the alarm set.
     """
@@ -71,7 +71,7 @@ def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
 
 
 def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
-    """Close the round with the nodes that wait, if they are enough."""
+    """Close the round that forms with the nodes that wait; False if they are too few."""
     size = _size(ctx, rdzv)
     if size:
         _close(ctx, rdzv, size)
@@ -79,7 +79,7 @@ def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
-    """Fail the job if too few nodes came in time."""
+    """Fail the job if too few nodes came in time. Wait on if members that took the last step have not ended yet."""
     state, config = ctx.state, rdzv.config
     if rdzv.forming is None or state.suspended:
         return
@@ -107,7 +107,7 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
-    """Let the job succeed if the previous round took its last step and no member of it still runs. False if not."""
+    """Let the job succeed if members of the previous round have finished and its others are gone; False if not."""
     previous = rdzv.previous
     if not previous.done or any(ctx.state.nodes[key].alive for key in previous.unfinished):
         return False
@@ -127,9 +127,9 @@ def _size(ctx: Context, rdzv: Rendezvous) -> int:
 
 
 def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
-    """True if members that took the last step still live, and no waiting node has their state.
+    """True if members of the previous round took the last step and still live, and no waiting node has their state.
 
-    A round of newcomers alone would train from the start. It forms only if those members are lost before they end.
+    A round of newcomers alone would train from the start. It may form only if those members are lost.
     """
     previous, waiting = rdzv.previous, ctx.index.waiting
     if previous.end is not RoundEnd.COMPLETE:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def ring(hosts: Sequence[str]) -> list[int]:
-    """For every node of a round, by its host, the number of the node that keeps its copies.
+    """The partners of a round's nodes: item i is the number of the node that keeps the replicas of node i.
 
-    Each node keeps the copies of one other node. The ring goes through the first node of every machine, then through
-    the second of every machine, and so on. So two neighbours share a machine only if it has more nodes than the others.
+    `hosts[i]` is the machine of node i. The ring goes through the first node of every machine, then through the second
+    of every machine, and so on. So two neighbours share a machine only if it has more nodes than the others.
     """
     seen: dict[str, int] = {}
     turns = []

@@ -51,7 +51,7 @@ def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> N
 
 
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
-    """Note that a member's processes ended well; the job ends when those of all members have. False if it is no member.
+    """Note that a member's processes ended well; once all members' have, the job succeeds. False if it is no member.
 
     Elastic processes end well after all members of their round have taken the last step. That counts even if the round
     ended in the same moment, for example to let in a newcomer. It does not count if a script of that round failed.
@@ -80,10 +80,10 @@ def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFin
 
 
 def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
-    """Let members of the previous round that had ended well join again: the script of this member failed after it.
+    """Let members of the previous round that had ended well join again, because the script of the member `node` failed.
 
-    All members had taken the last step, so a node that is merely lost is not needed any more. But a script that fails
-    in its last lines, for example in an evaluation, is tried again like any other.
+    A member that is merely lost after the last step is not needed any more. But a script that fails after the last
+    step, for example in an evaluation, is tried again like any other.
     """
     if node.key in rdzv.previous.unfinished:
         rdzv.previous.end = RoundEnd.FAILED

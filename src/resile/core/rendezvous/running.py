@@ -52,7 +52,7 @@ def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
 
 
 def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
-    """Let in the newcomers that waited for the first step of this round, which the journal has now."""
+    """Let in the newcomers that waited for the first step of round `number`. The journal has that step now."""
     running = rdzv.running
     if running is not None and running.round == number and not running.stepped:
         running.stepped = True
@@ -62,7 +62,7 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
     """End the running round if a larger one is possible, and return True if it ends now or in a moment.
 
-    Elastic processes take a step first. Some scripts report no step, so the round ends after `straggler_wait` anyway.
+    A round of elastic processes ends only after its first step, or after `straggler_wait` if its script reports none.
     """
     running = rdzv.running
     if running is None or running.is_ending:  # a newcomer would do the finished work again

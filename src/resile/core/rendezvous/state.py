@@ -27,7 +27,7 @@ class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
     round: Round
     since: float
     assignments: dict[NodeKey, RoundAssignment]
-    """Its members."""
+    """The members of the round, with their assignments."""
     done: set[NodeKey] = set()
     """Members whose processes ended well."""
     changed: dict[NodeKey, int] = {}

@@ -28,7 +28,7 @@ def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
 
 
 def answer_stuck(ctx: Context) -> None:
-    """Tell each agent with a stuck process if another node has the state."""
+    """Send `StateHeld` to each agent with a stuck process if another node has the state of its round or a newer one."""
     for key in sorted(ctx.index.stuck):
         node = ctx.state.nodes[key]
         assert node.agent is not None

@@ -95,7 +95,7 @@ class SimAgent:
         self._link.up(self._hello())
 
     def unlinked(self, link: Link) -> None:
-        """Connect again if this was the present connection, which is gone."""
+        """Connect again if `link`, which has ended, was the present connection."""
         if link is self._link:
             self._link = None
             self._host.clock.after(self._host.rng.uniform(0.001, 0.12), self.connect)
@@ -224,7 +224,7 @@ class SimAgent:
         self._join()
 
     def _down(self) -> list[SimAgent]:
-        """End all training processes. Returns the members of the round that will notice."""
+        """End all training processes. Returns the other members of the round, which will notice."""
         if self._timer is not None:
             self._timer.cancel()
         self._failure = None
@@ -245,7 +245,7 @@ class SimAgent:
 
     @property
     def able(self) -> bool:
-        """True if its processes can take part in a step now."""
+        """True if the processes of this agent can take part in a step now."""
         return self.mode is Mode.RUNNING and not self.cut and not self.frozen
 
     def stepped(self, round_: Round, step: int, total: int) -> None:
@@ -270,7 +270,7 @@ class SimAgent:
     # ends ----------------------------------------------------------------------------------------------------------
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """Let a training process fail; False if none runs."""
+        """Let a training process fail, with `collateral` because a peer failed; False if none runs."""
         if self.mode is not Mode.RUNNING or self._place is None:
             return False
         host = self._host
@@ -300,7 +300,7 @@ class SimAgent:
         )
 
     def _abandon(self, left: list[SimAgent]) -> None:
-        """Break the collectives of some of the members that are left, unless the master tells them first."""
+        """Break the collectives of about half of `left`, the other members, unless their round ends before that."""
         for other in left:
             if self._host.rng.random() < 0.5:
                 self._host.clock.after(self._host.rng.uniform(0.01, 1.5), partial(other.break_collective, other.round))

@@ -39,7 +39,7 @@ class ElasticAgent(SimAgent):
         super().__init__(host, incarnation, rendezvous, nproc, key)
         self._elastic = False
         self._up = 0
-        """Processes that can meet, or have met."""
+        """How many processes are in a round or can join one."""
         self._unheard_failures: list[WorkerFailed] = []
         self._changed: WorkersChanged | None = None
 
@@ -128,7 +128,7 @@ class ElasticAgent(SimAgent):
                 self._rest()
 
     def _rest(self) -> list[SimAgent]:
-        """Break off the round; returns the members that will notice."""
+        """Leave the round, to join again in a moment. Returns the other members, which will notice."""
         left = self._down()
         self.mode = Mode.STOPPING
         self._later(self._host.rng.uniform(0.002, 0.05), self._stopped)
@@ -154,7 +154,7 @@ class ElasticAgent(SimAgent):
         self._say(NodeFinished(round=self.round))
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """Let a training process fail; or, with `collateral`, a collective, which ends the round and no process."""
+        """Let a process fail; False if none does. With `collateral`, elastic processes only leave their round."""
         if not self._elastic:
             return super().fail(oom=oom, collateral=collateral)
         if collateral:

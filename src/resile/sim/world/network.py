@@ -17,7 +17,7 @@ QUICKEST, SLOWEST = 0.0005, 0.02
 """Seconds that most messages take."""
 SLUGGISH = 0.3
 TWICE = 0.02
-"""How often a message arrives twice."""
+"""The probability that a message arrives twice."""
 
 
 class Network:
@@ -33,7 +33,7 @@ class Network:
 
 
 class Link:
-    """One connection. Each direction keeps its order, but a message may be repeated late while the link lasts."""
+    """One connection between an agent and a master. Messages of a direction keep their order, but some arrive twice."""
 
     def __init__(self, net: Network, agent: SimAgent, master: SimMaster) -> None:
         self._net = net
@@ -80,7 +80,7 @@ class Link:
         return at
 
     def _at(self, when: float, arrive: Call) -> None:
-        """Call at this moment, or when the agent's machine is not cut off any more."""
+        """Call `arrive` at this moment, or, if the agent's machine is cut off then, when it is not any more."""
 
         def call() -> None:
             if self.agent.cut:

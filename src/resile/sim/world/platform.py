@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class NodeBehaviour(msgspec.Struct, frozen=True, kw_only=True):
-    """How likely it is that a launch goes wrong, by the way in which it does."""
+    """The probability of each way in which the launch of a node can go wrong."""
 
     pending: float = 0.0
-    """It waits for room for a while."""
+    """The node waits for room for a while."""
     stuck: float = 0.0
-    """There will never be room."""
+    """There will never be room for the node."""
     slow: float = 0.0
     broken: float = 0.0
-    """It ends before its agent connects."""
+    """The node ends before its agent connects."""
 
 
 class Machine:
@@ -46,7 +46,7 @@ class SimPlatform:
         self.machines: dict[NodeKey, Machine] = {}
 
     def launch(self, decision: LaunchNode) -> None:
-        """Start a node. Repeating it is harmless; a node that was deleted meanwhile is made again."""
+        """Start a node, unless it exists. A node that was deleted is made again."""
         known = self.machines.get(decision.node)
         if known is not None and known.status is not NodeStatus.DELETED:
             return
@@ -69,7 +69,7 @@ class SimPlatform:
             clock.after(delay, lambda: self._run(machine))
 
     def delete(self, decision: DeleteNode) -> None:
-        """End a node, not later than its grace allows."""
+        """End a node at a random time within `decision.grace` seconds."""
         machine = self.machines.get(decision.node)
         if machine is None or machine.status.ended or machine.deleting:
             return

@@ -17,7 +17,7 @@ SAVE_EVERY = 4
 
 
 class Store:
-    """The saved checkpoints. A save from an older round than the newest one that was opened is refused."""
+    """The newest checkpoint. A save is ignored if training has begun in a newer round than that of the save."""
 
     def __init__(self) -> None:
         self.round = NO_ROUND
@@ -29,7 +29,7 @@ class Store:
 
 
 class World:
-    """The processes of one round. A missing member keeps all others waiting."""
+    """The members of one round. Each step needs all of them, so one that is missing keeps the others waiting."""
 
     def __init__(self, training: SimTraining, round_: Round, size: int) -> None:
         self._training = training
@@ -41,7 +41,7 @@ class World:
         self._timer: Timer | None = None
 
     def enter(self, place: RoundAssignment, member: SimAgent) -> None:
-        """Add a node whose processes are up. When the last one has come, training goes on from the saved step."""
+        """Add a node whose processes are up. When all members have come, training goes on from the saved step."""
         self._members[place.group_rank] = member
         if len(self._members) == self._size and not self._broken:
             store = self._training.store
@@ -50,7 +50,7 @@ class World:
             self._next()
 
     def leave(self, member: SimAgent) -> list[SimAgent]:
-        """End this round's steps: the processes of this node are down. Returns the other members."""
+        """End the steps of this round, because `member`'s processes are down. Returns the other members."""
         self._broken = True
         if self._timer is not None:
             self._timer.cancel()
@@ -97,6 +97,6 @@ class SimTraining:
         world.enter(place, member)
 
     def leave(self, round_: Round, member: SimAgent) -> list[SimAgent]:
-        """End the steps of a round. Returns the other members, which will notice."""
+        """End the steps of a round, because `member` leaves it. Returns the other members, which will notice."""
         world = self._worlds.get(round_)
         return world.leave(member) if world is not None else []
