@@ -26,13 +26,13 @@ BUSY = "storage still writes an earlier step: steps that are due meanwhile may s
 
 
 class BufferWriter:
-    """The buffers of one rank while the training thread and two background threads write to them."""
+    """Writes the saves of one rank into its two buffers, on the training thread and two background threads."""
 
     def __init__(self, memory: MemoryClient | ProcessBuffers, once: LogOnce) -> None:
         self._memory = memory
         self._log_once = once
         self._packed: dict[int, tuple[bytes, int, PackedState]] = {}
-        """By buffer: the layout and size that the buffer is prepared for."""
+        """By buffer: the encoded layout and the size for which the buffer is prepared, and the prepared bytes."""
         self._copier = ThreadPoolExecutor(1, "resile-copy")
         self._sealer = ThreadPoolExecutor(1, "resile-seal")
         self.store_queue = StoreQueue(memory, once, self._sealer.submit)
@@ -45,7 +45,7 @@ class BufferWriter:
         return verify_ahead(buffers, self._sealer)
 
     def populate(self) -> None:
-        """Allocate the pages of both buffers in the background, so that the first save is no slower."""
+        """Allocate the pages of both buffers in the background, so that the first save is as fast as later ones."""
         self._populating = [self._sealer.submit(populate, each, POPULATE_WRITE) for each in self._memory.buffers]
 
     def write(
@@ -61,12 +61,12 @@ class BufferWriter:
         on_replication: Callable[[], None] | None,
         overlap: bool,
     ) -> None:
-        """Copy a state into a buffer, commit it, and have it sealed, replicated and stored in the background.
+        """Copy a state into a buffer and commit it. Checksums, replica and storage (if `due`) follow in the background.
 
         `text` is the encoded layout. With `overlap`, leaves that only the optimizer changes are copied in the
-        background, until `before_update`. If the save is to be copied to another node, `on_replication` is called when
-        it is committed, perhaps by a background thread; it is None otherwise. Raises SlotTooSmall if a value has
-        outgrown its slot in the layout.
+        background, until `before_update`. `on_replication` is None if the save is not to be copied to another node.
+        Otherwise it is called when the save is committed, perhaps on a background thread. Raises SlotTooSmall if a
+        value has outgrown its slot in the layout.
         """
         number, stores = choice.number, due and not choice.busy
         if due:
@@ -102,20 +102,20 @@ class BufferWriter:
         self._copying = self._copier.submit(copy_rest)
 
     def before_update(self) -> None:
-        """Wait until an overlapped save has copied everything. Raises the error that the copy met."""
+        """Wait until an overlapped save has copied everything. Raises the copy's error if it failed."""
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.result()
 
     def wait_sealed(self) -> None:
-        """Wait until the saves have their checksums."""
+        """Wait until all saves so far have their checksums."""
         for sealing in list(self._sealing.values()):
             sealing.result()
 
     def wait(self, timeout: float) -> None:
         """Wait for all background work and for storage.
 
-        Raises TimeoutError or OSError if the last step due for storage is not there.
+        Raises TimeoutError if storage does not have the last step due in time, and OSError if it refused the step.
         """
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
@@ -131,7 +131,7 @@ class BufferWriter:
             self._packed.clear()
 
     def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
-        """Prepare a buffer for this layout. The step that it held is lost."""
+        """Prepare a buffer for this layout. The step that the buffer held is lost."""
         buffer = self._memory.buffers[number]
         if (sealing := self._sealing.pop(number, None)) is not None:
             sealing.result()

@@ -65,7 +65,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(storage: AnyStorage, step: int) -> Any:
-    """DCP's metadata of a step. Raises IncompleteBuffer if missing or damaged, NotReadable if storage is silent."""
+    """DCP's metadata of a step. Raises IncompleteBuffer if it is missing or damaged, NotReadable if unreadable now."""
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
     except (NotReadable, IncompleteBuffer):
@@ -98,9 +98,9 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
 
 
 def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
-    """Compare a step with its checksums: of its files, number `share` and then every `shares`-th.
+    """Compare every `shares`-th file of a step with its checksums, beginning with file number `share`.
 
-    So several ranks check one step together. Raises IncompleteBuffer if a part is missing, too short or altered, and
+    So `shares` ranks check one step together. Raises IncompleteBuffer if a part is missing, too short or altered, and
     NotReadable if storage does not return it.
     """
     parts = storage.parts(step)
@@ -140,9 +140,9 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 
 
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
-    """Read a step into a state, whatever the numbers of ranks that wrote it and that read it. No collective.
+    """Read a step into a state. A world of another size may have written the step. No collective.
 
-    Raises IncompleteBuffer if the step was altered, NotReadable if storage does not return it, and StateMismatch if the
+    Raises IncompleteBuffer if the step is damaged, NotReadable if storage does not return it, and StateMismatch if the
     step does not fit the state.
     """
     contents = read_metadata(storage, step)
@@ -178,7 +178,7 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
-    """The path of every key, from resile's own parts or, if plain DCP wrote the checkpoint, from its planner's data."""
+    """The path of every key in a checkpoint, from resile's `parts`, or from DCP's metadata if plain DCP wrote it."""
     by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}

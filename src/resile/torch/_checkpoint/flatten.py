@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
     value: Any
     """A tensor, or something that can be pickled."""
     late: bool = False
-    """True for a tensor that only the optimizer changes. It may be copied during the next forward and backward."""
+    """True for a tensor that only the optimizer changes. It may be copied during the next forward and backward pass."""
     array: bool = False
     """True if the tensor was a numpy array."""
 
@@ -53,7 +53,7 @@ def key_of(path: Path) -> str:
 
 
 def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The values of a state with their paths. Dictionaries that hold modules or other stateful objects are opened."""
+    """Yield the values of a state with their paths, also those in dictionaries that hold modules or other objects."""
     for key, value in state.items():
         path: Path = (*above, ("d", _sound_key(above, key)))
         if not _is_stateful(value) and isinstance(value, MutableMapping) and _holds_stateful(value):
@@ -124,7 +124,7 @@ def _optimizer_leaves(root: Path, optimizer: Any, names: Mapping[int, Name]) -> 
 
 
 def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
-    """The names of an optimizer's parameters, by group. A name that two modules have is given in full."""
+    """The names of an optimizer's parameters, by parameter group. A name that two modules have is given in full."""
     groups = [
         [names.get(id(p)) or Name(*[f"param_{number}_{place}"] * 2) for place, p in enumerate(group["params"])]
         for number, group in enumerate(optimizer.param_groups)
@@ -189,7 +189,7 @@ def _clean(name: str) -> str:
 
 
 def local(tensor: Any) -> Any:
-    """The part of a tensor that this process holds."""
+    """The part of a sharded tensor that this process has; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -218,13 +218,13 @@ class LoadTarget:
         self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
 
     def wants(self, path: Path) -> bool:
-        """True if the state has an entry for this path."""
+        """True if the state has an entry of the name with which this path begins."""
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
-        """The tensor to fill with the checkpoint's values for this path. Objects receive it as an array if `array`.
+        """The tensor to fill with the checkpoint's values for this path. With `array`, it becomes a numpy array later.
 
-        `shape` is that of the whole tensor, over all ranks. Raises StateMismatch if the state's own tensor differs.
+        `shape` is that of the tensor over all ranks. Raises StateMismatch if the state's tensor has another shape.
         """
         key = key_of(path)
         target = self._loaded.get(path, self._live.get(key))
@@ -250,11 +250,11 @@ class LoadTarget:
         return ""
 
     def value(self, path: Path, value: Any) -> None:
-        """Set a value that is no tensor."""
+        """Collect the checkpoint's value for this path, which is no tensor."""
         self._loaded[path] = value
 
     def check(self, paths: Iterable[Path]) -> None:
-        """Raise StateMismatch if a checkpoint with these leaves lacks a value for some part of the state."""
+        """Raise StateMismatch if a checkpoint with values at these paths lacks one that the state needs."""
         found = list(paths)
         keys = {key_of(path) for path in found}
         known = {_steps(path[:length]) for path in found for length in range(1, len(path) + 1)}
@@ -323,12 +323,12 @@ class LoadTarget:
 
 
 def _steps(path: Path) -> tuple[str | int, ...]:
-    """The keys of a path without their kinds, as DCP does not tell an integer key from a position in a list."""
+    """The keys of a path without their kinds: DCP does not tell an integer key (d) from a position in a list (l)."""
     return tuple(key for _, key in path)
 
 
 def nest(leaves: Mapping[Path, Any]) -> Any:
-    """The nested dictionaries, lists and tuples that have these leaves."""
+    """Build the nested dictionaries, lists and tuples that have these values at these paths."""
     if () in leaves:
         return leaves[()]
     heads: dict[tuple[str, str | int], dict[Path, Any]] = {}

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryPart(NamedTuple):
-    """A part in memory, with its checksums if there are any."""
+    """A part in memory, and its checksums; None if the process that saved it ended before it had computed them."""
 
     packed: PackedState
     sums: tuple[int, ...] | None
@@ -51,7 +51,7 @@ class Verification:
         """True once `finish` was called. The result cannot be used again."""
 
     def begin(self, background: Executor) -> None:
-        """Have another thread begin with the comparison."""
+        """Begin the comparison on another thread."""
         self._begun = background.submit(run_jobs, 1, self._left)
 
     def finish(self, threads: int) -> None:
@@ -63,9 +63,9 @@ class Verification:
 
 
 def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
-    """Map the newest step of some buffers and begin to verify it on another thread; None if there is none.
+    """Begin to verify the newest step in `buffers` on another thread; None if there is no step with checksums.
 
-    Only the newest, because nearly all restores use it. Other steps are verified when `restore` needs them.
+    Nearly all restores use the newest step. Older steps are verified when `restore` needs them.
     """
     committed = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
     if not committed:
@@ -83,18 +83,18 @@ def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verificatio
 
 
 class Memory(NamedTuple):
-    """The buffers that a rank can read."""
+    """The buffers from which a rank can read parts."""
 
     own: Sequence[Buffer]
     leaders: Sequence[Buffer]
-    """Buffers of the rank that keeps what all ranks of the node have alike. It may be this rank."""
+    """Buffers of the node's leader: the rank, perhaps this one, that keeps what all ranks of the node have alike."""
     copies: Sequence[Buffer] = ()
-    """Replicas of another node's parts."""
+    """Buffers of this node's other ranks, and replicas of another node's parts."""
     verifying: Mapping[Buffer, Verification] = MappingProxyType({})
     """Verifications that are already under way."""
 
     def offers(self) -> Iterator[Offer]:
-        """The parts that this rank can read, for the other ranks."""
+        """Yield the parts that this rank can read, as offers to all ranks."""
         for kind, buffers in ((Kind.OWN, self.own), (Kind.LEADER, self.leaders), (Kind.COPY, self.copies)):
             for _, record, layout in _complete(buffers, leads=kind is Kind.LEADER):
                 yield Offer(
@@ -108,7 +108,7 @@ class Memory(NamedTuple):
                 )
 
     def verified(self, plan: RestorePlan, part: int, *, prefer_copies: bool) -> MemoryPart:
-        """Find a part of a plan's step and compare it with its checksums. Raises IncompleteBuffer if that fails."""
+        """Find and verify a part of a plan's step, in `copies` first if `prefer_copies`. Raises IncompleteBuffer."""
         buffer, record = self._find(plan, part, prefer_copies)
         verification = self.verifying.get(buffer)
         if verification is None or verification.used or verification.record != record:
@@ -119,7 +119,7 @@ class Memory(NamedTuple):
         return MemoryPart(verification.packed, verification.sums)
 
     def drop_newer(self, step: int) -> None:
-        """Erase this rank's saves after the restored step, which training has abandoned."""
+        """Erase this rank's saves of later steps than the restored `step`: training takes those steps again."""
         for buffer in self.own:
             record = buffer.record()
             if record is not None and record.step > step:
@@ -136,9 +136,9 @@ class Memory(NamedTuple):
 
 
 def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffer, Record, Layout]]:
-    """The buffers that hold a complete part, with its record and layout.
+    """Yield each buffer that holds a complete part, with its record and layout.
 
-    Of what all ranks have alike, only rank 0 and a node's leader (`leads`) keep everything.
+    A state that all ranks have alike is complete only in the buffers of rank 0 and of a node's leader (`leads`).
     """
     for buffer in buffers:
         record = buffer.record()
@@ -153,9 +153,9 @@ def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffe
 
 
 def hand_over(ranks: Collectives, transfer: Transfer, mine: MemoryPart | None) -> MemoryPart | None:
-    """Take part in the transfer of one part. Returns this rank's copy of it, if it has one. A collective.
+    """Send one part from rank to rank. `mine` is this rank's copy, or None; returns the copy that it has then, or None.
 
-    Raises Damaged if the part changed on the way, and MemoryError if it does not fit into memory.
+    A collective. Raises Damaged if the part changed on the way, and MemoryError if it does not fit into memory.
     """
     text = table = b""
     length = 0

@@ -38,7 +38,7 @@ class Damaged(IncompleteBuffer):
 
 
 class PackedState:
-    """The bytes of a checkpoint, at an offset in some memory, with the layout that says which leaf is where."""
+    """The bytes of one rank's checkpoint in `memory`, from `offset` on. `layout` says which leaf is where."""
 
     def __init__(self, memory: Any, offset: int, layout: Layout) -> None:
         self.layout = layout
@@ -49,7 +49,7 @@ class PackedState:
         self._address = self.bytes.data_ptr()
 
     def write_frames(self) -> None:
-        """Write the bytes around each tensor, which stay the same from save to save."""
+        """Write the bytes before and after each tensor's values. They stay the same from save to save."""
         for item in self.layout.items:
             if isinstance(item, TensorItem):
                 around = frame(getattr(torch, item.dtype), item.shape)
@@ -59,7 +59,7 @@ class PackedState:
     def fill(self, leaves: Iterable[Leaf], threads: int = 1) -> None:
         """Copy the values of the leaves into the bytes. The previous contents are lost even if this raises.
 
-        Raises SlotTooSmall, or CannotRestore if no restore could read a value.
+        Raises SlotTooSmall if a value has outgrown its slot, and CannotRestore if no restore could read a value.
         """
         by_key = {item.key: item for item in self.layout.items}
         copies: list[Callable[[], None]] = []
@@ -84,7 +84,7 @@ class PackedState:
         return [*self._sums(0, stored), *self._sums(stored, self.layout.length)]
 
     def check(self, sums: Sequence[int], threads: int = 1, *, base: int = 0) -> None:
-        """Raise Damaged if a checksum differs. The error's text has the offsets of the bytes, plus `base`."""
+        """Raise Damaged if a checksum differs. `base` is added to the offsets in the error's text."""
         run_jobs(threads, self.checks(sums, base=base))
 
     def checks(self, sums: Sequence[int], *, base: int = 0) -> list[Callable[[], None]]:

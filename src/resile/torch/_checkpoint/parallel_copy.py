@@ -31,7 +31,7 @@ memcpy.restype = None
 
 
 def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
-    """The copy of `nbytes` bytes as functions that several threads can share."""
+    """The copy of `nbytes` bytes from address to address, as functions that several threads can share."""
     return [
         functools.partial(memcpy, target + at, source + at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)
     ]
@@ -40,9 +40,9 @@ def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
 def copying_threads(nbytes: int) -> int:
     """How many threads should copy this many bytes: one for each idle core, at most `THREADS`.
 
-    A core counts as idle at this moment; the load average of the last minute would count this process's own past work.
-    Threads of this process do not count, because training waits for the copy, and torch's threads spin for a while
-    after work.
+    Only threads that run at this moment make a core busy: a load average would count this process's own past work.
+    Threads of this process do not make a core busy, because training waits for the copy, and torch's threads spin for a
+    while after work.
     """
     if nbytes <= PIECE:
         return 1
@@ -72,7 +72,7 @@ def _running_here() -> int:
 def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
     """Run all jobs on `threads` threads, including this one, and raise the error of a job that failed.
 
-    Each free thread takes the next job. Several calls may share one iterator of a list.
+    Each free thread takes the next job. Several calls may share one iterator of a list: each job runs once.
     """
     rest = iter(jobs)
 
@@ -91,7 +91,7 @@ def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
 
 
 def populate(buffer: Buffer, how: int) -> None:
-    """Map a whole buffer and allocate its missing pages. `how` is POPULATE_READ or POPULATE_WRITE."""
+    """Map a buffer and allocate its missing pages, to be read (`how` is POPULATE_READ) or written (POPULATE_WRITE)."""
     size = buffer.size
     if not size:
         return

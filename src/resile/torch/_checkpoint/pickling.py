@@ -26,11 +26,11 @@ class CannotRestore(TypeError):
 
 
 class _Unknown(Exception):
-    """A pickle names a class that was not tried yet."""
+    """A pickle would name a class or function that is not in `_READABLE`."""
 
 
 class _Known(pickle.Pickler):
-    """Raises `_Unknown` for a class that was not tried yet. Plain values do not reach `reducer_override`."""
+    """Pickles only what `_READABLE` allows, else raises `_Unknown`. Plain values do not reach `reducer_override`."""
 
     def reducer_override(self, thing: Any) -> Any:
         if _named(thing) not in _READABLE:
@@ -39,7 +39,7 @@ class _Known(pickle.Pickler):
 
 
 def pickled(value: Any, key: str = "the value") -> bytes:
-    """Pickle a value that is no tensor. Numpy scalars become Python numbers. `unpickled` ignores bytes that follow.
+    """Pickle a value that is no tensor. Numpy scalars become Python numbers. The bytes may be padded for `unpickled`.
 
     Raises CannotRestore, with the key in its text, if `unpickled` could not read the value.
     """
@@ -98,7 +98,7 @@ def _tried(value: Any, key: str) -> bytes:
 
 
 def _culprit(value: Any) -> Any:
-    """The innermost value that cannot be pickled."""
+    """The innermost value in `value` that `pickled` refuses; `value` itself if it holds no such value."""
     inside: list[Any] = []
     if isinstance(value, dict):
         inside = [*value, *value.values()]

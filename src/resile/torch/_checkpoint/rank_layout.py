@@ -25,7 +25,7 @@ ALIGN = 64
 SMALLEST_SLOT = 512
 """Minimum bytes for a value that is no tensor, because it may grow from save to save."""
 _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
-"""Tensors of a parameter's size that an optimizer adds at its first step, where that is not two (as with Adam)."""
+"""How many tensors of each parameter's size an optimizer adds at its first step. All others add two, as Adam does."""
 
 
 class Frame(NamedTuple):
@@ -45,7 +45,7 @@ class _Sink(io.RawIOBase):
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
         self._until_values: int | None = None
-        """Writes left before the values, once the name of their record was seen."""
+        """How many more calls of `write` come before the values; None until their file name was written."""
         self.before = bytearray()
         self.after = bytearray()
         self._size = 0
@@ -85,13 +85,13 @@ def frame(dtype: Any, shape: tuple[int, ...]) -> Frame:
 
 
 class Piece(NamedTuple):
-    """The part of a sharded tensor that this rank holds: its shape, the whole tensor's shape, and where it begins."""
+    """The piece of a sharded tensor that this rank has: its shape, the tensor's shape, and where the piece begins."""
 
     shape: tuple[int, ...]
     full: tuple[int, ...]
     origin: tuple[int, ...]
     first: bool
-    """True if this rank stores the part, because no rank before it has the same part."""
+    """True if this rank writes the piece to storage, because no rank before it has the same piece."""
 
 
 def piece_of(tensor: Any) -> Piece:
@@ -120,14 +120,14 @@ class Extent(NamedTuple):
         return Extent(origin, shape) if all(size > 0 for size in shape) else None
 
     def within(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
-        """The slices of this block in an enclosing one that begins at `origin`."""
+        """The slices that select this block in an enclosing block that begins at `origin`."""
         return tuple(
             slice(at - base, at - base + size) for at, base, size in zip(self.origin, origin, self.shape, strict=True)
         )
 
 
 def extent_of(tensor: Any) -> Extent:
-    """The block of a tensor that this rank holds."""
+    """The block of a sharded tensor that this rank has; all of any other tensor."""
     if isinstance(tensor, DTensor):
         piece = piece_of(tensor)
         return Extent(piece.origin, piece.shape)
@@ -145,7 +145,7 @@ class Saver(NamedTuple):
 
 
 def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
-    """The layout of every leaf that this rank keeps. Leaves that the rank writes to storage come first.
+    """Give each leaf that this rank keeps a place in its buffer. Leaves that the rank writes to storage come first.
 
     `settings` are further fields of the layout. Raises CannotRestore if a value could be written, but not read again,
     and ValueError if two leaves have one name.
@@ -225,7 +225,7 @@ def _keeps(saver: Saver, leaf: Leaf) -> bool:
 
 
 def still_fits(layout: Layout, leaves: Iterable[Leaf], saver: Saver) -> bool:
-    """True if the layout is valid for these leaves. A value may nevertheless need more bytes than its slot has."""
+    """True if the layout has these leaves' names, shapes and types. A value may still need more bytes than its slot."""
     if (layout.rank, layout.world, layout.attempt) != (saver.rank, saver.world, saver.attempt):
         return False
     by_key = {item.key: item for item in layout.items}

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 STORED_STEPS = 8
 """How many of the newest steps in storage are considered."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds between tries to read a storage that does not answer. All ranks count tries, so that they stop together."""
+"""Seconds between tries to read storage that does not answer. The number is fixed, so that all ranks stop together."""
 SHOWN = 8
 """How many ranks a message about missing parts names."""
 OK, DAMAGED, UNREADABLE, NEVER, MISFIT, BROKEN = range(6)
@@ -48,7 +48,7 @@ class Restore:
         self._why = ""
         """The last problem, as the rank that met it described it."""
         self._verdict = OK
-        """The last verdict of this rank itself."""
+        """The outcome of this rank's own `work` in the last `_agree`."""
         self._hopeless = False
         """True if some rank cannot read storage and never will."""
         self._suspect: int | None = None
@@ -58,7 +58,7 @@ class Restore:
 
     @recorded_in_error_file(NeverReadable, permanent=True)
     def run(self, state: State) -> int | None:
-        """Load a step and return it; None if there is none, and then nothing was changed.
+        """Load the newest step that all ranks can have, and return its number; None, with no change, if there is none.
 
         All ranks raise the same error: StateMismatch if the checkpoint is of another model or another state;
         NotReadable if memory has no step and storage, which may have one, does not answer for a while; NeverReadable if
@@ -130,7 +130,7 @@ class Restore:
         return f"storage: {where}" if where else _place(plan)
 
     def _refuse_below_suspects(self) -> None:
-        """Raise NotReadable on all ranks if rank 0 left a suspect step in storage, as it may be sound. A collective."""
+        """Raise NotReadable on all ranks if rank 0 has a `_suspect` step, because it may be sound. A collective."""
         step = self._collectives.gather([-1 if self._suspect is None else self._suspect])[0][0]
         if step >= 0:
             raise NotReadable(
@@ -160,9 +160,9 @@ class Restore:
             log.warning("%s: it is not gone on from", _words(lacking[0]))
 
     def _agree(self, what: str, work: Callable[[], None]) -> int:
-        """Run `work` on every rank and return the worst verdict of all ranks. `what` names the step for the log.
+        """Run `work` on every rank and return the worst outcome of any rank: OK, DAMAGED, UNREADABLE or NEVER.
 
-        All ranks raise an error if the state does not fit the checkpoint, or if `work` raises an unexpected error.
+        `what` begins the log line. If the state of one rank does not fit, or its `work` fails otherwise, all raise.
         """
         verdict, why, error = OK, "", None
         try:
@@ -192,7 +192,7 @@ class Restore:
         return worst
 
     def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
-        """The offers of every rank, and the steps in storage; None if storage cannot be read."""
+        """The offers of every rank, and the newest steps in storage (None if storage cannot be read)."""
         offers: list[Offer] = []
         stored: list[int] = []
 
@@ -214,7 +214,7 @@ class Restore:
     def _prepare(
         self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, MemoryPart]
     ) -> None:
-        """Verify the parts that this rank reads or sends, before any rank changes its state. Fills `held`."""
+        """Verify the parts that this rank reads or sends, before any rank changes its state. Puts them into `held`."""
         if plan.source is Source.STORAGE:
             assert self._storage is not None
             check(self._storage, plan.step, self._rank, self._ranks)

@@ -19,11 +19,11 @@ class Kind(enum.IntEnum):
     LEADER = 1
     """The buffer of the node's leader."""
     COPY = 2
-    """A replica of another node's part."""
+    """A replica of another node's part, or the buffer of another rank of this node."""
 
 
 class Offer(NamedTuple):
-    """A part that a rank can read."""
+    """A part that a rank can read in memory."""
 
     step: int
     attempt: int
@@ -39,7 +39,7 @@ class Offer(NamedTuple):
 
 
 class Source(enum.IntEnum):
-    """Where a step is restored from. Of equally new steps the one with the higher value is restored."""
+    """Where a step is restored from. Of several sources of one step the one with the highest value is used."""
 
     STORAGE = 1
     COPIES = 2
@@ -58,7 +58,7 @@ class Gap(NamedTuple):
     missing: tuple[int, ...]
     """The ranks whose parts are missing."""
     first: bool
-    """True for the first save of an attempt: the step may never have been complete, and no step came before it."""
+    """True for the first save of an attempt: the step may never have been complete, and the attempt has no earlier."""
 
 
 class Transfer(NamedTuple):
@@ -125,7 +125,7 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
 def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
     """The transfers, by source, that restore a step that is not sharded.
 
-    The first rank that has the step sends it to the ranks that lack it, or the last such rank sends it to all.
+    The first rank that has the step sends it to those that lack it. For COPIES, the last that has it sends it to all.
     """
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
@@ -160,7 +160,7 @@ def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[S
 
 
 def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
-    """The parts that a rank reads: its own and its leader's if the world has the same size, otherwise all."""
+    """The parts that a rank reads: its own and its leader's if there are as many ranks as made the step, else all."""
     if ranks != world:
         return set(range(world))
     leader = next((offer.part for offer in row if offer.kind == Kind.LEADER), 0)
@@ -172,7 +172,7 @@ def _transfers(
 ) -> list[Transfer]:
     """The transfers after which each rank has the parts that it needs. `holders` are the ranks that have each part.
 
-    A part in `rather`, which has the holders of replicas, is sent from there to every other rank that needs the part.
+    `rather` are the ranks with replicas: the first sends its replica to all that need the part, even if they have it.
     """
     transfers = []
     for part in sorted(holders):

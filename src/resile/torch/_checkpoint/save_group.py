@@ -25,7 +25,7 @@ from resile.torch._loop.waits import LOOK
 from resile.wire.env import ROUND
 
 HOLD = 600.0
-"""Seconds for which saves of a sharded state are skipped while storage has not taken an earlier one."""
+"""Seconds for which a save that waits for storage is not overwritten: saves of a sharded state are skipped then."""
 
 
 class Copied(enum.IntEnum):
@@ -41,34 +41,34 @@ class SaverHello(NamedTuple):
     """What a rank tells the other ranks of a new group."""
 
     made: int
-    """A number greater than that of every earlier group that this rank knows of."""
+    """The rank's proposal for the number of the group, greater than those of all earlier groups that the rank knows."""
     in_memory: int
     """1 if the rank's saves survive its process."""
     partnered: int
     """1 if another node keeps replicas for the rank's node."""
     highest: int
-    """The highest sequence that the rank knows of."""
+    """The highest sequence number of a save that the rank knows of."""
 
 
 class SaveStatus(NamedTuple):
     """What a rank tells the others before a save of a sharded state."""
 
     highest: int
-    """The highest sequence that the rank has used."""
+    """The highest sequence number of a save that the rank has used."""
     copied: int
     has_room: int
     first: int
-    """The sequence in the rank's first buffer, if this group saved it; otherwise 0."""
+    """The sequence number of the save in the rank's first buffer, if this group made the save; otherwise 0."""
     first_wanted: int
     """1 if the first buffer is on its way to storage."""
     second: int
     second_wanted: int
     older_wanted: int
-    """1 if the buffer with the lower sequence is on its way to storage."""
+    """1 if the buffer with the lower sequence number is on its way to storage."""
 
 
 class BufferChoice(NamedTuple):
-    """The buffer for a save."""
+    """The buffer that a rank overwrites with its next save."""
 
     number: int
     """Index of the buffer to overwrite."""
@@ -77,9 +77,9 @@ class BufferChoice(NamedTuple):
 
 
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
-    """The sequence of the save that all ranks keep; 0 if each keeps its last save; None if all skip the step. Pure.
+    """The sequence number of the save that all ranks keep; 0 if each keeps its last; None if all skip the step.
 
-    With `partnered`, other nodes keep replicas of the last two saves, so that only the older one is overwritten.
+    With `partnered`, other nodes keep replicas of the last two saves. Then only the older of the two is overwritten.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet
@@ -95,7 +95,7 @@ def _is_wanted_beside(status: SaveStatus, kept: int) -> bool:
 
 
 class LeftOut(enum.Enum):
-    """Why all ranks skip a step."""
+    """Why all ranks skip the save of a step."""
 
     NO_ROOM = enum.auto()
     COPYING = enum.auto()
@@ -105,41 +105,41 @@ class LeftOut(enum.Enum):
 
 
 class SaveGroup:
-    """The ranks with which this rank saves, one process group after another."""
+    """The ranks that save together with this rank, in one process group after another."""
 
     def __init__(self, collectives: Collectives, memory: MemoryClient | ProcessBuffers, once: LogOnce) -> None:
         self.collectives = collectives
         self._memory = memory
         self._log_once = once
         self.sequence = 0
-        """The highest sequence of this process's saves."""
+        """The highest sequence number of a save that this process knows of."""
         self.everywhere = False
         """True if every rank's saves survive its process."""
         self.partnered = False
         """True if another node keeps replicas for every rank's node."""
         self._nonce: int | None = None
-        """A number that identifies this group's drafts in storage; None before `meet`."""
+        """The number of this group, which all its ranks agreed on; None before `meet`."""
         self._floor = 0
-        """The highest sequence that was saved before this group."""
+        """The highest sequence number of a save before this group."""
         self._sent = 0
-        """The last sequence of this group that is to be copied to another node; 0 if there is none."""
+        """The sequence number of this group's last save that is to be copied to another node; 0 if there is none."""
         self._answer_by = 0.0
-        """When the agent should have said whether that copy succeeded, by the monotonic clock."""
+        """When the agent should have said whether the copy of save `_sent` succeeded, by the monotonic clock."""
         self._waiting: dict[int, tuple[int, float]] = {}
-        """By buffer: the sequence that waits for storage, and since when."""
+        """By buffer: the sequence number of the save that waits for storage, and since when it does."""
 
     @property
     def attempt(self) -> str:
-        """The name of this group's drafts in storage. Call `meet` first."""
+        """The name of this group's attempt to store: parts of other attempts do not fit. Call `meet` first."""
         times = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return attempt_name(self._nonce or 0, times, self.collectives.world, self._floor)
 
     def leave(self) -> None:
-        """Forget the group, so that `meet` meets another one."""
+        """Forget the group, so that `meet` agrees with the ranks of another group."""
         self._nonce = None
 
     def meet(self) -> None:
-        """Agree with the ranks of a new group on the number of its first save. A collective; does nothing if met."""
+        """Agree with the ranks of a new group on the number of its first save. A collective; once for each group."""
         if self._nonce is not None:
             return
         client = self._memory if isinstance(self._memory, MemoryClient) and self._memory.buffers else None
@@ -163,7 +163,7 @@ class SaveGroup:
         self._floor, self._sent = self.sequence, 0
 
     def _known(self) -> tuple[int, int]:
-        """The highest sequence and the newest attempt in this rank's memory."""
+        """The highest sequence number and the time of the newest attempt in this rank's memory; 0 if there is none."""
         highest = made = 0
         for buffer in self._memory.buffers:
             record = buffer.record()
@@ -189,12 +189,12 @@ class SaveGroup:
         return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
-        """Note that the agent copies a save of `length` bytes to another node, as for `local_world` processes."""
+        """Note that the agent copies this save to another node, and `length` bytes for each of `local_world` ranks."""
         self._sent = sequence
         self._answer_by = time.monotonic() + copied_within(length, local_world)
 
     def copied(self, patience: float) -> tuple[Copied, str]:
-        """The state of the replica of this rank's last save, and why it failed. Waits at most `patience` seconds.
+        """The state of the replica of this rank's last save, and why if it failed. Waits at most `patience` seconds.
 
         Raises GroupLost as soon as the round is over.
         """
@@ -208,9 +208,9 @@ class SaveGroup:
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
     def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> BufferChoice | LeftOut:
-        """Choose this rank's buffer so that all ranks keep the same steps. A collective.
+        """The buffer to overwrite, so that all ranks keep the same steps, or why all ranks skip the step. A collective.
 
-        `copied` is the result of the method `copied`. A step that is `due` goes to storage, which works without memory.
+        `copied` is the result of the method `copied`. A step that is `due` for storage is saved even without memory.
         """
         saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
@@ -236,7 +236,7 @@ class SaveGroup:
         return BufferChoice(older if not kept else int(first == kept), busy)
 
     def _waits_for_storage(self, number: int, sequence: int) -> bool:
-        """True if a buffer must not be overwritten because it waits for storage, for less than `HOLD` seconds."""
+        """True if a buffer has waited for storage for less than `HOLD` seconds, so that it must not be overwritten."""
         if not sequence or not self._memory.buffers[number].wanted:
             self._waiting.pop(number, None)
             return False

@@ -47,11 +47,11 @@ class StoreQueue:
         self._log_once = once
         self._submit = submit
         self._requested = 0
-        """The last sequence that was sent to storage; 0 once it was waited for."""
+        """The sequence number of the last save that was sent to storage; 0 once `wait` has waited for the save."""
         self._error = ""
-        """Why storage refused the last checkpoint that was waited for; empty if it did not."""
+        """Why storage refused the last save that `wait` waited for; empty if storage has the save."""
         self._deferred: tuple[int, int] | None = None
-        """Buffer and sequence of a save that was due while storage was busy with the previous one."""
+        """Buffer and sequence number of a save that was due while storage was busy with the previous one."""
 
     def reserve(self, number: int, sequence: int) -> None:
         """Keep a buffer from being overwritten until it is stored. `send` follows once the buffer is sealed."""
@@ -59,7 +59,7 @@ class StoreQueue:
         self._requested = sequence
 
     def defer(self, number: int, sequence: int) -> None:
-        """Store a buffer when storage is free again, if it still holds this save."""
+        """Note a save that is due while storage is busy. `follow_up` sends it if its buffer still holds it."""
         self._deferred = (number, sequence)
 
     def drop_deferred(self) -> None:
@@ -67,7 +67,7 @@ class StoreQueue:
         self._deferred = None
 
     def follow_up(self, overwritten: int | None) -> None:
-        """Send the deferred save, now that storage is free, unless its buffer was overwritten or is about to be."""
+        """Send the deferred save, now that storage is free, unless its buffer was or is about to be `overwritten`."""
         deferred, self._deferred = self._deferred, None
         if deferred is None or deferred[0] == overwritten:
             return
@@ -80,7 +80,7 @@ class StoreQueue:
             self._submit(lambda: self.send(number, sequence))
 
     def send(self, number: int, sequence: int) -> None:
-        """Have a buffer written to storage by the agent, or without one by a thread of this process."""
+        """Have the agent write a buffer to storage. Without an agent, a thread of this process writes it."""
         if not self._memory.store(number, sequence):
             self._memory.buffers[number].release()
             self._log_once.say("storage gets no more checkpoints: the agent does not answer")
@@ -88,8 +88,8 @@ class StoreQueue:
     def wait(self, timeout: float) -> None:
         """Wait until storage has the last save that it was sent, and then the deferred one.
 
-        Raises TimeoutError if storage does not have it yet. Raises OSError with the reason if storage refused it, also
-        at a second call.
+        Raises TimeoutError if storage takes more than `timeout` seconds for a save. Raises OSError with the reason if
+        storage refused the last save. A second call raises the OSError again.
         """
         self._await_requested(timeout)
         self.follow_up(None)  # storage may accept this one, even if it refused the one before
@@ -113,7 +113,7 @@ def check_writable(
 ) -> None:
     """Write something to storage and remove it again. Raises NotWritable if storage will never accept a step.
 
-    `tell` exchanges messages between all ranks, so that all raise the same sentence. By default this rank is alone.
+    `tell` sends a text to all ranks and returns theirs, so that all raise the same error. By default there is one rank.
     """
     words = ""
     try:
@@ -126,7 +126,7 @@ def check_writable(
 
 
 def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Leaf]) -> None:
-    """Write this rank's part of a step to storage, and wait for it.
+    """Write this rank's part of a step to storage without a buffer. Only rank 0 writes a state that is not sharded.
 
     Raises OSError, StorageError or IncompleteBuffer if storage refuses it.
     """

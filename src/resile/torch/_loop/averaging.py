@@ -29,10 +29,10 @@ from resile.torch._loop.group import Group, GroupLost, wait
 from resile.torch._support.error_file import in_brief
 
 BUCKET = 25 * 1024 * 1024
-"""Bytes. DDP's default: large enough for the network, small enough that the first bucket is sent early."""
+"""Bytes of a bucket, as in DDP: large enough for the network, small enough to be sent during the backward pass."""
 FIRST_BUCKET = 1024 * 1024
-"""Bytes of the first bucket, as in DDP, because the network is idle until it is full. A bucket is full at this size or
-above, so that a small parameter followed by a large one is not sent alone."""
+"""Bytes of the first bucket, as in DDP: fewer, because the network is idle until it is sent. A bucket ends with the
+parameter that reaches its size, so that a small parameter followed by a large one is not sent alone."""
 DRAIN = 0.05
 """Seconds for pending collectives to end after their group was aborted. They need milliseconds, or never end
 (see `resile.torch._loop.group`)."""
@@ -52,7 +52,7 @@ class _Bucket:
         *parts, self._had = self._divided(members)
         self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
         self.divisor: torch.Tensor | int = 1
-        """The world size; a tensor if its type holds the number exactly, which saves 3 us for each parameter."""
+        """The world size, as a tensor if the bucket's type holds it exactly: that saves 3 us for each parameter."""
         self._world = 1
         self.missing = 0
         """Number of gradients that are not in the bucket yet."""
@@ -75,7 +75,7 @@ class _Bucket:
         return dist.all_reduce(self.flat, async_op=True)
 
     def publish(self) -> None:
-        """Make the sums the gradients of the parameters, after the collective has ended."""
+        """Set the parameters' gradients to the sums, after the collective; to None where no rank had a gradient."""
         for slot in self.slots:
             slot.parameter.grad = slot.view
         if self._without:
@@ -109,7 +109,7 @@ class _Slot:
         """True if the slot is filled with zeros because the parameter had no gradient."""
 
     def fill(self) -> None:
-        """Move the parameter's gradient into the bucket. A missing gradient counts as 0."""
+        """Move the parameter's gradient, divided by the world size, into the bucket. A missing gradient counts as 0."""
         gradient = self.parameter.grad
         self.without = gradient is None
         if gradient is None:
@@ -122,12 +122,12 @@ class _Slot:
 
 
 class Averager:
-    """Averages the gradients of one model: `begin`, then the backward passes, then `finish`."""
+    """Averages the gradients of one model. A step is `begin`, the backward passes, and `finish`."""
 
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], bucket: int = BUCKET, first_bucket: int = FIRST_BUCKET
     ) -> None:
-        """Hook into the backward passes of these parameters, until `close`.
+        """Hook into the backward passes of these parameters, until `close`. Buckets have about so many bytes.
 
         Frozen parameters cost nothing. A parameter that is unfrozen gets a slot at the next step and keeps the slot
         when it is frozen again. Otherwise a model that trains its halves in turns would often rebuild the buckets.
@@ -160,7 +160,7 @@ class Averager:
         return {"now": [parameter.requires_grad for parameter in self._parameters], "ever": list(self._ever)}
 
     def train(self, trained: dict[str, list[bool]]) -> None:
-        """Freeze and unfreeze parameters and build the buckets as on another rank, from its `trained`."""
+        """Freeze and unfreeze parameters and build the buckets as on another rank, from that rank's `trained`."""
         for parameter, now in zip(self._parameters, trained["now"], strict=True):
             if parameter.requires_grad != now:
                 parameter.requires_grad_(now)
@@ -175,7 +175,7 @@ class Averager:
         Args:
             world: number of ranks.
             backwards: backward passes that add up to this rank's gradient; ranks may have different numbers.
-            group: the round's group, or None without rounds. When the round is over, a long backward pass ends early.
+            group: the round's group, or None without rounds. When its round is over, backward passes raise GroupLost.
         """
         self._group = group
         self._look()
@@ -191,9 +191,9 @@ class Averager:
     def finish(self) -> None:
         """End the step's backward passes. Every gradient is the mean over the world when this returns.
 
-        A gradient that is missing here counts as 0; one that is missing on all ranks is None.
+        A gradient that this rank lacks counts as 0. A gradient that all ranks lack stays None.
 
-        Raises GroupLost if the group broke, and the gradients are unusable.
+        Raises GroupLost if the group broke; the gradients are unusable then.
         """
         if self._open:
             self._average()
@@ -262,7 +262,7 @@ class Averager:
     def _pass_ended(self) -> None:
         """Average at the end of the step's last backward pass. Torch calls this at the end of each pass.
 
-        A pass nested in another one counts only with the outer pass, unless all buckets are already sent.
+        The end of a pass inside another pass does not count, but it averages if all buckets are sent already.
         """
         if self._open and not _within_another_pass():
             self._passes -= 1
@@ -287,7 +287,7 @@ class Averager:
         self._averaged = True
 
     def _send_full(self) -> None:
-        """Send the buckets that are full, in the same order on all ranks."""
+        """Send full buckets in order, up to the first that is not full: all ranks must send them in the same order."""
         try:
             while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
                 self._works.append(self._buckets[self._sent].send())
@@ -297,7 +297,7 @@ class Averager:
 
 
 def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Register a hook for every new gradient, also on a frozen parameter, which may be unfrozen later."""
+    """Have `hook` called at every new gradient of a parameter, also of a frozen one, which may be unfrozen later."""
     frozen = not parameter.requires_grad
     if frozen:  # torch refuses a hook on it
         parameter.requires_grad_(True)
@@ -318,7 +318,7 @@ def _within_another_pass() -> bool:
 
 
 def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Iterable[list[torch.nn.Parameter]]:
-    """Split parameters into buckets, in roughly the order in which a backward pass computes their gradients."""
+    """Split parameters into buckets of `size` bytes (the first: `first`), roughly in the order of a backward pass."""
     kinds: dict[tuple[torch.device, torch.dtype], list[list[torch.nn.Parameter]]] = {}
     filled: dict[tuple[torch.device, torch.dtype], int] = {}
     for parameter in reversed(parameters):

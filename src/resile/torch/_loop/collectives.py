@@ -21,10 +21,10 @@ LONGEST = 2000
 
 
 class Collectives:
-    """Exchanges between the ranks of this training. Several ranks need a process group."""
+    """Exchanges numbers, texts and tensors between the ranks of a training. Several ranks need a process group."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """`group` is the round's group; None without rounds."""
+        """`group` is the round's group; None outside a round."""
         self._group = group
 
     def use(self, group: Group | None) -> None:
@@ -58,11 +58,11 @@ class Collectives:
             self._group.pause(seconds)
 
     def meet(self, row: Sequence[int]) -> list[list[int]] | None:
-        """Every rank's row, as from `gather`; None if there are several ranks and no process group."""
+        """Like `gather`, but return None if there are several ranks and no process group."""
         return None if self.world > 1 and not self._grouped else self.gather(row)
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, by rank. All rows have the same length. Raises RuntimeError without a process group."""
+        """Every rank's row, by rank; all rows have one length. RuntimeError if several ranks have no process group."""
         if self.world == 1:
             return [list(row)]
         if not self._grouped:
@@ -71,26 +71,26 @@ class Collectives:
         return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, by rank. All have one shape and are on `device`. There must be several ranks."""
+        """Every rank's tensor, by rank. All tensors have one shape and are on `device`. Needs several ranks."""
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         wait(dist.all_gather(rows, mine, async_op=True), self._group)
         return rows
 
     def gather_all(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, by rank. Rows may have different lengths."""
+        """Like `gather`, for rows that may have different lengths."""
         longest = max(length for (length,) in self.gather([len(row)]))
         rows = self.gather([len(row), *row, *[0] * (longest - len(row))])
         return [each[1 : 1 + each[0]] for each in rows]
 
     def tell(self, words: str) -> list[str]:
-        """Every rank's message, by rank, cut to `LONGEST` bytes."""
+        """Send `words` to all ranks. Returns every rank's words, by rank, cut to `LONGEST` bytes. A collective."""
         return [bytes(row).decode(errors="replace") for row in self.gather_all(list(words.encode()[:LONGEST]))]
 
     def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
         """Send `length` bytes from the rank `source` to the ranks `takers`. A collective.
 
-        `data` is a uint8 tensor of that length: the bytes to send on the source, the memory to fill on a taker, and
-        None on other ranks.
+        `data` is a uint8 tensor of `length` bytes: on the source, the bytes to send; on a taker, the memory to fill. It
+        is None on other ranks.
         """
         alone = len(takers) == 1
         if not length or not takers or (alone and self.rank not in (source, *takers)):

@@ -52,10 +52,10 @@ class Group:
     def __init__(
         self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
-        """Prepare. `form` connects to the other members.
+        """Make no connection yet: `form` does.
 
-        Peers have `timeout` seconds to come, and so has a collective. Once all have come, they have `connect` seconds
-        to connect to each other.
+        Peers have `timeout` seconds to come, and a collective may take as long. Once all peers have come, they have
+        `connect` seconds to connect to each other.
         """
         self.assignment = assignment
         self.round: Round = assignment.round
@@ -73,7 +73,7 @@ class Group:
         self._peer_connections: set[sockets.Known] = set()
         self._store: dist.Store | None = None
         self._excepthook = sys.excepthook
-        """The hook before this group. Torch wraps the hook with every group and never restores it."""
+        """The hook before this group, which `destroy` restores. Torch wraps the hook with every group."""
         self._patches = contextlib.ExitStack()
         """Undoes the replacements of torch's functions when this group is destroyed."""
 
@@ -110,7 +110,7 @@ class Group:
 
     @property
     def broken(self) -> bool:
-        """True if the group is over or a member has disconnected, as opposed to an error of the script.
+        """True if the group was aborted or a member has disconnected, so that an error need not be the script's own.
 
         With NCCL, whose connections are not known here, it may be False although a peer is lost.
         """
@@ -144,7 +144,7 @@ class Group:
             self._break()
 
     def abort_in(self, seconds: float) -> None:
-        """Abort after some seconds unless the group is destroyed before. Does not keep the process from ending."""
+        """Abort after so many seconds unless the group is destroyed before. The process may end before that."""
         if self._abort_timer is None:
             self._abort_timer = threading.Timer(seconds, self.abort)
             self._abort_timer.daemon = True
@@ -153,7 +153,7 @@ class Group:
     def destroy(self, *, in_peace: bool = False) -> None:
         """Leave the group, so that the process can form another one.
 
-        Unless no collective is under way (`in_peace`), the group is aborted first, so that no member waits any more.
+        Without `in_peace` (no collective is under way), the group is aborted first, so that no member waits any more.
         """
         if self._abort_timer is not None:
             self._abort_timer.cancel()
@@ -190,9 +190,9 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Within this context, count groups that the script makes as the round's, such as those of a device mesh.
+        """Within this context, note the sockets of groups that the script makes, such as those of a device mesh.
 
-        Torch has no hook for new groups, but one function of torch makes all of them.
+        Torch has no hook for new groups. So the one function of torch that makes all of them is replaced.
         """
         make = dist.distributed_c10d._new_process_group_helper
 
@@ -212,7 +212,7 @@ class Group:
             time.sleep(BREAK_AGAIN)
 
     def _break(self) -> bool:
-        """End all current connections. Returns True if torch is still making a group and may open more."""
+        """End the connections of this round's groups. True if torch is still making a group and may open more."""
         with self._lock:
             making = bool(self._before)
             new = sockets.opened() - self._before[0] if self._before else set()
@@ -222,7 +222,7 @@ class Group:
         return making
 
     def _meet(self) -> dist.Store:
-        """Open the store of the round and return when all members have reached it."""
+        """Connect to the store of the round, which rank 0 hosts. Return it when all members have reached it."""
         assignment = self.assignment
         if assignment.rank != 0:
             self._await_store()
@@ -256,7 +256,7 @@ class Group:
 
 
 def wait(work: Any, group: Group | None) -> None:
-    """Wait for a collective. In a round (`group`), raise GroupLost when the round is over."""
+    """Wait for a collective. Raises GroupLost when the round of `group` is over; None without rounds."""
     work.wait() if group is None else group.wait(work)
 
 

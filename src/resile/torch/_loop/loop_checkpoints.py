@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSES = (0.1, 0.2, 0.5, *[1.0] * 600)
-"""Seconds between tries to save the last step. All ranks count tries, so that they stop at the same one."""
+"""Seconds between tries to save the last step. The number of tries is fixed, so that all ranks stop together."""
 Parts = MutableMapping[str, Any]
 """The objects whose state makes up a training, by name."""
 
@@ -31,11 +31,11 @@ Parts = MutableMapping[str, Any]
 class LoopCheckpoints:
     """Saves and restores the state of one loop. Methods are collectives unless they say otherwise.
 
-    A method raises RuntimeError if the group broke.
+    Every collective raises RuntimeError if the group broke.
     """
 
     def __init__(self, checkpointer: Checkpointer, every: int) -> None:
-        """`every` is the number of steps between two saves. The checkpointer decides which of them go to storage."""
+        """`every` is the number of steps between two saves. The checkpointer decides which saves go to storage."""
         every = whole("every", every, least=1)
         if checkpointer.store_every % every:
             raise ValueError(
@@ -52,7 +52,7 @@ class LoopCheckpoints:
         return self._checkpointer.collectives
 
     def restore(self, parts: Parts) -> int | None:
-        """Restore the newest complete step in a new group; None if there is none, and then nothing has changed.
+        """Load the newest complete step into `parts` and return its number; None, with no change, if there is no step.
 
         Raises StateMismatch if the checkpoint is of another training, and NotWritable if storage will never accept a
         step on some rank.
@@ -63,11 +63,11 @@ class LoopCheckpoints:
         return self._saved
 
     def gives_up(self, trained: bool) -> bool:
-        """When there was nothing to restore: True if the state is lost, False if training has not begun.
+        """True if the state is lost, False if training has not begun. Call it when there was nothing to restore.
 
         The state is lost if some member has taken steps (`trained`). Agents replace processes that give up, and the new
-        processes have taken no step. So a file beside the agent's socket tells them that the state is lost. The file
-        goes with the agent.
+        processes have taken no step. So a file beside the agent's socket tells the new processes that the state is
+        lost. The file goes with the agent.
         """
         mark = _lost_mark()
         if not trained and not any(row[0] for row in self.ranks.gather([int(mark is not None and mark.exists())])):
@@ -77,18 +77,18 @@ class LoopCheckpoints:
         return True
 
     def enter(self, parts: Parts) -> None:
-        """Enter a new group in which a member's state counts, and nothing was restored."""
+        """Prepare for saves in a new group that goes on from a member's state, so that `restore` was not called."""
         self._checkpointer.regroup()
         self._checkpointer.reserve(parts)
         self._saved = None
 
     def taken(self, step: int, parts: Parts) -> None:
-        """Save after a step if one is due."""
+        """Save `step`, which was just taken, if it is a multiple of `every`."""
         if step % self._every == 0:
             self.save(step, parts)
 
     def save(self, step: int, parts: Parts, store: bool | None = None) -> None:
-        """Save now. Parameters and optimizer state may still be copied when this returns, until `before_update`."""
+        """Save now; `store` is as in `Checkpointer.save`. Call `before_update` before the state changes again."""
         if self._checkpointer.save(step, parts, store=store, overlap=True):
             self._saved = step
 
@@ -100,7 +100,7 @@ class LoopCheckpoints:
         """Save the last step, unless every rank has saved it.
 
         The ranks skip a save while storage or a replica is behind. No later save makes up for the last one, so the
-        ranks try again together, for as long as `wait` would wait for storage.
+        ranks try again together, for as long as `Checkpointer.wait` waits for storage.
         """
         for seconds in PAUSES:
             if all(row[0] for row in self.ranks.gather([int(self._saved == step)])):
@@ -112,7 +112,7 @@ class LoopCheckpoints:
             self.ranks.pause(seconds)
 
     def wait_stored(self) -> None:
-        """Wait until storage has the last step, and log why if it does not get the step. No collective."""
+        """Wait until storage has the last step. Log the reason if storage does not get it. No collective."""
         try:
             self._checkpointer.wait()
         except OSError as error:  # including TimeoutError; the training itself is complete

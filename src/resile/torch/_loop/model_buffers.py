@@ -37,7 +37,7 @@ class ModelBuffers:
         self._remember()
 
     def fetch(self, world: int, group: Group | None = None) -> None:
-        """Receive rank 0's buffers, which `keep` will set in the model. Raises GroupLost if the group broke."""
+        """Receive the values of rank 0's buffers, for `keep` to write into the model. GroupLost if the group broke."""
         self._flats.clear()
         if world == 1:
             return
@@ -57,7 +57,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def keep(self) -> None:
-        """Accept the current buffers, after a step was taken or another state was loaded into the model."""
+        """After a step or a load of a state: write what `fetch` received into the model, and note values for `undo`."""
         for flat, places in self._flats:
             buffers = [self._homes[number][name] for number, name in places]
             parts = flat.split([buffer.numel() for buffer in buffers])
@@ -67,7 +67,7 @@ class ModelBuffers:
         self._remember()
 
     def undo(self) -> None:
-        """Give the buffers back the values from before an aborted step."""
+        """Set the buffers back to their values at the last `keep`, because a step was aborted."""
         self._flats.clear()
         for place, kept in self._kept.items():
             self._write(place, kept.copy)

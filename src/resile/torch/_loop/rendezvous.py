@@ -34,11 +34,11 @@ MOST_MEETINGS = 20
 """How many meetings may fail in one regrouping, in rounds that the master did not end, before this process gives up.
 Something other than a loss is wrong then."""
 OVER_NEWS = 0.2
-"""Seconds to wait after a failed meeting for the agent's news that the round is over, because a peer may know first."""
+"""Seconds to wait after a failed meeting for the agent to say that the round is over, as peers may know it earlier."""
 RELEASE_AFTER = 1.0
 """Seconds for peers to receive this process's last messages before an error ends it."""
 MOST_IN_VAIN = 5
-"""How often the same processes meet again because a connection broke, without a step in between."""
+"""How often the same processes may meet again without a step in between before an error is the script's own."""
 
 
 class StateLost(Exception):
@@ -46,9 +46,9 @@ class StateLost(Exception):
 
 
 class Rendezvous:
-    """The rounds of one process. Only the training thread calls its methods.
+    """Takes one process from round to round. Only the training thread calls its public methods.
 
-    A thread of `RendezvousClient` learns from the agent that a round is over, and aborts the group.
+    A thread of `RendezvousClient` learns from the agent that a round is over, and aborts the round's group.
     """
 
     def __init__(self, state: TrainState, backend: str, timeout: float) -> None:
@@ -79,7 +79,7 @@ class Rendezvous:
 
     @property
     def lost(self) -> bool:
-        """True if the round is over, so that `form` has to enter another one."""
+        """True if the round is over, so that `form` has to enter the next round."""
         return self.group is not None and self.group.over
 
     @property
@@ -128,11 +128,11 @@ class Rendezvous:
             return
 
     def await_members(self) -> None:
-        """Wait until every member of this round has called this. Raises RuntimeError if the group broke."""
+        """Wait until every member of this round has called this method. Raises RuntimeError if the group broke."""
         self._exchange(self._holds)
 
     def note_step(self) -> None:
-        """Note that a step was taken, so that the meetings before it were not in vain."""
+        """Note that a step was taken: the count for `MOST_IN_VAIN` begins anew."""
         self._in_vain = 0
 
     def is_loss(self, error: Exception) -> bool:
@@ -160,15 +160,15 @@ class Rendezvous:
         return True
 
     def release_peers(self) -> None:
-        """Abort the group soon, after an error that goes to the script: peers must not wait for this process.
+        """Abort the group in `RELEASE_AFTER` seconds, so that peers do not wait for this process, which met an error.
 
-        Peers that raise the same error have a moment to receive it.
+        Until then, peers that are to raise the same error can receive it.
         """
         if self.group is not None:
             self.group.abort_in(RELEASE_AFTER)
 
     def call_again(self) -> None:
-        """Connect to the agent again after `hang_up`, for another loop. The script's changes to the state stay."""
+        """Connect to the agent again after `hang_up`, for another loop. Keeps the script's changes to the state."""
         self._client = RendezvousClient.from_environment(self._on_over)
         self._state.training.loaded()
         if self.group is not None:
@@ -188,7 +188,7 @@ class Rendezvous:
             gc.collect()  # remains of a gloo group would abort the interpreter at its exit
 
     def _on_over(self, round_: Round) -> None:
-        """End the collective in which the training thread waits. The client's thread calls this."""
+        """Abort the group of a round that is over, so that the training thread stops waiting. The client calls this."""
         group = self.group
         if group is not None and group.round <= round_ and not group.over:
             group.abort()
@@ -208,7 +208,7 @@ class Rendezvous:
         self._state.save_in_memory(found)
 
     def _agree(self, holds: int, rank: int, world: int) -> state_sync.SyncResult:
-        """Agree with all members on one state. A member's state takes precedence over a checkpoint."""
+        """Agree with all members on one state. If a member has trained, its state counts, unless it is sharded."""
         state = self._state
         state.resize(rank, world)
         sync = self._exchange(holds)

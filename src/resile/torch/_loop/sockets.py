@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 Known = tuple[int, str]
 """The descriptor of a socket, and its name in /proc."""
 KNOCK = 0.5
-"""Seconds for a connection within this machine."""
+"""Seconds that `turn_up` may take for one connection to a listener of this process."""
 
 
 def opened() -> set[Known]:
@@ -45,7 +45,7 @@ def is_connected(known: Known) -> bool:
 def hang_up(known: Known) -> None:
     """Shut down the reading side of a TCP connection. Its owner still has to close the descriptor.
 
-    The writing side stays open: gloo does not report a send that fails before gloo has read the end (torch 2.13).
+    The writing side stays open: if a send failed before gloo had read the end, gloo would not report it (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
@@ -53,10 +53,10 @@ def hang_up(known: Known) -> None:
 
 
 def turn_up(known: Iterable[Known], members: int, but: int) -> None:
-    """End gloo's wait for members that do not come: connect in the place of each member, and disconnect at once.
+    """End gloo's wait for members that do not come: connect to its listeners as each member, and disconnect at once.
 
-    Gloo waits on a listener among the sockets `known`. Shutting the listener down would end the process. A connection
-    begins with 8 bytes: the rank of the member that connects. The listener on port `but` is not gloo's.
+    Gloo's listeners are those among the sockets `known`, except the one on port `but`. Shutting them down would end the
+    process. A connection begins with 8 bytes: the rank of the member that connects.
     """
     for each in known:
         with contextlib.suppress(OSError), _copy(each) as copy:
@@ -73,7 +73,7 @@ def _listens(copy: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _copy(known: Known) -> Iterator[socket.socket | None]:
-    """A duplicate of an internet socket; None if the descriptor is another file's by now. Raises OSError if closed."""
+    """Yield a duplicate of an IP socket; None if it is no IP socket or its descriptor was reused; OSError if closed."""
     descriptor, name = known
     with contextlib.ExitStack() as stack:
         duplicate = os.dup(descriptor)

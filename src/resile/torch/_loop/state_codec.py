@@ -18,7 +18,7 @@ import torch
 from resile.torch._support.numpy_values import is_array, is_number, tensor_of
 
 MAX_DESCRIPTION = 256 * 1024 * 1024
-"""Bytes. A description holds no tensors, so a bigger one cannot be valid."""
+"""The most bytes of an encoded description. It holds no tensors, so a bigger one cannot be valid."""
 MAX_DEPTH = 64
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -32,7 +32,7 @@ class BadState(ValueError):
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """The type and sizes of a tensor."""
+    """The type and sizes of a tensor, by which the receiver allocates it."""
 
     dtype: str
     sizes: list[int]
@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.sizes) * int(self._type.itemsize)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A new uninitialized tensor of this shape."""
+        """A new uninitialized tensor of this type and these sizes. Raises BadState if there is no such type."""
         return torch.empty(self.sizes, dtype=self._type, device=device)
 
     @property
@@ -54,14 +54,14 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
-    """A state without its tensors."""
+    """What a state consists of: the shapes of its tensors, and its structure with all other values (`tree`)."""
 
     shapes: list[Shape]
     tree: Any
 
 
 def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The encoded description of a state, and its tensors in the order of the description.
+    """Take a state apart: its encoded `Description`, and its tensors in the order of `Description.shapes`.
 
     Raises BadState if the state holds a value of a type that cannot be sent.
     """
@@ -72,7 +72,7 @@ def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def shapes_of(description: bytes) -> Description:
-    """Decode a description. Raises BadState if the bytes are something else."""
+    """Decode the description of a state. Raises BadState if the bytes are no description."""
     try:
         return msgspec.msgpack.decode(description, type=Description)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -87,7 +87,7 @@ def rebuild(description: Description, tensors: list[torch.Tensor]) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same state with its tensors on another device."""
+    """The state `value` with all its tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
@@ -98,7 +98,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
-    """The value as [kind, content], recursively, so that types such as tuples and integer keys survive."""
+    """Encode a value as nested [kind, content], which keeps types such as tuples. Its tensors go to `tensors`."""
     if depth > MAX_DEPTH:
         raise BadState(f"{where} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, torch.Tensor):

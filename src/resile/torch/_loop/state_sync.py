@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 FROM_CHECKPOINT = -1
 PARCEL = 4 << 20
-"""Bytes up to which several tensors are sent as one message."""
+"""The most bytes of a message with several tensors."""
 
 
 class MemberState(NamedTuple):
-    """The steps in a process's model, and the round in which it last agreed with others on a state."""
+    """How many steps a process's model has taken, and the round in which the process last agreed on a state."""
 
     step: int
     holds: int
@@ -34,7 +34,7 @@ class MemberState(NamedTuple):
 
 
 class SyncMessage(NamedTuple):
-    """What a process tells the other members when it meets them."""
+    """What a process tells the other members of a new round."""
 
     state: MemberState
     identity: int
@@ -79,7 +79,7 @@ class StateSync(NamedTuple):
 
     @property
     def takers(self) -> list[int]:
-        """Ranks that need the state of `source`. All other ranks have the same state, bit by bit."""
+        """Ranks that need the state of `source`. All other ranks have that state already, bit by bit."""
         best, source = self.messages[self.source].state, self.source
         have = best.holds and {rank for rank, message in enumerate(self.messages) if message.state == best}
         alike = (have or {source}).difference(self.strays)
@@ -98,7 +98,7 @@ class SyncResult(NamedTuple):
     source: int
     """The rank whose state counts; FROM_CHECKPOINT if a checkpoint's state counts."""
     received: Any = None
-    """The state, for a process that had another one; otherwise None."""
+    """The state that this process received because it had another one; None if it received none."""
     takers: Sequence[int] = ()
     """The ranks that had another state and received this one."""
     sent: int = 0
@@ -106,7 +106,7 @@ class SyncResult(NamedTuple):
 
 
 def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
-    """Send this process's message to all members and return theirs. Ranks with diverging parameters are logged."""
+    """Exchange messages with all members of the round. One rank logs which ranks' parameters differ. A collective."""
     rows = ranks.gather([*mine.state, *mine[1:]])
     sync = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
     if sync.strays and mine == sync.messages[0]:  # one rank logs it
@@ -125,10 +125,10 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
     """Send the state of the most advanced member to the members that have another state. A collective.
 
     A received state is in the host's memory and complete when this returns, so a group that breaks in the middle
-    changes no member. A rank that neither sends nor receives holds at most one block in memory.
+    changes no member. A rank that neither sends nor receives keeps at most one block of the state in memory.
 
-    All members raise BadState if that state cannot be described or sent. `state` returns this process's own state, and
-    is called on one rank only.
+    All members raise BadState if the state cannot be described or sent. `state` returns this process's own state, and
+    is called only on the rank that sends.
     """
     source, takers = sync.source, sync.takers
     step = sync.states[source].step
@@ -178,16 +178,16 @@ def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tup
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """True if memory of a device or of the host ran out. For the host's memory torch has no exception of its own."""
+    """True if an error means that memory ran out. For the host's memory torch raises a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
 
 
 def _hand_over(parts: list[torch.Tensor], size: int, ranks: Collectives, source: int, takers: Sequence[int]) -> None:
-    """Send some tensors, given as bytes, as one message of `size` bytes. A collective.
+    """Send tensors from the rank `source` to the ranks `takers`, as one message of `size` bytes. A collective.
 
-    `parts` are empty on ranks that neither send nor receive.
+    `parts` are the tensors to send or to fill, as bytes. They are empty on ranks that neither send nor receive.
     """
     takes = ranks.rank in takers
     data: torch.Tensor | None = None
@@ -202,7 +202,7 @@ def _hand_over(parts: list[torch.Tensor], size: int, ranks: Collectives, source:
 
 
 def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
-    """Yield the indices of tensors that are sent together. Small ones are grouped, because every message costs time."""
+    """Yield the indices of each message's tensors. Small tensors share a message, because every message costs time."""
     parcel: list[int] = []
     length = 0
     for number, shape in enumerate(shapes):

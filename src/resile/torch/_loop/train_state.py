@@ -17,7 +17,7 @@ from resile.torch.sampler import ElasticBatchSampler
 
 
 class TrainState:
-    """The state of one loop, from the first round to the last."""
+    """The state of one training loop on this rank, from the first round to the last."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class TrainState:
         checkpoints: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
-        """Prepare. If `made` is a function, it builds a model in the group of each round, at `resize`.
+        """Keep what the script made. If `made` is a function, `resize` calls it to build a model in each round.
 
-        `rest` is the rest of the state, by name, including the sampler.
+        `rest` is the state beside model, optimizer and scheduler, by name. It includes the sampler.
         """
         self.sampler = sampler
         self.checkpoints = checkpoints
@@ -41,18 +41,18 @@ class TrainState:
 
     @property
     def training(self) -> LoopTraining:
-        """The training of this round's model. Raises RuntimeError before the first round has built a model."""
+        """The `LoopTraining` of this round's model. Raises RuntimeError before the first round has built a model."""
         if self._training is None:
             raise RuntimeError("the model is built when the peers have met: in `epochs` or `steps`, or by `meet()`")
         return self._training
 
     @property
     def rebuilt(self) -> bool:
-        """True if every round builds a new model, which is sharded: only a checkpoint has a whole state then."""
+        """True if every round builds a new, sharded model. Then no rank has a whole state, only a checkpoint."""
         return self._build is not None
 
     def commit(self, samples: int) -> None:
-        """Take a step of this many samples. It contains no collective, so a loss cannot interrupt it."""
+        """Update the model and advance the sampler by `samples`. A loss cannot interrupt this: it has no collective."""
         if self.checkpoints is not None:
             self.checkpoints.before_update()
         self.training.update()
@@ -61,14 +61,14 @@ class TrainState:
         self.completed += 1
 
     def undo(self) -> None:
-        """Restore the state from before an aborted step."""
+        """Set what an aborted step has changed back to its value before: the buffers of the model's modules."""
         if self._training is not None:
             self._training.undo()
 
     def resize(self, rank: int, world: int) -> None:
-        """Join a new group. If every round builds a model, discard the old model and build a new, untrained one.
+        """Tell the sampler its new rank and world. If every round builds a model, replace the old by an untrained one.
 
-        The old model held a part of a state whose other parts may be lost.
+        The old model is of no use: it held a part of a state whose other parts may be lost.
         """
         if self.sampler is not None:  # first, because the model's construction may ask it for this rank's share
             self.sampler.resize(rank, world)
@@ -85,7 +85,7 @@ class TrainState:
         return 0 if self.rebuilt else self.training.digest()
 
     def adopt(self, found: state_sync.SyncResult) -> None:
-        """Load the state on which the members agreed, if this rank received it. No collective."""
+        """Go on from the state `found` on which the members agreed. Load it if this rank received it. No collective."""
         if found.received is not None:
             if self.checkpoints is not None:
                 self.checkpoints.before_update()
@@ -95,7 +95,7 @@ class TrainState:
         self.completed = found.step
 
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
-        """Save in memory if some rank has no saved copy of this state: a newcomer, or all ranks of a sharded model.
+        """Save `found` in memory if some rank has no saved copy of it: a newcomer, or all ranks of a sharded model.
 
         Raises RuntimeError if the group broke.
         """

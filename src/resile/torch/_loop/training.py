@@ -19,7 +19,7 @@ from resile.torch._loop.model_buffers import ModelBuffers
 from resile.torch._support.arguments import check_model
 
 DIGEST = 64
-"""Values of each parameter that go into a digest."""
+"""How many values of each parameter go into a digest."""
 
 
 class EarlyStep(Exception):
@@ -30,7 +30,7 @@ class EarlyStep(Exception):
 
 
 class Stateful(Protocol):
-    """An object that a state may hold, such as a sampler, an average or a gradient scaler."""
+    """An object whose state belongs to the training, such as a sampler, an average or a gradient scaler."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -42,10 +42,10 @@ Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, t
 
 
 class LoopTraining:
-    """One model in training: `begin`, then forward and backward passes, then `share` and `update`."""
+    """One model in training. A step is `begin`, forward and backward passes, `share` and `update`."""
 
     def __init__(self, built: Built, rest: Mapping[str, Stateful]) -> None:
-        """Hook into the model's gradients, until `close`. `rest` is the rest of the state, by name."""
+        """Hook into the model's gradients, until `close`. `rest` is the state beside what was built, by name."""
         self.model, self.optimizer = built[0], built[1]
         self.scheduler = built[2] if len(built) > 2 else None
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
@@ -80,7 +80,7 @@ class LoopTraining:
             parameter.grad = None
 
     def share(self) -> None:
-        """Average the gradients over the world and fetch rank 0's buffers, after the backward passes.
+        """After the backward passes: average the gradients over the world, and receive rank 0's module buffers.
 
         Raises GroupLost if the group broke.
         """
@@ -88,7 +88,7 @@ class LoopTraining:
         self._buffers.fetch(self._world, self._group)
 
     def update(self) -> None:
-        """Take the step. It contains no collective, so a loss cannot interrupt it.
+        """Take the step with the averaged gradients. There is no collective in it, so a loss cannot interrupt it.
 
         The first step raises BadState if the state holds a value that could not be sent to a newcomer.
         """
@@ -110,13 +110,13 @@ class LoopTraining:
         self._averager.abandon()
 
     def undo(self) -> None:
-        """Restore the buffers from before an aborted step."""
+        """Set the buffers of the model's modules back to their values before an aborted step."""
         self._buffers.undo()
 
     def digest(self) -> int:
-        """A number that is equal on ranks with the same parameters, computed from a few values of each to save time.
+        """A number that is equal on ranks with the same parameters. It is made from a few values of each parameter.
 
-        Errors that make ranks differ, such as gradients that were not averaged, change nearly all values at once.
+        A few suffice: errors that make ranks differ, such as gradients that were not averaged, change nearly all.
         """
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for parameter in self.model.parameters():
@@ -138,7 +138,7 @@ class LoopTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the `state` of another rank. Its tensors are in host memory."""
+        """Load the `state` of another rank, whose tensors are in host memory."""
         for name, part in self.parts.items():
             theirs = state["parts"][name]
             copies = part is self.model or part is self.optimizer  # other parts may keep the tensors they are given
@@ -148,7 +148,7 @@ class LoopTraining:
         self.loaded()
 
     def loaded(self) -> None:
-        """Accept a state that was loaded into the model, so that `undo` does not bring the old buffers back."""
+        """Accept the state that was loaded into the model, so that `undo` does not bring older module buffers back."""
         self._buffers.keep()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class LoopTraining:
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
-    """Check the model and optimizer that a script made itself. Raises TypeError or ValueError."""
+    """Check a script's own model and optimizer, and return all three. Raises TypeError or ValueError if unfit."""
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
     check_model(model, optimizer)
@@ -180,5 +180,5 @@ def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> di
 
 
 def _is_sharded(parameter: torch.nn.Parameter) -> bool:
-    """True for a DTensor, whose gradients the sharding library averages. Importing its class would take time."""
+    """True for a DTensor, whose gradients the sharding library averages. Does not import DTensor, which takes time."""
     return hasattr(parameter, "device_mesh")

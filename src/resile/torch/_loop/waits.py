@@ -29,7 +29,7 @@ from torch.distributed import Work
 LOOK = 0.05
 """Seconds between two checks whether the round is over, in a wait for a collective."""
 GRACE = 0.05
-"""Seconds for a collective to raise after its group was aborted. It needs milliseconds, or never raises."""
+"""Seconds for a collective to raise after its group was aborted. It takes milliseconds if it raises at all."""
 _POINT_TO_POINT = frozenset({12, 13, 14})
 """Torch's numbers for send, receive, and receive from any rank."""
 _FUNCTIONAL = "torch.distributed._functional_collectives"
@@ -49,7 +49,7 @@ class GroupLost(RuntimeError):
 def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> None:
     """Wait for a collective or message of gloo.
 
-    Raises GroupLost when the round is over, and RuntimeError if the collective failed or did not end in time.
+    Raises GroupLost when the round is over, and RuntimeError if the collective failed or took more than `timeout`.
     """
     if work._get_op_type() in _POINT_TO_POINT:  # gloo disconnects when such a wait times out, so it must not be short
         call(lambda: _torch_wait(work, timeout), over_since)
@@ -122,7 +122,7 @@ def _all_gloo() -> bool:
 
 
 def _ends_within(work: Any, seconds: float) -> bool:
-    """True if a collective ends within some seconds. Raises RuntimeError if it failed."""
+    """True if a collective ends within so many seconds. Raises RuntimeError if the collective failed."""
     try:
         _torch_wait(work, timedelta(seconds=seconds))
         return True
