@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from resile.api.defaults import LOCAL_NODE_VARIABLE
 from resile.api.ids import Bytes, MiB, NodeId, NodeKey, Rank, Seconds
 from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.api.kinds.elasticjob import roles as roles_of
@@ -124,7 +125,7 @@ def processes_of(directory: Path) -> list[int]:
     found = []
     for pid in processes.all_pids():
         with contextlib.suppress(OSError):
-            mark = f"{processes.COOKIE}={directory}".encode()
+            mark = f"{LOCAL_NODE_VARIABLE}={directory}".encode()
             if mark in Path(f"/proc/{pid}/environ").read_bytes() and not gone(pid):
                 found.append(pid)
     return found

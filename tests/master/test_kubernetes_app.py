@@ -44,7 +44,7 @@ async def test_a_watch_that_dies_of_a_defect_ends_the_master(tmp_path: Path, mon
     monkeypatch.setattr(app, "BlockingClient", lambda *_: blocking)
     monkeypatch.setitem(EventQueue.__init__.__kwdefaults__, "die", died.set)
     (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv(app.TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setenv(app.TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
     (tmp_path / "job").mkdir()
     where = app.ClusterOptions(namespace="red", job="j", kind=ELASTIC_JOB)
     serving = asyncio.create_task(app.serve_on_kubernetes(JobDirectory(tmp_path / "job"), Options(), where))

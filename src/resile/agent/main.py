@@ -35,6 +35,7 @@ from resile.agent.workers.attempt import LogDirectory
 from resile.agent.workers.output import Output, OutputLines
 from resile.agent.workers.ports import NoFreePort, free_port
 from resile.agent.workers.worker_states import IllegalTransition
+from resile.api.defaults import LOCAL_NODE_VARIABLE
 from resile.api.ids import NodeId, Rank
 from resile.api.kinds.run.names import WORKER
 from resile.wire.agent_socket import serve_local
@@ -51,8 +52,6 @@ LATE_PAUSE = 0.2
 """Seconds between two looks whether the master of an earlier run is gone."""
 PORT_TRIES = 3
 """A free port may be taken before the master binds it. Only a run on this machine alone can try another."""
-NODE_DIRECTORY = "RESILE_LOCAL_NODE"
-"""The variable that names the directory of a node of a local job."""
 SEE_OFF = 5.0
 """Seconds for the master of a run on this machine alone to end after the run."""
 
@@ -93,7 +92,7 @@ class CannotRun(Exception):
 
 def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Make a directory for the agent's sockets, in the node's directory if there is one."""
-    home = environ.get(NODE_DIRECTORY, "")
+    home = environ.get(LOCAL_NODE_VARIABLE, "")
     if home:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="agent-", dir=home))

@@ -34,3 +34,8 @@ CONNECT_TIMEOUT = Seconds(60.0)
 """How long a new agent tries to reach its master: longer than a cluster takes to start a master."""
 BUDGET_WINDOW = Seconds(1800.0)
 """The training time after which a failure no longer counts: a job that trained for half an hour is healthy."""
+
+TOKEN_FILE_VARIABLE = "RESILE_TOKEN_FILE"
+"""The environment variable with the path of the job's token, for masters and agents."""
+LOCAL_NODE_VARIABLE = "RESILE_LOCAL_NODE"
+"""The environment variable with a local node's directory. It finds the processes that a shim left."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from resile.api.defaults import LOCAL_NODE_VARIABLE
 from resile.chaos.faults import (
     Fault,
     FreezeNode,
@@ -157,7 +158,7 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
     node = files.read(files.node_directory(directory.path, record.node) / "node.json", files.NodeFile)
     if node is None or not processes.is_alive(node.pid, node.pid_start, node.boot):
         return []
-    mark = f"{processes.COOKIE}={files.node_directory(directory.path, record.node)}".encode()
+    mark = f"{LOCAL_NODE_VARIABLE}={files.node_directory(directory.path, record.node)}".encode()
     below = [(pid, start_time(pid)) for pid in processes.tree(node.pid)[1:]]
     return [(node.pid, node.pid_start), *((pid, start) for pid, start in below if start and mark in _environ(pid))]
 

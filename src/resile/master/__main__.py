@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resile.api import master_exit_codes
+from resile.api.defaults import TOKEN_FILE_VARIABLE
 from resile.master import supervisor
 from resile.wire.job_directory import DirectoryError, JobDirectory
 
@@ -174,7 +175,7 @@ def _local(arguments: argparse.Namespace, directory: JobDirectory) -> Callable[[
             directory.spec(),
             directory.path,
             master_address,
-            secrets={"RESILE_TOKEN_FILE": str(directory.token_file)},
+            secrets={TOKEN_FILE_VARIABLE: str(directory.token_file)},
             enforce_memory=arguments.enforce_memory,
             workdir=arguments.workdir,
         )

@@ -199,7 +199,7 @@ class Elastic:
             while sampler.epoch < count:
                 self._total = self._steps_until(count)
                 for samples, batch in dealt(sampler, loader):
-                    if self.lost:
+                    if self.round_over:
                         break
                     self._stage, self._samples = _Stage.GIVEN, samples
                     self._passes = len(batch) if isinstance(batch, Step) else 1
@@ -224,7 +224,7 @@ class Elastic:
         given = False
         while True:
             while self.completed < total:
-                if not self.lost:
+                if not self.round_over:
                     self._stage, given = _Stage.GIVEN, True
                     yield self.completed
                     if self._taken():
@@ -271,8 +271,8 @@ class Elastic:
         """Run the script's own collectives between steps, such as for validation. A loss does not end this process.
 
         A block in which a peer is lost ends quietly and is not run again. The loop forms a new round before its next
-        step. `lost` is False if the block was completed on this rank. Other ranks may have completed it or not, so its
-        result must not change the training.
+        step. `round_over` is False if the block was completed on this rank. Other ranks may have completed it or not,
+        so its result must not change the training.
         """
         self.meet()
         try:
@@ -284,9 +284,14 @@ class Elastic:
             log.info("what the ranks did together is broken off: %s", in_brief(error))
 
     @property
-    def lost(self) -> bool:
+    def round_over(self) -> bool:
         """True if the round is over, so that the loop forms a new one before its next step."""
-        return self._rendezvous.lost
+        return self._rendezvous.round_over
+
+    @property
+    def lost(self) -> bool:
+        """The older name of `round_over`."""
+        return self.round_over
 
     def meet(self) -> None:
         """Meet the peers: form the group and agree on the state. The loop calls this itself. Idempotent."""

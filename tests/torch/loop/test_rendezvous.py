@@ -114,7 +114,7 @@ def test_a_process_does_not_wait_for_storage_in_a_round_that_is_over(
         begun = time.monotonic()
         member.form()
         assert time.monotonic() - begun < SOON
-        assert (member.round, member.lost) == (2, False)
+        assert (member.round, member.round_over) == (2, False)
     finally:
         restore.log.removeHandler(watching)
         member.close(in_peace=True)
@@ -169,7 +169,7 @@ def test_peers_do_not_wait_for_a_process_whose_script_fails_between_two_rounds(
     one = member()
     with pytest.raises(ValueError, match="no room for the model"):
         one.form()
-    wait_until(lambda: one.lost, "the end of the group")  # though the script goes on
+    wait_until(lambda: one.round_over, "the end of the group")  # though the script goes on
     one.close(in_peace=False)
 
 
@@ -193,7 +193,7 @@ def test_peers_do_not_wait_for_a_process_whose_script_fails_while_a_step_is_save
 
     with pytest.raises(ValueError, match="two values of the state"):
         train()
-    wait_until(lambda: elastic.lost, "the end of the group")  # though the script goes on
+    wait_until(lambda: elastic.round_over, "the end of the group")  # though the script goes on
     elastic.close()
     checkpointer.close()
 

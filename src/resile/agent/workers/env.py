@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from resile.agent.options import RunOptions
+from resile.api.defaults import TOKEN_FILE_VARIABLE
 from resile.api.ids import Round
 from resile.protocol.reports import RoundAssignment
 from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 
-KEPT_BACK = ("RESILE_TOKEN", "RESILE_TOKEN_FILE", "RESILE_TLS_KEY", OWNER)
+KEPT_BACK = ("RESILE_TOKEN", TOKEN_FILE_VARIABLE, "RESILE_TLS_KEY", OWNER)
 """Variables that training processes do not get. Secrets are for the agent alone: its socket needs none.
 OWNER names the process that had the name before and would be wrong."""
 

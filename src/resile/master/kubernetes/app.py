@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from resile.api.defaults import TOKEN_FILE_VARIABLE
 from resile.api.ids import Seconds
 from resile.api.job import JobSpec
 from resile.api.kinds import registry
@@ -40,7 +41,6 @@ from resile.wire.job_directory import DirectoryError, JobDirectory
 
 log = logging.getLogger("resile.master")
 
-TOKEN_FILE = "RESILE_TOKEN_FILE"
 FIELD_MANAGER = "resile-master"
 START_SECONDS = Seconds(60.0)
 """How long a new master waits for the API server before it ends; the operator starts another."""
@@ -174,9 +174,9 @@ def _spec_of(kind: JobKind, found: Object, journal: ConfigMapJournal) -> JobSpec
 
 
 def _token() -> str:
-    path = os.environ.get(TOKEN_FILE, "")
+    path = os.environ.get(TOKEN_FILE_VARIABLE, "")
     if not path:
-        raise DirectoryError(f"{TOKEN_FILE} is not set: it must name the file with the job's token")
+        raise DirectoryError(f"{TOKEN_FILE_VARIABLE} is not set: it must name the file with the job's token")
     try:
         return Path(path).read_text().strip()
     except OSError as error:

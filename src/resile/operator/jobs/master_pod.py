@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resile.api.defaults import MASTER_PORT
+from resile.api.defaults import MASTER_PORT, TOKEN_FILE_VARIABLE
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.kinds import registry
 from resile.api.manifests.pod_template import MAIN, MAIN_ANNOTATION, main_container
@@ -123,7 +123,7 @@ def _container(job: JobSpec, image: str) -> Object:
         "command": [*command, *where, "--host", "0.0.0.0", "--port", str(MASTER_PORT), *tls],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "RESILE_TOKEN_FILE", "value": f"{SECRETS}/{TOKEN}"},
+            {"name": TOKEN_FILE_VARIABLE, "value": f"{SECRETS}/{TOKEN}"},
             {"name": "TMPDIR", "value": DIRECTORY},  # not /tmp, which may hold what the image brings
         ],
         "ports": [{"name": "master", "containerPort": MASTER_PORT}],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from fractions import Fraction
 
-from resile.api.defaults import MASTER_PORT
+from resile.api.defaults import MASTER_PORT, TOKEN_FILE_VARIABLE
 from resile.api.ids import Rank
 from resile.api.job import JobSpec
 from resile.api.kinds import registry
@@ -25,7 +25,6 @@ from resile.platform.kubernetes.placement import avoid
 
 TOKEN_DIRECTORY = "/var/run/secrets/resile"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
-TOKEN_FILE_VARIABLE = "RESILE_TOKEN_FILE"
 TRUSTED = "ca.crt"
 """The key of the certificate to trust in the Secret, and the name of its file beside the token."""
 TRUSTED_VARIABLE, NAME_VARIABLE = "RESILE_TLS_CA", "RESILE_TLS_NAME"

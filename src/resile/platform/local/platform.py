@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from resile.api.defaults import LOCAL_NODE_VARIABLE
 from resile.api.ids import NodeKey, Rank, Seconds
 from resile.api.job import JobSpec
 from resile.api.kinds import registry
@@ -28,7 +29,6 @@ from resile.platform.local import files
 from resile.platform.local.addresses import AddressBook, Addresses, AddressesUsedUpError
 from resile.platform.local.cgroup import MemoryLimits, NoMemoryLimitsError
 from resile.platform.local.node import LocalNode
-from resile.platform.local.processes import COOKIE
 from resile.platform.local.shim import NOT_EXECUTABLE, NOT_FOUND, STATUS_FD
 from resile.protocol.reports import NodeStatus
 
@@ -227,7 +227,7 @@ class LocalPlatform:
             **self._spec.roles[record.role].env,
             **self._kind.environment(self._spec, setting),
             **self._secrets,
-            COOKIE: str(files.node_directory(self._directory, record.key)),
+            LOCAL_NODE_VARIABLE: str(files.node_directory(self._directory, record.key)),
         }
         # First in the path, so that `dlrover-run` and `resile` in a manifest's command are those of this installation.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"

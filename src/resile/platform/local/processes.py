@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from resile.api.defaults import LOCAL_NODE_VARIABLE
 from resile.platform.local.shim import start_time, stat_of
-
-COOKIE = "RESILE_LOCAL_NODE"
-"""A variable in the environment of every process of a node, with its node directory. It finds what a shim left."""
 
 
 @cache
@@ -93,7 +91,7 @@ def kill_strays(node_directory: Path, session: int | None) -> int:
     only if the shim ended just now: later its number may be used again. Costs two or more scans of /proc, a few
     milliseconds each.
     """
-    mark = f"{COOKIE}={node_directory}".encode()
+    mark = f"{LOCAL_NODE_VARIABLE}={node_directory}".encode()
     killed: set[int] = set()
     while True:
         fresh = {pid for pid in all_pids() if pid not in killed and _belongs(pid, mark, session)}

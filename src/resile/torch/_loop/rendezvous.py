@@ -78,7 +78,7 @@ class Rendezvous:
             raise RuntimeError("Elastic makes a process group for each round itself: do not call init_process_group")
 
     @property
-    def lost(self) -> bool:
+    def round_over(self) -> bool:
         """True if the round is over, so that `form` has to enter the next round."""
         return self.group is not None and self.group.over
 
