@@ -58,18 +58,18 @@ STORE_PATIENCE = 600.0
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node knows of itself before it reaches the master."""
+    """Role, id, rank and address that this node has in its Hello. The master chooses an id or rank that is None."""
 
     role: str = WORKER
     node_id: NodeId | None = None
     rank: Rank | None = None
     address: str = ""
-    """Empty: the address by which this machine reaches the master."""
+    """If empty, other nodes get the local address of the connection to the master."""
     host: str
 
 
 class JobWasOver(Exception):
-    """The job had ended before this node connected: a new run has to wait until that master is gone."""
+    """The job had ended before this node connected. A new run has to wait until the old job's master is gone."""
 
     def __init__(self, over: JobOver) -> None:
         super().__init__(f"the job was over when this node came: {over.message}")
@@ -77,7 +77,7 @@ class JobWasOver(Exception):
 
 
 class Agent:
-    """One node's agent. The future `done` gets the exit code, or an exception such as JobWasOver."""
+    """The agent of one node. The future `done` gets the exit code, or an exception such as JobWasOver."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class Agent:
         logs: LogDirectory,
         output: Output,
     ) -> None:
-        """Prepare; nothing runs before the master has formed a round.
+        """Start nothing: training processes start when the master has formed a round.
 
         `token` returns the job's secret, for connections between nodes. `revive_master` gets the seconds since the
-        master was last reached, and may start the master again. `directory` is private, for the agent's sockets.
+        master was last reached, and may start the master again. `directory` is for the sockets of this agent only.
         """
         self._options = options
         self._identity = identity
@@ -131,7 +131,7 @@ class Agent:
     # the master -------------------------------------------------------------------------------------------------------
 
     def hello(self, local_address: str) -> Hello:
-        """The greeting for a new connection, with the whole state of this node."""
+        """The first message on a new connection to the master: the whole state of this node."""
         identity, standing = self._identity, self._workers.standing()
         address = identity.address or local_address
         return Hello(
@@ -180,7 +180,7 @@ class Agent:
                 self._on_job_over(message)
 
     def on_away(self, seconds: float, why: str) -> None:
-        """The master cannot be reached. Training goes on; an agent without work gives up after a while."""
+        """Call `revive_master`, as the master is out of reach. A node that does not train leaves after a while."""
         self._revive_master(seconds)
         patience = self._options.rendezvous.join_timeout or self._options.timeouts.connect
         if self._workers.is_training or self._is_leaving or self.done.done():
@@ -246,7 +246,7 @@ class Agent:
         self._relay.on_close(connection, because)
 
     def _become_elastic(self) -> bool:
-        """From now on processes stay from round to round. Returns False if they did already."""
+        """Keep processes from round to round from now on. Returns False if the agent does so already."""
         if not isinstance(self._workers, RestartingWorkers):
             return False
         from resile.agent.workers.elastic_workers import ElasticWorkers  # restarting workers do not need it
@@ -285,7 +285,7 @@ class Agent:
         self._leave(SIGNALLED + number, number)
 
     def _leave(self, exit_code: int, number: int = signal.SIGTERM, over: JobOver | None = None) -> None:
-        """Stop all processes and end. Later calls change nothing; a signal may still hurry the end."""
+        """Stop all processes with signal `number` and end with `exit_code`; print the failure in `over`, if any."""
         if self._is_leaving or self.done.done():
             return
         self._is_leaving = True
@@ -306,7 +306,7 @@ class Agent:
             self.done.set_result(exit_code)
 
     def _failure_report(self, told: WorkerFailure, failed_node: str) -> str:
-        """The report of the first failure: the one the master knows, unless a process of this node failed earlier."""
+        """The report of the first failure: `told`, which the master sent, or an earlier one of this node."""
         from resile.agent.failures.report import report, terminal_width  # not needed unless the job fails
 
         attempt, here = self._launcher.attempt, str(self._node)
@@ -323,7 +323,7 @@ class Agent:
         )
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task. If it fails, the agent ends with its error."""
+        """Run a coroutine as a task. If the task raises an exception, the agent ends with that exception."""
 
         def check(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)

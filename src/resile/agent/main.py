@@ -49,11 +49,11 @@ LOG_FORMAT = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)
 """The format of DLRover's agents, whose users search logs for these lines."""
 
 LATE_PAUSE = 0.2
-"""Seconds between two looks whether the master of an earlier run is gone."""
+"""Seconds between two checks whether the master of an earlier run is gone."""
 PORT_TRIES = 3
-"""A free port may be taken before the master binds it. Only a run on this machine alone can try another."""
+"""Ports that a run on this machine alone tries: a free port may be taken before the master binds it."""
 SEE_OFF = 5.0
-"""Seconds for the master of a run on this machine alone to end after the run."""
+"""Seconds that the master of a run on this machine alone has to end after the run."""
 
 
 def launch(options: RunOptions) -> int:
@@ -78,7 +78,7 @@ def launch(options: RunOptions) -> int:
 
 
 def _sweep_beside(directory: Path) -> None:
-    """Lock this directory until this process ends; in a thread, remove those that killed agents left beside it."""
+    """Lock `directory` until this process ends. In a thread, remove directories that killed agents left beside it."""
     with contextlib.suppress(OSError):
         stale_directories.hold(directory)
     threading.Thread(
@@ -91,7 +91,7 @@ class CannotRun(Exception):
 
 
 def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Make a directory for the agent's sockets, in the node's directory if there is one."""
+    """Make a directory for the agent's sockets: in the directory of a local node, or among temporary files."""
     home = environ.get(LOCAL_NODE_VARIABLE, "")
     if home:
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 class _Signals:
-    """Passes signals on to the agent. A signal before the agent exists cancels the start and is not lost."""
+    """Passes signals on to the agent. A signal before the agent exists cancels the start; `early` is its number."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._agent: Agent | None = None
@@ -115,7 +115,7 @@ class _Signals:
             loop.add_signal_handler(number, self._got, number)
 
     def tell(self, agent: Agent | None) -> None:
-        """Pass signals on to this agent; None if it has ended and another one follows."""
+        """Pass later signals on to `agent`. With None, a signal cancels the start of the next agent."""
         self._agent = agent
 
     def _got(self, number: int) -> None:
@@ -171,9 +171,9 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
 
 
 async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLauncher]:
-    """Start the master, or find the one that runs on this machine. Ignores HOST_PORTS, meant for rounds."""
+    """Start the run's master here, unless it runs. Returns the options with its endpoint, and its launcher."""
     for tries_left in reversed(range(PORT_TRIES if alone else 1)):
-        endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint
+        endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint  # HOST_PORTS are for rounds
         assert endpoint is not None
         host = MasterLauncher(options, endpoint, run_directory(options, endpoint))
         try:
@@ -241,13 +241,13 @@ def _log_to(output: Output) -> None:
 
 
 def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
-    """Pass the error on that ended the session: connecting again would not help."""
+    """End the agent with the error that ended its session: connecting again would not help."""
     if not ended.cancelled() and not done.done() and (why := ended.exception()) is not None:
         done.set_exception(why)
 
 
 def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the agent if a callback met a worker's impossible event: nothing would bring that worker to an end."""
+    """Log an exception of a callback. An IllegalTransition also ends the agent, as its worker would never end."""
     loop.default_exception_handler(context)
     error = context.get("exception")
     if isinstance(error, IllegalTransition) and not done.done():
@@ -255,7 +255,7 @@ def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, c
 
 
 def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
-    """Which node this is, from the variables that the platform sets, or from the flags."""
+    """The identity of this node: from the platform's variables if it is managed, otherwise from the flags."""
     hostname = socket.gethostname()
     if not options.managed:
         address = options.local_addr or ""

@@ -36,9 +36,9 @@ log = logging.getLogger("resile.agent")
 
 LAUNCH_PATIENCE = 15.0
 MAX_STARTS = 10
-"""How often one agent starts a supervisor."""
+"""How often one agent starts a supervisor at most."""
 REVIVE_AFTER = 2.0
-"""Seconds without a master after which an agent checks another agent's supervisor."""
+"""Seconds without a master after which an agent may restart a master that another agent had started."""
 
 
 class CannotLaunchMaster(Exception):
@@ -75,7 +75,7 @@ def is_loopback(host: str) -> bool:
 
 
 def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> JobDirectory:
-    """The directory of this run on this machine."""
+    """The job directory of this run on this machine, named after run id and port."""
     fallback = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resile"
     root = Path(options.state_dir or fallback) / "runs"
     name = hashlib.sha256(f"{options.run_id}@{endpoint.port}".encode()).hexdigest()[:16]
@@ -83,10 +83,10 @@ def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str,
 
 
 def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> bytes:
-    """The job's secret: the given one, or on one machine the one in the job's directory, or else made from the run id.
+    """The given token; without one, that of the job directory if the endpoint is loopback, else a hash of the run id.
 
     Raises:
-        DirectoryError: the secret is in the job's directory, which does not exist (yet).
+        DirectoryError: the token is in the job directory, which does not exist (yet).
     """
     if options.security.token:
         return options.security.token.encode()
@@ -106,7 +106,7 @@ def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
 
 
 class MasterLauncher:
-    """Starts the master's supervisor, and starts it again if both are gone."""
+    """Starts the supervisor of a run's master, and starts it again if supervisor and master are gone."""
 
     def __init__(self, options: RunOptions, endpoint: Endpoint, directory: JobDirectory) -> None:
         self._options = options
@@ -117,10 +117,10 @@ class MasterLauncher:
         self._presence: int | None = None
 
     async def start(self) -> None:
-        """Start a master for this run, unless it has one. Files of an earlier run are removed.
+        """Start a master for this run, unless the run has one. Removes files of an earlier run with this id and port.
 
         Raises:
-            CannotLaunchMaster: the master does not start. No process of it is left.
+            CannotLaunchMaster: the master does not start. It leaves no process behind.
         """
         options = self._options
         try:
@@ -144,13 +144,13 @@ class MasterLauncher:
             raise CannotLaunchMaster(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
     def close(self) -> None:
-        """Release NAME.present; the master and its supervisor go on."""
+        """Release the lock on NAME.present; the master and its supervisor go on."""
         if self._presence is not None:
             os.close(self._presence)
             self._presence = None
 
     def _is_run_present(self) -> bool:
-        """True if an agent of this run or its supervisor lives on this machine. Takes a share of NAME.present."""
+        """True if an agent of this run or its supervisor lives on this machine. Keeps a shared lock on NAME.present."""
         path = self._directory.path.with_suffix(".present")
         self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -164,7 +164,7 @@ class MasterLauncher:
     def revive(self, seconds_away: float) -> None:
         """Start the master again from its journal, if neither the master nor its supervisor lives.
 
-        This agent knows at once that its own supervisor is gone. For another agent's it waits `REVIVE_AFTER`.
+        A supervisor that this agent started is checked at once, another agent's only after `REVIVE_AFTER` seconds.
         """
         if self._starts >= MAX_STARTS or not self._directory.exists:
             return
@@ -176,7 +176,7 @@ class MasterLauncher:
                 log.warning("%s", error)  # training goes on; the next call tries again
 
     async def end(self, patience: float) -> None:
-        """Wait for the supervisor that this agent started to end with the job; after `patience` seconds, stop it."""
+        """Wait until the supervisor that this agent started has ended; after `patience` seconds, stop it."""
         if self._supervisor is None:
             return
         try:
@@ -230,7 +230,7 @@ class MasterLauncher:
         self._starts += 1
 
     async def _wait_until_up(self) -> None:
-        """Wait until the master has written its address. The caller sets the time-out."""
+        """Wait, without a time-out, until the master has written its address. CannotLaunchMaster if it ends first."""
         try:
             while self._directory.address() is None:
                 assert self._supervisor is not None
@@ -242,7 +242,7 @@ class MasterLauncher:
             raise
 
     async def _turn(self) -> contextlib.ExitStack:
-        """Wait for NAME.launch; returns what holds it."""
+        """Wait for the lock on NAME.launch. Returns a context that releases the lock when it ends."""
         path = self._directory.path.with_suffix(".launch")
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -22,7 +22,7 @@ DLROVER_ROLE = "dlrover-trainer"
 
 
 class Std(enum.IntFlag):
-    """Which standard streams of a training process; the numbers are those of `--redirects` and `--tee`."""
+    """A set of standard streams of a training process, with the numbers of `--redirects` and `--tee`."""
 
     NONE = 0
     OUT = 1
@@ -41,7 +41,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """Secrets and certificates of this agent. All empty is fit for one machine only."""
+    """Secrets and certificates of this agent. If all are empty, the job is safe on one machine only."""
 
     token: str = ""
     """The job's secret. `repr` hides it, and training processes do not get it."""
@@ -53,7 +53,7 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     """The name that the master's certificate must hold; empty accepts any, because `tls_ca` signs for masters only."""
 
     def __rich_repr__(self) -> Any:
-        """The fields by name, with asterisks instead of the secret."""
+        """Yield the fields by name, with asterisks instead of the token."""
         yield "token", "***" if self.token else ""
         for name in ("token_file", "tls_cert", "tls_key", "tls_ca", "tls_name"):
             yield name, getattr(self, name)
@@ -63,10 +63,10 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One `resile run`, ready to be launched."""
+    """All options of one `resile run`, resolved and checked."""
 
     command: tuple[str, ...]
-    """Program and arguments of every training process; start them with `command_of`."""
+    """Program and arguments of every training process, before `command_of` fills in the local rank."""
     nproc: int
     rendezvous: RendezvousConfig
     run_id: str
@@ -88,7 +88,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     timeouts: Timeouts = msgspec.field(default_factory=derive)
     signals: tuple[int, ...] = ()
-    """Signals to this agent that end the run after passing them on to the training processes."""
+    """Signals that the agent passes on to the training processes before it ends the run."""
 
     standbys: int = 0
     """How many warm interpreters wait to replace processes; 0: every process starts from scratch."""
@@ -96,7 +96,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Modules that standbys import in addition to the modules of torch that the script imports."""
 
     log_dir: str | None = None
-    """None for a new temporary directory, made only if a stream needs a file."""
+    """The directory of log files. None: a new temporary directory, if any stream goes to a file."""
     redirects: dict[int, Std] = {}
     """For every local rank, the streams that only go to files."""
     tee: dict[int, Std] = {}
@@ -109,7 +109,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     """Variables for every training process on top of the agent's own."""
     virtual_local_rank: bool = False
-    """Each process sees only its own GPU, as device 0, and LOCAL_RANK 0."""
+    """True if each process sees only its own GPU, as device 0, and gets LOCAL_RANK=0."""
     security: Security = Security()
     state_dir: str | None = None
     """Where a master on this node keeps its files; None for the user's state directory."""
@@ -120,11 +120,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self.command)
 
     def to_file(self, local_rank: int) -> Std:
-        """Streams of one process that need a file: redirected and teed ones."""
+        """The streams of the process with `local_rank` that go to a file: redirected and teed ones."""
         return self.redirects.get(local_rank, Std.NONE) | self.tee.get(local_rank, Std.NONE)
 
     def to_console(self, local_rank: int) -> Std:
-        """Streams of one process that reach the console."""
+        """The streams of the process with `local_rank` that go to the console."""
         if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
             return Std.NONE
         only_file = self.redirects.get(local_rank, Std.NONE) & ~self.tee.get(local_rank, Std.NONE)

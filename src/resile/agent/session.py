@@ -40,12 +40,12 @@ class MasterListener(Protocol):
     """Callbacks of a session; the agent implements them."""
 
     def hello(self, local_address: str, /) -> Hello:
-        """The greeting for a new connection, whose local address is given."""
+        """The first message to send on a new connection, whose local address is `local_address`."""
 
     def on_message(self, message: MasterMessage, /) -> None: ...
 
     def on_away(self, seconds: float, why: str, /) -> None:
-        """Connecting failed, so many seconds after the master was last connected; `why` is one sentence."""
+        """Called when connecting fails, `seconds` after the last connection or the start; `why` is one sentence."""
 
 
 class Session:
@@ -74,7 +74,7 @@ class Session:
         self._interval = 0.0
 
     def send(self, message: Message) -> None:
-        """Send a message to the master. Without a connection it is lost; the next Hello has the whole state."""
+        """Send a message to the master. Without a connection it is lost, but the next Hello has the whole state."""
         if self._connection is not None:
             self._connection.send(message)
 
@@ -85,7 +85,7 @@ class Session:
             self._tick()
 
     async def run(self, listener: MasterListener) -> None:
-        """Stay connected until cancelled, and call the listener.
+        """Stay connected until cancelled, and call the methods of `listener`.
 
         Raises:
             HandshakeRefused: the first server that answered refused the token, or is no resile server.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 PREFIX = "resile-"
 LOCK = "agent.lock"
-"""The file that tells an agent's directory from others with the same prefix."""
+"""The lock file in an agent's directory. A directory with the same prefix and no such file is never removed."""
 KEPT_SECONDS = 3600.0
 """How long a directory stays after an agent found its locks free."""
 HOLD_SECONDS = 2.0
@@ -29,7 +29,7 @@ _MARK = b"no process held this when another one looked; it will be removed\n"
 
 
 def hold(directory: Path) -> int:
-    """Keep an agent's directory from being removed while the returned descriptor is open.
+    """Lock an agent's directory, so that it is not removed while the returned descriptor is open.
 
     Raises:
         OSError: the lock cannot be had within `HOLD_SECONDS`.
@@ -49,7 +49,7 @@ def hold(directory: Path) -> int:
 
 
 def is_file_at(descriptor: int, path: Path) -> bool:
-    """True if `path` is still the open file. A lock on a file that was removed keeps no process out."""
+    """True if `path` is still the file of `descriptor`. If not, a lock on the descriptor keeps no process out."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
-    """Remove directories of this user's killed agents, `kept` seconds after they were marked."""
+    """Mark directories in `home` that this user's killed agents left; remove those marked `kept` seconds ago."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(home)):
             directory = Path(entry.path)
@@ -71,7 +71,7 @@ def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
 
 
 def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
-    """Remove directories of runs without an agent and a supervisor, `kept` seconds after they were marked."""
+    """Mark directories of runs that have no agent and no supervisor; remove those marked `kept` seconds ago."""
     for launch in runs.glob("*.launch"):
         present = launch.with_suffix(".present")
         with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
 
 
 def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], path: Path) -> None:
-    """Mark the first lock file; if it was marked at least `kept` seconds ago, call `remove` with the path.
+    """Mark the first lock file. If it was marked at least `kept` seconds ago, call `remove(path)`.
 
     Raises:
         OSError: a process holds one of the locks, or is removing the same files.

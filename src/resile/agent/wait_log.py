@@ -13,14 +13,14 @@ from resile.protocol.reports import RendezvousConfig
 log = logging.getLogger("resile.agent")
 
 AWAY_EVERY = 10.0
-"""Seconds between two lines about a master that cannot be reached."""
+"""Seconds between two log lines about a master that cannot be reached."""
 FIRST_AFTER = 2.0
 AGAIN_EVERY = 30.0
-"""Seconds without a round before the first line about it, and between later lines."""
+"""Seconds that a node waits for a round before the first log line about it, and between later ones."""
 
 
 class WaitLog:
-    """Logs the waits of one node."""
+    """Logs that a node waits for its master or for a round."""
 
     def __init__(self, rendezvous: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
         """`place` is the endpoint that all nodes were given; None if a platform started them."""
@@ -31,7 +31,7 @@ class WaitLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def away(self, endpoint: Endpoint | None, seconds: float, why: str, patience: float) -> None:
-        """The master could not be reached for so many seconds: log that at once, then every AWAY_EVERY seconds."""
+        """Log that the master is out of reach for `seconds`: at once, then every AWAY_EVERY s, until `patience` s."""
         if seconds >= patience or endpoint is None:
             return
         if self._told_away_at is None or not 0 <= seconds - self._told_away_at < AWAY_EVERY:
@@ -40,7 +40,7 @@ class WaitLog:
             log.warning("cannot reach %s (%s); %s", endpoint, _reason(why, endpoint), left)
 
     def joined(self, again: bool) -> None:
-        """This node asked for a round; `again` if it was in a round before."""
+        """Log from now on, until `over`, that this node waits for a round; `again` if it was in a round before."""
         self.over()
         self._timer = asyncio.get_running_loop().call_later(FIRST_AFTER, self._tell, FIRST_AFTER, again)
 
@@ -48,7 +48,7 @@ class WaitLog:
         self._told_away_at = None
 
     def over(self) -> None:
-        """A round came, or the node leaves."""
+        """Stop the log lines of `joined`: a round came, or the node leaves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -77,6 +77,6 @@ class WaitLog:
 
 
 def _reason(why: str, endpoint: Endpoint) -> str:
-    """The cause at the end of a sentence that may name the endpoint again."""
+    """The part of `why` after the name of the endpoint, which the log line has already; else all of `why`."""
     _, named, cause = why.partition(f"{endpoint}: ")
     return cause if named else why

@@ -23,7 +23,7 @@ from resile.protocol.worker_to_agent import Attach, WorkerMessage
 from resile.wire.transport import Connection
 
 MAX_OPEN = 10_000
-"""Requests that may wait for an answer; a process with more is broken."""
+"""Requests of a node that may wait for an answer. A process that sends more is disconnected."""
 MAX_GONE = 1_000
 """Ended processes that are reported again after every Hello: more than can end while a master restarts."""
 
@@ -32,7 +32,7 @@ FOLLOWERS_INTERVAL = Seconds(5.0)
 
 
 class Relay:
-    """Passes messages of processes that the agent has started, and of no others."""
+    """Passes messages between the master and processes that the agent has started. Cuts other processes off."""
 
     def __init__(self, send: Callable[[Message], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -48,10 +48,10 @@ class Relay:
         self._interval = 0.0
         self._next_step = 0.0
         self._held: StepReport | None = None
-        """The newest step, if it was not reported yet."""
+        """The report of the newest step, if it was not sent yet."""
 
     def begin(self, round_: Round, workers: set[str], *, leads: bool) -> None:
-        """A round has begun with these processes; `leads` if the node is its group rank 0."""
+        """Accept messages of `workers` in a new round and report its steps; `leads` if this node has group rank 0."""
         self._round = round_
         self._step = -1
         self._interval = 0.0 if leads else FOLLOWERS_INTERVAL
@@ -60,11 +60,11 @@ class Relay:
         self._workers |= workers
 
     def expect(self, worker: str) -> None:
-        """Accept messages of this process as well."""
+        """Accept messages of the process named `worker` as well."""
         self._workers.add(worker)
 
     def gone(self, worker: str) -> None:
-        """A process and its children ended: drop their requests and report that their shards are free."""
+        """Drop the requests of an ended process and of its children, and report that their shards are free."""
         if self._held is not None:  # it may be the last step
             self._tell_step(self._held)
         self._workers.discard(worker)
@@ -73,7 +73,7 @@ class Relay:
         self._forget({name for name in self._takers if _belongs(name, worker)})
 
     def repeat(self) -> None:
-        """Repeat to a master that has just admitted this node what an earlier one may not have received."""
+        """Send ended processes and open requests again: an earlier master may not have received them."""
         for name in self._gone:
             self._send(ShardsFreed(worker=name))
         for request in self._open.values():
@@ -105,7 +105,7 @@ class Relay:
                     self._send(message)
 
     def on_close(self, connection: Connection, _: str) -> None:
-        """A connection ended. A forked child counts as gone then; the agent sees the end of other processes itself."""
+        """Forget an ended connection. If it was a forked child's, the child counts as gone: its end is not seen."""
         name = connection.owner
         if name is None or self._connections.get(name) is not connection:
             return
@@ -134,5 +134,5 @@ class Relay:
 
 
 def _belongs(name: str, worker: str) -> bool:
-    """True if `name` is this process or a forked child of it."""
+    """True if `name` is the process `worker` or a forked child of it."""
     return name == worker or name.startswith(f"{worker}/")

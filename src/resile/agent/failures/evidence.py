@@ -20,13 +20,13 @@ import msgspec
 from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 MAX_ERROR_FILE = 1024 * 1024
-"""Bytes. `@record` writes a message and a call stack; a larger file is something else and is not read."""
+"""The largest error file that is read, in bytes. `@record` writes a message and a call stack, which are smaller."""
 UNCAUGHT_ERROR = 1
 """The exit code of a Python program that an exception ended."""
 
 _CUT = "…"
 _CLOCKS_AGREE = 2.0
-"""Seconds. `@record` notes whole seconds; the file's modification time is finer and is used if both agree."""
+"""Seconds by which a file's modification time may differ from the time noted in it, and is used for being finer."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -43,7 +43,7 @@ _NO_HOST_MEMORY = ("MemoryError", "DefaultCPUAllocator: can't allocate memory", 
 
 
 class ErrorFile(NamedTuple):
-    """The content of an error file, or of a traceback in a log; fields are empty if nothing was found."""
+    """What an error file, or a traceback in a log, says of a failure. Fields are empty if nothing was found."""
 
     error: str = ""
     traceback: str = ""
@@ -93,12 +93,12 @@ def root_cause(failures: Iterable[WorkerFailure]) -> WorkerFailure | None:
 
 
 def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:
-    """The last bytes of a log; empty if it cannot be read. Takes the same time for any length."""
+    """The last `limit` bytes of a log file; empty if it cannot be read. Quick for files of any size."""
     return _read(path, limit, from_end=True) or b""
 
 
 def read_error_file(path: str) -> ErrorFile:
-    """The error that `@record` wrote, in either of its two formats; empty fields where it cannot be read."""
+    """The error that `@record` wrote to a file, in either of its two formats; empty fields if it cannot be read."""
     data = _read(path, MAX_ERROR_FILE + 1)
     if not data or len(data) > MAX_ERROR_FILE:
         return ErrorFile()
@@ -122,7 +122,7 @@ def read_error_file(path: str) -> ErrorFile:
 
 
 def find_traceback(text: str) -> ErrorFile:
-    """The last Python traceback in a text, with chained ones before it. Its start may be missing."""
+    """The last Python traceback in `text`, with those chained before it; empty if none. `text` may begin inside it."""
     lines = without_rank(text).splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
@@ -149,19 +149,19 @@ def without_rank(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """The text without escapes and control characters, and of progress bars only the last state."""
+    """The text without escape sequences and control characters. Of a progress bar, only the last state is left."""
     text = _ESCAPES.sub("", text).replace("\r\n", "\n")
     text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _CONTROLS.sub("", text).encode("utf-8", errors="replace").decode("utf-8")
 
 
 def head(text: str, limit: int) -> str:
-    """The first `limit` characters of a text, with a mark if it was cut."""
+    """The start of a text, at most `limit` characters; it ends with "…" if the text was cut."""
     return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
 
 
 def last_part(text: str, limit: int) -> str:
-    """The last lines of a text within `limit` characters, with a mark if it was cut."""
+    """The last lines of a text, at most `limit` characters; they begin with "…" if the text was cut."""
     if len(text) <= limit:
         return text
     kept = text[len(text) - limit + len(_CUT) + 1 :]
@@ -170,7 +170,7 @@ def last_part(text: str, limit: int) -> str:
 
 
 def _read(path: str, limit: int, from_end: bool = False) -> bytes | None:
-    """At most `limit` bytes of a regular file; None for all else. Never waits."""
+    """At most `limit` bytes of a regular file, the last if `from_end`; None if it cannot be read. Never waits."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -194,7 +194,7 @@ def _mtime(path: str) -> float | None:
 
 
 def _moment(noted: Any, written: float | None) -> float | None:
-    """When the error was recorded: the file's modification time if it agrees with the time noted in the file."""
+    """When an error was recorded: the time `noted` in the file, or its modification time `written` if both agree."""
     try:
         seconds = float(noted)
     except (TypeError, ValueError):
@@ -205,7 +205,7 @@ def _moment(noted: Any, written: float | None) -> float | None:
 
 
 def oom_kills() -> int:
-    """How many processes of this cgroup the kernel has killed for lack of memory; 0 if it does not say."""
+    """How many processes of this cgroup the kernel has killed for lack of memory; 0 if the kernel does not say."""
     for path in _memory_events():
         try:
             lines = path.read_text().splitlines()

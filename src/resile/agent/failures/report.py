@@ -44,7 +44,7 @@ _PYTHON_CANNOT_START = re.compile(
 
 
 def terminal_width() -> int:
-    """The columns of the terminal on standard error, from NARROWEST to WIDTH; WIDTH if there is none."""
+    """The columns of the terminal on standard error, from NARROWEST to WIDTH; WIDTH if there is no terminal."""
     try:
         columns = int(os.environ.get("COLUMNS", "")) or WIDTH
     except ValueError:
@@ -63,7 +63,7 @@ def report(
     log_file: str = "",
     width: int = WIDTH,
 ) -> str:
-    """The report of the first failure, without a final newline; at most `SHOWN_OTHERS` of the others are shown."""
+    """The report of `failure`, the first of a run, and of at most `SHOWN_OTHERS` of `others`. No final newline."""
     facts = {
         "why": _why(failure),
         "how": _how(failure),
@@ -101,7 +101,7 @@ def _why(failure: WorkerFailure) -> str:
 
 
 def _both_ends(text: str, limit: int) -> str:
-    """The text, without its middle if it is too long."""
+    """The text; without its middle if it has more than `limit` characters."""
     if len(text) <= limit:
         return text
     return f"{head(text, limit // 2)}{text[len(text) - limit + limit // 2 :]}"
@@ -147,7 +147,7 @@ def _last(lines: Sequence[str], count: int) -> list[str]:
 
 
 def _log_lines(tail: str, stack: Sequence[str]) -> list[str]:
-    """The lines of the log before the traceback, which the report shows separately."""
+    """The lines of a log before the traceback `stack`, which the report shows separately."""
     lines = [line.rstrip() for line in without_rank(tail).splitlines()]
     logged = find_traceback("\n".join(lines))
     if logged.error and logged.error in stack:

@@ -30,7 +30,7 @@ Answered = Callable[[Standby | None], None]
 
 
 class Forks:
-    """The sockets of all standbys that are being forked."""
+    """All standbys that are being forked, with the sockets on which they will answer."""
 
     def __init__(self, hangs: Callable[[], None]) -> None:
         """`hangs` is called for each standby that does not answer in time."""
@@ -42,7 +42,7 @@ class Forks:
         return len(self._lines)
 
     def ask(self, old: Standby, answered: Answered) -> bool:
-        """Have `old` fork a standby, and call `answered` with it. False if no socket can be opened."""
+        """Ask `old` to fork a standby, and call `answered` when it is ready or lost. False if there is no socket."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
@@ -55,7 +55,7 @@ class Forks:
         return True
 
     def rest(self) -> list[Standby]:
-        """Wait at most COLLECT_WITHIN for each standby that is being forked. `answered` is not called for them."""
+        """The standbys that are being forked: wait at most COLLECT_WITHIN for each, and do not call `answered`."""
         late = []
         for line in list(self._lines):
             select.select([line], [], [], COLLECT_WITHIN)
@@ -91,7 +91,7 @@ class ForkQueue:
         return len(self._all)
 
     def add(self, come: Come, within: Seconds | None = None) -> Callable[[], None]:
-        """Queue a process, with a deadline in seconds or None. Returns an idempotent cancel function."""
+        """Queue a process; `come` gets None after `within` seconds. Returns a function that takes it off again."""
         self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
         return lambda: self._leave(come)
 
@@ -102,12 +102,12 @@ class ForkQueue:
         come(standby)
 
     def disappoint(self) -> None:
-        """No standby will come: all waiting processes start from scratch."""
+        """Call all callbacks with None, so that the waiting processes start from scratch."""
         while self._all:
             self.serve(None)
 
     def dismiss(self) -> None:
-        """Drop all waiting processes without a call: the caller ends them."""
+        """Empty the queue without calling the callbacks. The caller ends the processes that waited."""
         for come in list(self._all):
             self._leave(come)
 

@@ -47,19 +47,19 @@ STDOUT, STDERR = 1, 2
 
 
 class Unfit(Exception):
-    """No process of this script can start from here; the text is one sentence."""
+    """No training process of this script can start from this template; the text says why in one sentence."""
 
 
 class Changed(Unfit):
-    """A file has changed since it was read; a new template may do."""
+    """A file has changed since this template read it. A new template may serve."""
 
 
 class NotWanted(Unfit):
-    """There is nothing to import for this script."""
+    """There is no module to import ahead for this script."""
 
 
 class Unripe(Unfit):
-    """A module can only be imported by the training process itself; a template without it may do."""
+    """A module can only be imported by the training process itself. A template that leaves it out may serve."""
 
     def __init__(self, module: str, variable: str) -> None:
         super().__init__(f"{module} reads {variable} when it is imported")
@@ -67,7 +67,7 @@ class Unripe(Unfit):
 
 
 def main(control: int) -> None:
-    """Run the template: serve the agent at the other end of this socket, or become a training process."""
+    """Run the template: do what the agent at the other end of the socket `control` asks for."""
     line = socket.socket(fileno=control)
     request = json.loads(line.recv(MAX_PACKET))
     script = Script(request["command"])
@@ -111,7 +111,7 @@ class Script:
         self.needed: set[str] = set()
         """Modules of `--preload`; it is an error if they cannot be imported."""
         self.files: list[str] = [sys.executable]
-        """Files that decide what may be imported."""
+        """Files that were read to find out what to import. If one changes, the template is useless."""
 
     @property
     def path(self) -> list[str]:
@@ -121,7 +121,7 @@ class Script:
         return [os.getcwd() if self.module else os.path.dirname(os.path.realpath(self.file))]
 
     def wanted(self, named: list[str]) -> list[str]:
-        """Modules to import: those of torch that the script's source imports, and those of `--preload`.
+        """Modules to import: those of torch that the script's source imports, and `named`, those of `--preload`.
 
         Raises:
             Unfit: the script sets variables before it imports torch.
@@ -161,7 +161,7 @@ class Script:
 
 
 class Start:
-    """What a standby needs to begin; the same for all standbys of a template."""
+    """Turns a standby into a training process; the same for all standbys of a template."""
 
     def __init__(self, script: Script, files: Mapping[str, tuple[int, int]], score: int) -> None:
         self._script = script
@@ -201,7 +201,7 @@ class Start:
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]
-    """An environment that notes which variables of `changing` an import reads."""
+    """An `os.environ` that notes in `asked` which variables of `changing` an import reads."""
 
     changing: frozenset[str] = frozenset()
     asked: set[str] = set()  # noqa: RUF012 - there is one environment
@@ -219,10 +219,10 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> None:
-    """Import modules.
+    """Import the modules `names`. Errors of modules that are not in `needed` are left to the script.
 
     Raises:
-        Unfit: a module of `--preload` cannot be imported.
+        Unfit: a module of `needed` cannot be imported.
         Unripe: a module reads a variable of `changing`, whose value is not known yet.
     """
     plain = type(os.environ)
@@ -273,7 +273,7 @@ def _descriptors() -> set[str]:
 
 
 def _left_behind(opened: set[str]) -> str:
-    """A sentence about threads or files that imports left and a fork would not survive; empty if there are none.
+    """A sentence about threads, or files not in `opened`, that imports left behind; empty if there are none.
 
     OpenBLAS ends its idle threads before a fork and starts them again later, so a test fork shows which threads remain.
     """
@@ -301,7 +301,7 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
     """Fork a standby whenever the agent asks. Returns only in a standby that became a process whose script has ended.
 
     Standbys run the same loop as the template. A fork is a double fork whose middle process ends at once. The agent
-    adopts orphans meanwhile, so it becomes the parent.
+    adopts orphans meanwhile, so it becomes the parent of the new standby.
     """
     while True:
         word, descriptors = _hear(line)
@@ -345,7 +345,7 @@ def _become_child_of(agent: int) -> None:
 
 
 def _take_over(stream: int, descriptor: int) -> None:
-    """Redirect a stream to this descriptor, and first write there what imports have printed."""
+    """Redirect a stream to `descriptor`, and first write to it what imports have printed to the stream so far."""
     printed = os.pread(stream, os.fstat(stream).st_size, 0)
     os.dup2(descriptor, stream)
     os.close(descriptor)
@@ -355,7 +355,7 @@ def _take_over(stream: int, descriptor: int) -> None:
 
 
 def _be_another() -> None:
-    """Seed what must differ between processes, and forget which modules were not found."""
+    """Make new random seeds and keys, which must differ between processes; forget which modules were not found."""
     importlib.invalidate_caches()
     modules: dict[str, Any] = sys.modules  # only modules that were imported
     if (numbers := modules.get("random")) is not None:
@@ -367,7 +367,7 @@ def _be_another() -> None:
 
 
 def _without_us(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """An exception hook that shows only the script's part of the stack."""
+    """An exception hook that calls `hook` with only the script's part of the traceback."""
 
     def shown(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename != __file__:

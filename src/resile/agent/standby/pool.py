@@ -43,7 +43,7 @@ YIELDED_FOR = Seconds(60.0)
 MAX_FAILURES = 5
 """Failures in a row after which no more standbys are made."""
 ASIDE_FOR = Seconds(5.0)
-"""Pause before another template after one became a process, so that starting processes have the cores."""
+"""Pause before a template that became a training process is replaced, so that starting processes have the cores."""
 BACKOFF = Backoff(first=1.0, limit=8.0)
 """Pauses before a lost template is replaced."""
 
@@ -57,7 +57,7 @@ class StandbyFacts(NamedTuple):
 
 
 class StandbyPool:
-    """All warm interpreters of one agent."""
+    """The template and the standbys of one agent."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StandbyPool:
         stdin: int | None = None,
         changed: Callable[[StandbyFacts], None] = lambda _: None,
     ) -> None:
-        """Nothing runs before `ahead`, `later` or `warm`.
+        """Start no interpreter: `ahead`, `later` and `warm` do.
 
         `stdin` is that of training processes; None for the agent's own. `changed` is called whenever the number of
         standbys changes.
@@ -79,7 +79,7 @@ class StandbyPool:
         self._loop = asyncio.get_running_loop()
         self._template: Standby | None = None
         self._warm = False
-        """The template has imported everything and can fork."""
+        """True if the template has imported everything and can fork."""
         self._ready: list[Standby] = []
         self._beginning: set[Standby] = set()
         """Standbys that were asked to begin and have not confirmed it."""
@@ -87,7 +87,7 @@ class StandbyPool:
         self._awaits_heir = False
         """True if a standby that is being forked will be the next template."""
         self._hurried: Standby | None = None
-        """A former template that still imports, and will fork its successor before it becomes a process."""
+        """A former template that still imports, and will fork the next one before it becomes a training process."""
         self._queue = ForkQueue()
         """Processes that wait for a standby, which is forked now or when the import is done."""
         self._reading: asyncio.Future[bool] | None = None
@@ -117,12 +117,12 @@ class StandbyPool:
         self._reading = None
 
     def later(self, seconds: float) -> None:
-        """Call `warm` after so many seconds, unless another call comes first."""
+        """Call `warm` after `seconds`, unless `later` or `warm` is called before."""
         self._call_off()
         self._timer = self._loop.call_later(seconds, self.warm)
 
     def warm(self) -> None:
-        """Make the missing standbys, unless that is under way or has been given up."""
+        """Make the missing standbys, unless they are being made or standbys have been given up."""
         self._call_off()
         self._failing = False
         if self._off_because:
@@ -134,9 +134,9 @@ class StandbyPool:
             self._fork()
 
     def take(self, environment: Mapping[str, str]) -> Standby | None:
-        """A standby for a process with these variables, or the template if it still imports; None if there is neither.
+        """Take a standby for a process with these variables, or a template that still imports; None if there is none.
 
-        The template's import will end before one that starts now, and two imports at once would slow each other down.
+        The template is taken because a new process would import later and slow the template's import down.
         """
         self._reading = None
         if not self._ready and (self._template is None or self._warm):
@@ -154,7 +154,7 @@ class StandbyPool:
         return taken
 
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
-        """Call `come` with a standby that is forked now, or when the running import is done.
+        """Fork a standby, now or after the running import, and call `come` with it; with None if that fails.
 
         Returns a function that cancels the wait; None if no standby can be forked.
         """
@@ -183,7 +183,7 @@ class StandbyPool:
         begun: Callable[[], None],
         lost: Callable[[int], None],
     ) -> None:
-        """Turn a standby into a process. Calls `begun`, or `lost` with its exit code if the standby ended before."""
+        """Turn a standby into a training process, then call `begun`; if it ends before, call `lost(exit_code)`."""
         try:
             order = StartOrder(command, environment, streams)
         except OSError:
@@ -237,14 +237,14 @@ class StandbyPool:
             order.give(standby)
 
     def discard(self, standby: Standby) -> None:
-        """End a standby that was taken and did not begin."""
+        """End a standby that `take` returned, if `begin` was not called for it."""
         standby.end()
         if self._hurried is standby:
             self._hurried = None
             self._queue.disappoint()
 
     def close(self) -> None:
-        """End all standbys. The caller ends the processes that wait for one."""
+        """End all standbys for good. The caller ends the processes that wait for one."""
         self._queue.dismiss()
         self._off_because = self._off_because or "this node leaves"
         self._call_off()
@@ -285,7 +285,7 @@ class StandbyPool:
             self._fork()
 
     def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
-        """A template cannot be used; make another one if that may help."""
+        """Replace a template that says it is unfit, without the module `without`, or after a pause; else give up."""
         if without and self._preload.leave_out(without):
             log.info("%s is not imported ahead: %s", without, unfit)
             if self._template is None:  # it was to become a process, which starts from scratch now
@@ -309,7 +309,7 @@ class StandbyPool:
     # forking ----------------------------------------------------------------------------------------------------------
 
     def _fork(self) -> None:
-        """Ask for as many standbys as are missing."""
+        """Ask the template to fork as many standbys as are missing."""
         assert self._template is not None
         self._collect()
         for _ in range(self._wanted + len(self._queue) - len(self._ready) - len(self._forks)):
@@ -318,14 +318,14 @@ class StandbyPool:
                 break
 
     def _make_heir(self, old: Standby) -> None:
-        """Have a template that becomes a process fork its successor first."""
+        """Let `old`, a template that is to become a training process, fork the next template before that."""
         if self._template is None and not self._awaits_heir and not self._off_because:
             self._awaits_heir = self._forks.ask(old, self._inherited)
         if not self._awaits_heir:
             self._queue.disappoint()
 
     def _inherited(self, heir: Standby | None) -> None:
-        """The next template is ready; it has all imports."""
+        """Use `heir`, which was forked with all imports, as the template. None if it was lost."""
         self._awaits_heir = False
         if heir is None:
             self._failed("a standby was lost before it was ready")
@@ -341,12 +341,12 @@ class StandbyPool:
             self._came(standby)
 
     def _hangs(self) -> None:
-        """The template does not answer: end it and its standbys."""
+        """End the template, which does not answer, and its standbys."""
         self._drop()
         self._failed("the interpreter that makes standbys hangs")
 
     def _came(self, standby: Standby) -> None:
-        """A standby is ready: give it to a waiting process or keep it; end it if there are enough."""
+        """Give a new standby to a waiting process. If none waits, keep it, or end it if there are enough."""
 
         def gone() -> None:
             self._ready.remove(standby)
@@ -368,7 +368,7 @@ class StandbyPool:
     # when it goes wrong -----------------------------------------------------------------------------------------------
 
     def _failed(self, why: str) -> None:
-        """Try again after a pause; give up after MAX_FAILURES. Failures before the next try count once."""
+        """Try again after a pause; give up after MAX_FAILURES. Failures before the next try count as one."""
         self._queue.disappoint()
         if self._off_because or self._failing:
             return
@@ -387,7 +387,7 @@ class StandbyPool:
         self._drop()
 
     def yield_memory(self) -> bool:
-        """End all standbys for YIELDED_FOR, because checkpoints need the memory. False if there were none."""
+        """End all standbys for YIELDED_FOR, because checkpoints need the memory. False if there were no standbys."""
         had = self._template is not None or bool(self._ready)
         if had:
             log.info("standbys are ended: checkpoints need their memory")
@@ -419,7 +419,7 @@ class StandbyPool:
             self._tell()
 
     def _collect(self) -> None:
-        """Reap ended standbys that came after their deadline, and other adopted orphans."""
+        """Reap ended children that this pool does not know: standbys that came too late, and adopted orphans."""
         known = {self._template.pid} if self._template is not None else set()
         known |= {standby.pid for standby in (*self._ready, *self._beginning)}
         for pid in process_control.adopted(NAME) if not self._forks else ():
@@ -433,7 +433,7 @@ class StandbyPool:
             self._timer = None
 
     def _tell(self, *, measured: bool = False) -> None:
-        """Report the number of standbys. `measured` also measures their memory, which takes some milliseconds."""
+        """Call `changed` with the standbys' number and memory. `measured`: measure the memory now (milliseconds)."""
         all_ = [*self._ready, *([self._template] if self._template is not None else [])]
         memory = self.facts.memory if all_ else Bytes(0)
         if measured:

@@ -20,7 +20,7 @@ from resile.checkpoint.memory_limits import short_of
 log = logging.getLogger("resile.agent")
 
 MEMORY = "RESILE_STANDBY_MEMORY"
-"""How much memory standbys may use on a node, as in `1Gi`. Without it, all that machine and container have."""
+"""The variable that limits the memory of a node's standbys, as in `1Gi`. Unset: all that machine and container have."""
 USUAL = Bytes(384 * MiB)
 """Memory that an interpreter with torch is assumed to take until it is measured."""
 TORCH = ("torch", "torch._dynamo")
@@ -56,7 +56,7 @@ class Preload:
         self._environment = shared_environment(environ, options=options)
         self._environ = environ
         self._program = list(options.command[: 4 if "-m" in options.command[2:3] else 3])
-        """The command without arguments, which come with the order to begin."""
+        """The command without the script's arguments, which a standby gets when it begins."""
         self.preload = options.preload
         self._without: list[str] = []
         """Modules that only the training process can import."""
@@ -66,7 +66,7 @@ class Preload:
         self._need = USUAL
 
     def imports_torch(self) -> bool:
-        """True if the source of the script imports torch. Reads files."""
+        """True if the script imports torch and sets no variables before. Reads the script's files, so it may block."""
         try:
             return bool(Script(self._program).wanted([]))
         except Unfit:
@@ -77,17 +77,17 @@ class Preload:
         return {name: value for name, value in environment.items() if name not in CHANGING} == self._environment
 
     def leave_out(self, module: str) -> bool:
-        """Do not import this module in later templates. False if standbys are useless without it."""
+        """Do not import this module in later templates. Returns False if standbys are useless without the module."""
         if module in TORCH:
             return False
         self._without.append(module)
         return True
 
     def start(self, taken: Bytes, *, urgent: bool) -> Standby:
-        """Start a template; `taken` bytes of memory are used by others of this node.
+        """Start a template, with full priority if `urgent`. Standbys of this node have `taken` bytes already.
 
         Raises:
-            NotEnoughMemory: there is no memory for it.
+            NotEnoughMemory: there is no memory for a template.
             OSError: no process or file can be made.
         """
         if why := short_of(self._need, taken, what="a standby", limit=MEMORY, environ=self._environ):
@@ -104,7 +104,7 @@ class Preload:
         return new
 
     def imported(self, new: Standby, words: Mapping[str, Any]) -> None:
-        """A template has finished its imports: measure its memory and log it."""
+        """Measure and log the memory of `new`, a template that has finished the imports listed in `words`."""
         self._need = Bytes(max(process_control.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
         took = self._loop.time() - self._began
@@ -117,7 +117,7 @@ class Preload:
         )
 
     def too_big(self, others: Iterable[Standby]) -> str:
-        """A sentence if template and standbys take more than RESILE_STANDBY_MEMORY allows; otherwise empty."""
+        """A sentence if the template and `others` take more memory than RESILE_STANDBY_MEMORY; otherwise empty."""
         if not self._environ.get(MEMORY):
             return ""
         total = self._need + sum(process_control.memory_of(other.pid) for other in others)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MAX_SOURCE = 4 * 1024 * 1024
 MAX_MODULES = 200
-"""How many of the script's own modules are read."""
+"""How many of the script's own modules are read at most."""
 PROMPTED = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is made; they take as long as torch itself."""
 
@@ -30,11 +30,11 @@ WITHOUT_TORCH = tuple(
 _BRING_TORCH = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "timm", "torchaudio", "torchvision")
 """Libraries that import torch. A template imports the libraries themselves only if `--preload` names them."""
 _FOR_LIBRARIES = ("resile.torch.huggingface", "resile.torch.lightning")
-"""Modules of resile that import such libraries."""
+"""Modules of resile that import libraries of `_BRING_TORCH`, or others that import torch."""
 
 
 class Source(NamedTuple):
-    """What a script's source shows."""
+    """The modules of torch that a script imports, and where it sets variables before, as read from its source."""
 
     modules: tuple[str, ...] = ()
     """torch, the modules of torch and resile that the script names, and PROMPTED; empty if it needs no torch."""
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 
 def read(paths: Sequence[str], root: str) -> Source:
-    """Read the files of a program in order, and its own modules, which are found in `root`."""
+    """Read the files `paths` of a program in order, and the program's own modules that they import from `root`."""
     reader = _Reader(root)
     for path in paths:
         reader.follow(path)
@@ -53,7 +53,7 @@ def read(paths: Sequence[str], root: str) -> Source:
 
 
 def files_of(module: str, roots: Sequence[str]) -> list[str]:
-    """The files that `python -m` would execute, packages first. Imports nothing; empty if there is no such module."""
+    """The files that `python -m MODULE` executes, packages first; empty if `roots` have none. Imports nothing."""
     *packages, _ = parts = module.split(".")
     for root in roots:
         stem = os.path.join(root or os.curdir, *parts)
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a tree in the order of the source, also those in functions, which may be called."""
+    """Yield all nodes of a tree in the order of the source, also those in functions, as these may be called."""
     for child in ast.iter_child_nodes(tree):
         yield child
         yield from _in_order(child)

@@ -30,10 +30,10 @@ COLLECT_WITHIN = 2.0
 
 
 class Standby:
-    """A template or standby, which is a child of this process at the other end of a socket."""
+    """An interpreter, template or standby: a child process of the agent at the other end of a socket."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
-        """The process must be a child of this one and lead a process group."""
+        """The process `pid` must be a child of this process and lead a process group; `line` is the socket to it."""
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self._line: socket.socket | None = line
@@ -41,12 +41,12 @@ class Standby:
         self._timer: asyncio.TimerHandle | None = None
         self._watched = False
         self.importing = False
-        """True if it is to become a process and has not finished its imports."""
+        """True if this template is to become a training process and has not finished its imports."""
         self._on_words: Callable[[dict[str, Any]], None] = lambda _: None
         self._on_end: Callable[[], None] = lambda: None
 
     def watch(self, on_words: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
-        """Call `on_words` for each of its messages, and `on_end` when it has ended."""
+        """Call `on_words` for each message of this interpreter, and `on_end` when it has ended."""
         self._on_words, self._on_end = on_words, on_end
         if not self._watched:
             self._watched = True
@@ -61,7 +61,7 @@ class Standby:
         socket.send_fds(self._line, [word], descriptors, socket.MSG_DONTWAIT)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill it after so many seconds, unless `call_off` comes first."""
+        """Kill this interpreter after `seconds`, unless `call_off` is called before."""
         self.call_off()
         self._timer = self._loop.call_later(seconds, self.kill)
 
@@ -71,23 +71,23 @@ class Standby:
             self._timer = None
 
     def hurry(self) -> None:
-        """Raise its priority while it imports, because a process needs it now. It is killed after IMPORT_WITHIN."""
+        """Raise the priority of a template that is needed at once; kill it if it still imports after IMPORT_WITHIN."""
         self.importing = True
         self.kill_after(IMPORT_WITHIN)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def kill(self, *, alone: bool = False) -> None:
-        """Kill it and, unless `alone`, its process group."""
+        """Kill this interpreter and, unless `alone`, its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.kill if alone else os.killpg)(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Reap it. Returns its exit code, negative for a signal."""
+        """Wait for the end of this interpreter and reap it. Returns its exit code, negative for a signal."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def let_go(self) -> None:
-        """Stop watching it and close the socket: it is a training process now. The caller closes its pidfd."""
+        """Stop watching this interpreter and close the socket to it. The caller closes `pidfd`."""
         self.call_off()
         if self._watched:
             self._watched = False
@@ -95,7 +95,7 @@ class Standby:
         self._hang_up()
 
     def end(self) -> None:
-        """Kill and reap it. The callbacks of `watch` are not called."""
+        """Kill and reap this interpreter. The callbacks of `watch` are not called."""
         self.let_go()
         self.kill()
         if select.select([self.pidfd], [], [], COLLECT_WITHIN)[0]:
@@ -159,7 +159,7 @@ def template(environment: Mapping[str, str], request: Mapping[str, object], stdi
 
 
 def die_with_agent(agent: int) -> Callable[[], None]:
-    """A `preexec_fn` that makes a new process die when the agent does."""
+    """A `preexec_fn` that makes a new process die with the agent, whose pid is `agent`."""
 
     def ask() -> None:
         if not process_control.die_with(agent):  # the agent died before this call
@@ -169,10 +169,10 @@ def die_with_agent(agent: int) -> Callable[[], None]:
 
 
 class StartOrder:
-    """Command, environment and streams for a standby to become. The owner closes it."""
+    """Command, environment and streams of the training process that a standby is to become. Its maker closes it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-        """The caller still closes the streams. Raises OSError if no file can be made."""
+        """Duplicate `streams`, which the caller still closes. Raises OSError if no file can be made."""
         with contextlib.ExitStack() as undo:
             words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
             undo.callback(os.close, words)
@@ -186,7 +186,7 @@ class StartOrder:
             self._undo = undo.pop_all()
 
     def give(self, standby: Standby) -> None:
-        """Ask a standby to begin; it is killed if it does not confirm in time."""
+        """Ask a standby to begin, and close this order. Kill the standby if it does not confirm in time."""
         try:
             standby.send(BEGIN, self._descriptors)
         except OSError:
@@ -195,5 +195,5 @@ class StartOrder:
         self.close()
 
     def close(self) -> None:
-        """Close its descriptors. May be called twice."""
+        """Close the descriptors of this order. May be called twice."""
         self._undo.close()
