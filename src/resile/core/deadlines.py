@@ -80,7 +80,7 @@ class Deadlines:
             self._silent_at[node] = max(at, now + self._silence)
 
     def next(self) -> float | None:
-        """When to call `due` next, even if no alarm may be due then; None if no alarm is set."""
+        """When to call `due` next; None if no alarm is set. An alarm that was moved may go off only later."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[AnyEvent]:

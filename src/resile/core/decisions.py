@@ -70,7 +70,7 @@ class Finish(Decision, frozen=True, kw_only=True):
 
 
 class Reply(Decision, frozen=True, kw_only=True):
-    """Answer a request for a change; `error` is one sentence, or empty if the change is granted."""
+    """Answer request number `request` for a change; `error` is one sentence, or empty if the change is granted."""
 
     request: int
     error: str = ""

@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
-        """Make an engine from a snapshot and the (time, event) pairs after it. Their decisions are dropped."""
+        """Make an engine from a snapshot and its later (time, event) pairs. Decisions on these events are dropped."""
         engine = cls(state)
         for now, event in history:
             engine.handle(event, now)

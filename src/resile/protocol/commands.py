@@ -34,7 +34,7 @@ Command = Status | Events | Change
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """A command line asks its master this. The Answer has the same `request` number."""
+    """A command that a command line sends to a master. Its Answer has the same `request` number."""
 
     request: int
     command: Command

@@ -9,7 +9,7 @@ from resile.protocol.shards import ShardAnswer
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The master has admitted this agent."""
+    """Answer to Hello: the master has admitted this agent as `node`."""
 
     node: NodeKey
     rank: Rank

@@ -7,7 +7,7 @@ from resile.protocol.message import Message
 
 
 class ReplicaOffer(Message, frozen=True, kw_only=True):
-    """Offers a checkpoint to the partner. Once it accepts, `layout`, `sums` and `data` bytes follow, in this order."""
+    """Offers a checkpoint to the partner. `layout`, `sums` and `data` are the bytes that follow if it accepts."""
 
     round: Round
     """The newest round that the sender knows. A sender that was left behind in an older round overwrites nothing."""

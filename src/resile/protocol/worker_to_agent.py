@@ -16,7 +16,7 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):
-    """An elastic training process is in no round and can join one. This is the first message on a connection."""
+    """An elastic training process is in no round and can join one. Sent first on a connection of its own."""
 
     worker: str
     step: int

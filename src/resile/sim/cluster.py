@@ -91,7 +91,7 @@ class Cluster:
         return agent
 
     def reach(self) -> SimMaster | None:
-        """The master, if one is alive."""
+        """The master; None if it is dead."""
         return None if self.master.dead else self.master
 
     def new_pid(self) -> int:

@@ -15,7 +15,7 @@ from resile.sim.world.agent import SimAgent
 
 
 def arm(cluster: Cluster) -> None:
-    """Schedule every fault. After the last, messages are neither late nor repeated, and launches do not go wrong."""
+    """Schedule every fault. After their time, no message is late or repeated any more, and no launch goes wrong."""
     for at, fault in cluster.schedule.faults:
         cluster.clock.at(at, partial(inject, cluster, fault))
 

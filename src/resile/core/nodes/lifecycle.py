@@ -58,14 +58,14 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
 
 
 def watch_pending(ctx: Context, node: Node) -> None:
-    """Start the time-out of a node that the platform cannot start."""
+    """Start the time-out `pend` of a node that the platform cannot start now."""
     config = ctx.state.rendezvous.config
     wait = ctx.timeouts.pend if config is None or config.pend_timeout is None else config.pend_timeout
     ctx.deadlines.set(Alarm.PENDING, ctx.now + wait, node.key)
 
 
 def expect_agent(ctx: Context, node: Node) -> None:
-    """Give the agent of a running node that trains the time-out `join` to connect, unless it has connected."""
+    """Start the time-out `join` for the agent of a running node to connect, if the node trains and has no agent yet."""
     if node.agent is None and ctx.state.spec.trains(node.key.role):
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
@@ -169,7 +169,7 @@ def on_pending_timeout(ctx: Context, node: Node) -> None:
 
 
 def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
-    """Delete all nodes (`wanted.on`), or launch new ones for all ranks. Ids, budgets and the ledger are kept."""
+    """Delete all nodes (`wanted.on`), or launch nodes again. Ids, budgets and the ledger are kept."""
     state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
     if not state.spec.managed:

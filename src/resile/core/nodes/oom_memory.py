@@ -7,7 +7,7 @@ from resile.api.ids import Bytes, GiB
 LARGEST_MEMORY = Bytes(64 * GiB)
 """A node that runs out of this much memory is not replaced."""
 LARGEST_STEP = Bytes(8 * GiB)
-"""Memory doubles from node to node, but never grows by more than this."""
+"""Each replacement has twice the memory of the node before it, but at most this much more."""
 
 
 def memory_after_oom(memory: Bytes, limit: Bytes | None) -> Bytes | None:

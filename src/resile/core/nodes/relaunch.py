@@ -27,7 +27,7 @@ QUICK_SECONDS = 10.0
 """If a node crashes sooner than this after its launch, and not for the first time in its rank, the launch of its
 replacement is delayed: its surroundings may need time to settle."""
 DELAY = Backoff(1.0, 30.0)
-"""How long such a launch is delayed, by the number of earlier crashes of the rank."""
+"""How long the launch is delayed after such a crash, by the number of earlier crashes of the rank."""
 UNSTARTABLE, NOT_FOUND = "StartError", 127
 """The reason and exit code of a node whose program does not exist. Such a node is not replaced."""
 

@@ -35,8 +35,8 @@ LOST = "Lost"
 
 INFRASTRUCTURE_BUDGET = 20
 PREEMPTION_BUDGET = 100
-"""Losses that a rank may have per `budget_window` seconds of training. Neither cause is the script's fault, so both
-budgets are generous. Both are bounded, so a rank that is lost again and again does not spin for ever."""
+"""How many losses by infrastructure and by preemption a rank may have per `budget_window` seconds of training. Neither
+is the script's fault, so both budgets are generous. But a rank that is lost again and again is given up some day."""
 
 
 class Spent(msgspec.Struct, kw_only=True):
@@ -70,7 +70,7 @@ def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
 
 
 def why_exhausted(cause: Cause, used: int, crash_budget: int) -> str:
-    """Why a rank has no restart left after one more loss of this cause, in one sentence; empty if it has one.
+    """Why a rank has no restart left after one more loss of this cause, in one sentence; empty if one is left.
 
     `used` is the number of earlier losses of this cause that still count, `crash_budget` the role's `restartCount`.
     """

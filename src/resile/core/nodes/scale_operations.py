@@ -25,7 +25,7 @@ SUSPENDED = "JobSuspended"
 
 
 def takes_part(ctx: Context, node: Node) -> bool:
-    """True if a node is in the running round or waits for room in it; for a node without rounds, if it runs."""
+    """True if a node is in the running round or waits for room in it. A node that needs no round only has to run."""
     state = ctx.state
     if not state.spec.trains(node.key.role) or state.rendezvous.config is None:
         return node.status is NodeStatus.RUNNING
@@ -62,14 +62,14 @@ def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
 
 
 def on_node_migrated(ctx: Context, old: NodeKey) -> None:
-    """Complete the migration of `old`: another node has taken over. Its change then waits only for `old` to end."""
+    """Complete the migration of `old`: another node has taken over. Its plan still waits until `old` has ended."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
 def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
-    """Report plans that wait for node `key`, which will not come soon, as failed. What else they began is completed."""
+    """Report the plans that wait for node `key` as failed: it will not come soon. What else they began is completed."""
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
         change.moves = {old: new for old, new in change.moves.items() if new != key}
@@ -120,7 +120,7 @@ def abandon(ctx: Context, reason: str, message: str) -> None:
 
 
 def close_complete(ctx: Context) -> None:
-    """End the changes that wait for no node any more. If the job has rounds, one must run for that."""
+    """End the changes that wait for no node any more; in a job with rounds, only while a round runs."""
     state = ctx.state
     if not state.changes or (state.rendezvous.config is not None and state.rendezvous.running is None):
         return

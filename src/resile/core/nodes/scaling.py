@@ -186,7 +186,7 @@ def _ranks(state: JobState, target: _Target, role: str, counted: set[str]) -> se
 
 
 def _named(ctx: Context, plan: Plan) -> list[Node]:
-    """The nodes that a plan removes or migrates. Raises `Refused` if one is unknown, named twice or immovable."""
+    """The nodes that a plan removes or migrates. Raises `Refused` if one is unknown, named twice or cannot move."""
     named = [*plan.remove, *(move.node for move in plan.migrate)]
     for key in named:
         if named.count(key) > 1:

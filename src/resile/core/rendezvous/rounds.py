@@ -53,8 +53,8 @@ def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> N
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
     """Note that a member's processes ended well; once all members' have, the job succeeds. False if it is no member.
 
-    Elastic processes end well after all members of their round have taken the last step. That counts even if the round
-    ended in the same moment, for example to let in a newcomer. It does not count if a script of that round failed.
+    Elastic processes end well after all members of their round have taken the last step. Their end counts even if the
+    round ended in the same moment, for example to let in a newcomer, but not if a script of that round failed.
     """
     current, previous = rdzv.running, rdzv.previous
     if node.agent is None:

@@ -20,7 +20,7 @@ from resile.protocol.master_to_agent import RoundOver
 
 
 def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: WorkersChanged) -> None:
-    """Note that a member can start more or fewer processes than it has in the round, so that the next round fits.
+    """Note that a member has more or fewer processes ready than it has in the round, and let `grow` end the round.
 
     A member that has no process left ends the round at once.
     """
@@ -89,8 +89,8 @@ def stop(
 ) -> None:
     """End the running round, if one runs, and tell every living member to join again; `because` is half a sentence.
 
-    `culprit` is the node that was lost or that lost a process, None if no node was. With `failed` the script of the
-    culprit failed, so members that finished must do their work again. With `symptom` the culprit only missed a peer.
+    `culprit` is the node that was lost or that lost a process, None if none was lost. With `failed` the script of
+    the culprit failed, so members that finished must do their work again. With `symptom` it only missed a peer.
     """
     state, running = ctx.state, rdzv.running
     if running is None:
@@ -116,7 +116,7 @@ def stop(
 
 
 def _reason_to_grow(ctx: Context, rdzv: Rendezvous, running: RoundRunning) -> str:
-    """Why the next round would be larger than this one, as half a sentence; empty if it would not."""
+    """Why a new round would have more nodes or another number of processes, as half a sentence; empty if not."""
     config, waiting, size = rdzv.config, ctx.index.waiting, len(running.assignments)
     if config is not None and waiting and forming.fit(size + len(waiting), config) > size:
         return f"{min(waiting)} is ready to join"

@@ -69,7 +69,7 @@ class PreviousRound(msgspec.Struct, kw_only=True):
 
 
 class RoundFailures(msgspec.Struct, kw_only=True):
-    """The process failures of the newest broken round, in the order in which they were reported."""
+    """The failures of training processes in the newest round that had any, in the order of the reports."""
 
     round: Round = NO_ROUND
     failures: list[tuple[NodeKey, WorkerFailure]] = []

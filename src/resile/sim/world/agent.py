@@ -262,7 +262,7 @@ class SimAgent:
         self._say(request)
 
     def read_all(self, reader: DataReader) -> None:
-        """Note that a reader has seen the end of the data; once all have, this node has finished."""
+        """Note that a reader has seen the end of the data; once all readers have, this node has finished."""
         self._read.add(reader.name)
         if len(self._read) == self._nproc:
             self.completed(self.round)
