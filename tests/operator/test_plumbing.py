@@ -11,13 +11,18 @@ import pytest
 
 from resile.api.ids import Seconds
 from resile.kube.client import Client
+from resile.kube.errors import NOT_FOUND
 from resile.kube.informer import Key
-from resile.kube.kinds import LEASES
+from resile.kube.kinds import LEASES, PODS, Kind, Object
 from resile.operator import settings
+from resile.operator.controller import Controller
 from resile.operator.health import Answer, serve
 from resile.operator.leader_election import LeaderElection, LeadershipLost
+from resile.operator.metrics import Metrics
 from resile.operator.workqueue import TryAgain, WorkQueue
-from tests.support.fake_kube import FakeKube
+from tests.operator.objects import job
+from tests.support.fake_kube import FakeKube, refusal
+from tests.support.kinds import ELASTIC_JOBS, SCALE_PLANS
 
 KEY = Key("red", "mnist")
 DEADLINE = 5.0
@@ -226,3 +231,38 @@ async def test_the_port_answers_what_it_knows_and_survives_what_it_does_not() ->
         assert (await asked(port, b"\x16\x03\x01\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
         assert await asked(port, b"x" * 100_000) == b""
         assert (await asked(port, b"HEAD /healthz HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+
+
+# the controller ---------------------------------------------------------------------------------------------------
+
+
+class LacksPlans(FakeKube):
+    """An API server without the CRD of plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.master_started = asyncio.Event()
+
+    async def create(self, kind: Kind, item: Object) -> Object | None:
+        if kind == PODS:
+            self.master_started.set()
+        return await super().create(kind, item)
+
+    async def list(self, kind: Kind, *arguments: Any, **options: Any) -> tuple[list[Object], str]:
+        if kind == SCALE_PLANS:
+            raise refusal(NOT_FOUND)
+        return await super().list(kind, *arguments, **options)
+
+
+async def test_a_kind_whose_crd_is_absent_does_not_keep_the_others_waiting() -> None:
+    cluster = LacksPlans()
+    cluster.put(ELASTIC_JOBS, job())
+    controller = Controller(cast(Client, cluster), "red", "resile:1", Metrics())
+    running = asyncio.create_task(controller.run())
+    try:
+        async with asyncio.timeout(10):
+            await cluster.master_started.wait()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert controller.not_synced() == [SCALE_PLANS.name]

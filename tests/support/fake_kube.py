@@ -33,7 +33,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._versions = itertools.count(1)
-        self._watchers: list[asyncio.Queue[tuple[str, Object] | None]] = []
+        self._watchers: list[tuple[Kind, asyncio.Queue[tuple[str, Object] | None]]] = []
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.before: Callable[[str], object] = lambda verb: None
         """Called with the verb of every call, ahead of it; may raise."""
@@ -47,7 +47,7 @@ class Objects:
         version = str(next(self._versions))
         uid = self.objects[key]["metadata"]["uid"] if key in self.objects else f"{metadata['name']}-{version}"
         self.objects[key] = {**item, "metadata": {"uid": uid, **metadata, "resourceVersion": version}}
-        self._tell(change, self.objects[key])
+        self._tell(kind, change, self.objects[key])
         return copy.deepcopy(self.objects[key])
 
     def replaced(self, kind: Kind, name: str, /, **content: Any) -> Object:
@@ -59,15 +59,16 @@ class Objects:
     def drop(self, kind: Kind, namespace: str, name: str, *, silently: bool = False) -> None:
         gone = self.objects.pop((kind.name, namespace, name))
         if not silently:
-            self._tell("DELETED", gone)
+            self._tell(kind, "DELETED", gone)
 
     def break_watches(self) -> None:
-        for watcher in self._watchers:
+        for _, watcher in self._watchers:
             watcher.put_nowait(None)
 
-    def _tell(self, change: str, item: Object) -> None:
-        for watcher in self._watchers:
-            watcher.put_nowait((change, item))
+    def _tell(self, kind: Kind, change: str, item: Object) -> None:
+        for watched, watcher in self._watchers:
+            if watched == kind:
+                watcher.put_nowait((change, item))
 
     def _there(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.objects.get((kind.name, namespace, name))
@@ -111,7 +112,7 @@ class FakeKube(Objects):
     ) -> AsyncGenerator[tuple[str, Object], None]:
         await self._answer("watch")
         queue: asyncio.Queue[tuple[str, Object] | None] = asyncio.Queue()
-        self._watchers.append(queue)
+        self._watchers.append((kind, queue))
         while (change := await queue.get()) is not None:
             yield change
         raise KubeError("too old resource version", code=GONE)

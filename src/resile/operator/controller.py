@@ -37,10 +37,12 @@ class Controller:
             return made
 
         self._informers: list[tuple[Kind, Informer]] = []
-        self._queues: list[tuple[Kind, WorkQueue]] = []
+        self._queues: list[tuple[Kind, WorkQueue, list[Informer]]] = []
+        """Each queue with the informers that its reconciler reads."""
         for kind in registry.job_kinds():
             jobs = _JobController(kind, client, image, metrics, informer, self._count)
-            self._queues += [(of(kind), jobs.queue), *((of(plans.kind), plans.queue) for plans in jobs.plans)]
+            self._queues.append((of(kind), jobs.queue, jobs.informers))
+            self._queues += [(of(plans.kind), plans.queue, plans.informers) for plans in jobs.plans]
 
     def not_synced(self) -> list[str]:
         return list(dict.fromkeys(kind.name for kind, informer in self._informers if not informer.synced.is_set()))
@@ -50,11 +52,8 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             for _, informer in self._informers:
                 group.create_task(informer.run())
-            for _, informer in self._informers:
-                # Before that, a job would seem to have no master. /readyz tells what is missing.
-                await informer.synced.wait()
-            for _, queue in self._queues:
-                group.create_task(queue.run())
+            for _, queue, informers in self._queues:
+                group.create_task(_run_when_synced(queue, informers))
             group.create_task(self._measure())
 
     def _count(self, kind: Kind, _: Key, outcome: str, seconds: float) -> None:
@@ -63,12 +62,22 @@ class Controller:
 
     async def _measure(self) -> None:
         while True:
-            for kind, queue in self._queues:
+            for kind, queue, _ in self._queues:
                 self._metrics.waiting.labels(kind.name).set(len(queue))
             for name in {kind.name for kind, _ in self._informers}:
                 known = sum(len(informer) for kind, informer in self._informers if kind.name == name)
                 self._metrics.objects.labels(name).set(known)
             await asyncio.sleep(settings.MEASURE)
+
+
+async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
+    """Reconcile once the informers have listed everything. Before that, a job would seem to have no master.
+
+    A kind whose CRD is absent waits here, and the others are served. Its informer tries again; /readyz names the kind.
+    """
+    for informer in informers:
+        await informer.synced.wait()
+    await queue.run()
 
 
 Inform = Callable[..., Informer]
@@ -87,6 +96,7 @@ class _JobController:
         jobs = inform(of(kind), self._on_job, resource_only)
         pods = inform(PODS, self._on_master_object, pod_only, kind.masters)
         services = inform(SERVICES, self._on_master_object, metadata_only, kind.masters)
+        self.informers = [jobs, pods, services]
         reconciler = JobReconciler(kind, client, jobs, pods, services, image, metrics)
         self.queue = WorkQueue(reconciler.reconcile, functools.partial(count, of(kind)))
         plan_kinds = [plan_kind for plan_kind in registry.plan_kinds() if plan_kind.job_kind is kind]
@@ -110,6 +120,7 @@ class _PlanController:
     def __init__(self, kind: PlanKind, client: Client, jobs: Informer, inform: Inform, count: Count) -> None:
         self.kind = kind
         self._informer = inform(of(kind), self._on_plan, resource_only)
+        self.informers = [jobs, self._informer]
         reconciler = PlanReconciler(kind, client, self._informer, jobs)
         self.queue = WorkQueue(reconciler.reconcile, functools.partial(count, of(kind)))
 
