@@ -36,15 +36,15 @@ _SEAL = struct.Struct("<QI")
 _STORED_AT = 3072
 
 MAX_LAYOUT = 1 << 30
-"""Bytes of JSON; a hundred thousand tensors need a fiftieth of it."""
+"""Most bytes of a layout, as JSON; a hundred thousand tensors need a fiftieth of it."""
 
 
 class IncompleteBuffer(Exception):
-    """The buffer holds no usable checkpoint; the text says why."""
+    """A buffer, or a step in storage, has no usable checkpoint; the text says why."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit record of a checkpoint in a buffer."""
+    """The commit record of a checkpoint in a buffer. `sequence` numbers a rank's saves; `…_at` are offsets in bytes."""
 
     sequence: int
     step: int
@@ -56,12 +56,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def places(layout: bytes, length: int) -> tuple[int, int, int]:
-    """Returns the offsets of the checksums and the data, and the size that the buffer needs."""
+    """The offsets of checksums and data in a buffer, and the buffer's size, for a layout and `length` bytes of data."""
     return places_of(len(layout), length)
 
 
 def places_of(layout: int, length: int) -> tuple[int, int, int]:
-    """Like `places`, for a layout of this many bytes."""
+    """Like `places`, for a layout of `layout` bytes."""
     sums_at = _up(PAGE + layout)
     data_at = _up(sums_at + 8 * (chunks(length) + 1))
     return sums_at, data_at, _up(data_at + length)
@@ -75,7 +75,7 @@ class Buffer:
     """A buffer as one process sees it. Only the process of the buffer's own rank writes to it."""
 
     def __init__(self, descriptor: int) -> None:
-        """Wrap the file and take ownership of the descriptor: `close` closes it."""
+        """Wrap the file of `descriptor` and own the descriptor: `close` closes it."""
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._layout: tuple[tuple[int, int], Layout] | None = None
@@ -120,7 +120,7 @@ class Buffer:
     # writing -------------------------------------------------------------------------------------------------------
 
     def begin(self, layout: bytes, length: int) -> tuple[int, int]:
-        """Erase the commit and write the layout. Returns the offsets of the checksums and the data.
+        """Erase the commit record and write the layout. Returns the offsets of the checksums and the data.
 
         Until the next `commit` the buffer holds no checkpoint.
 
@@ -152,7 +152,7 @@ class Buffer:
         return record
 
     def seal(self, record: Record, sums: Sequence[int]) -> None:
-        """Add the checksums of the data, unless the buffer holds another checkpoint by now."""
+        """Add the checksums of the data, unless the buffer by now has another checkpoint than that of `record`."""
         memory, table = self.map(), array("q", sums).tobytes()
         if self.record() != record:
             return
@@ -160,7 +160,7 @@ class Buffer:
         memory[_SEAL_AT : _SEAL_AT + _SEAL.size] = _SEAL.pack(record.sequence, zlib.crc32(table))
 
     def void(self) -> None:
-        """Erase the commit: the buffer then holds no checkpoint."""
+        """Erase the commit record, so that the buffer has no checkpoint."""
         if self.size >= PAGE:
             self.map()[:_MARK_AT] = bytes(_MARK_AT)
 
@@ -181,7 +181,7 @@ class Buffer:
         return record if fits else None
 
     def layout(self, record: Record) -> Layout:
-        """The table of contents. Raises IncompleteBuffer if it is damaged."""
+        """The layout of the checkpoint of `record`. Raises IncompleteBuffer if it is damaged."""
         known = (record.sequence, record.layout_crc)
         if self._layout is None or self._layout[0] != known:
             text = self.map()[PAGE : PAGE + record.layout_length]
@@ -194,7 +194,7 @@ class Buffer:
         return self._layout[1]
 
     def sums(self, record: Record) -> tuple[int, ...] | None:
-        """The checksums; None if the buffer was never sealed. Raises IncompleteBuffer if the table is damaged."""
+        """The checksums of the data; None if it was never sealed. Raises IncompleteBuffer if their table is damaged."""
         memory = self.map()
         sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
         if sequence != record.sequence:
@@ -212,17 +212,17 @@ class Buffer:
         return self.size >= PAGE and _MARK.unpack_from(self.map(), _MARK_AT)[0] != 0
 
     def want(self, sequence: int) -> None:
-        """Ask the rank not to overwrite this checkpoint."""
+        """Ask the rank not to overwrite the checkpoint `sequence`."""
         _MARK.pack_into(self.map(), _MARK_AT, sequence)
 
     def release(self, sequence: int = 0) -> None:
-        """Withdraw `want`; with a sequence, only if `want` was called for that checkpoint."""
+        """Withdraw `want`; if `sequence` is not 0, only if `want` was called for that checkpoint."""
         if self.wanted and sequence in (0, _MARK.unpack_from(self.map(), _MARK_AT)[0]):
             _MARK.pack_into(self.map(), _MARK_AT, 0)
 
     @property
     def stored(self) -> int:
-        """The sequence of the checkpoint that is already in storage; 0 if none is."""
+        """The sequence of this buffer's checkpoint if it is in storage already, otherwise 0."""
         return int(_MARK.unpack_from(self.map(), _STORED_AT)[0]) if self.size >= PAGE else 0
 
     def note_stored(self, record: Record) -> None:

@@ -17,7 +17,7 @@ _LANES = CHUNK // (_LANE // 8) + 1
 
 
 def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
-    """Checksums of the chunks that go to storage, then of the others, as `PackedState.sums` (resile.torch) has them."""
+    """Checksums of a buffer's data: of the chunks that this rank stores, then of the others (as `PackedState.sums`)."""
     view = memoryview(memory)[data_at : data_at + layout.length]
     spans = ((0, layout.stored), (layout.stored, layout.length))
     return [word_sum(view[at : min(at + CHUNK, end)]) for start, end in spans for at in range(start, end, CHUNK)]
@@ -25,7 +25,7 @@ def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
 
 @functools.cache
 def _lower_words() -> int:
-    """Mask of the lower word of every lane. A lane of two words is wide enough for the sum of a chunk's words."""
+    """A mask that keeps the lower word of every lane. A lane has two words, enough for the sum of a chunk's words."""
     return int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
 
 

@@ -102,7 +102,7 @@ def _size(numbers: tuple[int, ...]) -> Written:
 
 
 def _plain(value: Any) -> Written:
-    """Instructions for a value of builtin types. Memo numbers may repeat: a value only reads those that it wrote."""
+    """Instructions for a value of builtin types. Two values may use the same memo numbers: each reads only its own."""
     return pickle.dumps(value, protocol=2)[2:-1]
 
 

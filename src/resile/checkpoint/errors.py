@@ -26,13 +26,13 @@ class StorageError(Exception):
 
 
 class NotWritable(StorageError):
-    """No checkpoint can be stored, and waiting does not cure that. The sentence is the same for every step."""
+    """No checkpoint can be stored, and waiting does not cure that. The text is one sentence and names no step."""
 
 
 class NotReadable(Exception):
     """Storage does not answer properly (missing mount, I/O error, refused credentials); the text is one sentence.
 
-    The checkpoint there may be sound, so it stays as it is, unlike a damaged one (`IncompleteBuffer`).
+    A checkpoint in storage may be sound, so it stays as it is. A damaged one (`IncompleteBuffer`) is set aside.
     """
 
 
@@ -48,7 +48,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def is_hopeless(error: Exception) -> bool:
-    """True if training that relies on this storage should not begin."""
+    """True if training should not begin with a storage that raised `error`: it lasts, or permissions are missing."""
     return is_lasting(error) or isinstance(error, PermissionError)
 
 

@@ -18,13 +18,13 @@ Path = tuple[tuple[Literal["d", "l", "t"], str | int], ...]
 
 
 class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_defaults=True):
-    """A tensor, or the piece of it that this rank holds."""
+    """The entry of a tensor, or of this rank's piece of it."""
 
     key: str
     """The name in DCP: the path's keys, joined by dots."""
     path: Path
     offset: int
-    """Where the entry begins in the data."""
+    """Where the entry (the tensor as `torch.save` writes it) begins in the data."""
     length: int
     data: int
     """Where the raw values begin in the data."""
@@ -41,7 +41,7 @@ class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_d
 
 
 class ObjectItem(msgspec.Struct, frozen=True, kw_only=True, tag="object"):
-    """A value that is no tensor, pickled by `torch.save` and padded with zeros to the length of its slot."""
+    """The entry of a value that is no tensor, pickled by `torch.save` and padded with zeros to `length` bytes."""
 
     key: str
     path: Path
@@ -57,7 +57,7 @@ MAX_WORLD = 1 << 20
 
 
 def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item]) -> None:
-    """Raise ValueError unless everything lies within `length` bytes. Called before memory is allocated or read."""
+    """Raise ValueError unless `rank` is in `world` and all items lie within `length` bytes of data."""
     if not (0 <= rank < world <= MAX_WORLD and 0 <= stored <= length):
         raise ValueError(f"rank {rank} of {world} has {stored} of {length} bytes to store")
     for item in items:
@@ -71,19 +71,19 @@ def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of a checkpoint, without the values."""
+    """Describes one rank's part of a checkpoint: what lies where, without the values."""
 
     rank: int
     world: int
     attempt: str
     """Parts of one step belong together only if the same attempt of the same world made them."""
     replicated: bool
-    """True if nothing here belongs to this rank alone, so that any rank of any world can use it."""
+    """True if nothing in this part belongs to its rank alone, so that any rank of any world can use the part."""
     whole: bool = False
     """True if this part has all of a replicated step and can be its only part in storage."""
     length: int
     stored: int
-    """How many of them, from the start, this rank writes to storage. Other ranks write the rest."""
+    """How many of the `length` bytes, from the start, this rank writes to storage. Other ranks write the rest."""
     items: tuple[Item, ...]
     directory: str = ""
     """The storage; empty if there is none."""
@@ -94,7 +94,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, text: bytes, length: int) -> Layout:
-        """Decode a layout of `length` bytes. Raises ValueError if the text is no such layout."""
+        """Decode the JSON of a layout for `length` bytes of data. Raises ValueError if `text` is no such layout."""
         layout = msgspec.json.decode(text, type=cls)
         if layout.length != length:
             raise ValueError(f"it describes {layout.length} bytes, and there are {length}")
@@ -108,11 +108,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_anothers(self) -> bool:
-        """True if another rank normally stores this step: of the ranks of a replicated step only rank 0 does."""
+        """True if another rank normally stores this step: only rank 0 stores a state that all ranks have alike."""
         return self.replicated and self.rank > 0
 
     def alone(self) -> Layout:
-        """This layout as the only part of a step. The attempt contains the rank, so that ranks do not collide."""
+        """A copy of this layout as the only part of its step. The rank is in its attempt, so ranks do not collide."""
         attempt = f"{self.attempt}-{self.rank}"
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 
@@ -130,7 +130,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     """Bytes of the .distcp file; 0 if there is none."""
     sums: tuple[int, ...]
-    """One for every CHUNK of the file."""
+    """One checksum for every CHUNK bytes of the file."""
     items: tuple[Item, ...]
     crc: int = 0
     """Checksum of this description, computed with 0 in this field."""
@@ -161,11 +161,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHUNK = 31 * 8192
-"""Bytes that share a checksum. Below the size from which torch uses several threads for a sum."""
+"""Bytes that share a checksum: fewer than the number from which torch uses several threads for a sum."""
 
 
 def attempt_name(made: int, round_: str, world: int, floor: int) -> str:
-    """Name of an attempt made at time `made`, when `floor` was the highest sequence of all ranks."""
+    """Name of the attempt of `world` ranks in `round_`, made at time `made`. Its saves have sequences above `floor`."""
     return f"{made:x}.{round_}.{world}.{floor}"
 
 
@@ -176,7 +176,7 @@ def is_first(attempt: str, sequence: int) -> bool:
 
 
 def made_at(attempt: str) -> int:
-    """The time of an attempt, from its name; 0 if the name has none. Of two attempts at one step the later counts."""
+    """The time at which an attempt was made, from its name; 0 if the name has none."""
     try:
         return int(attempt.partition(".")[0], 16)
     except ValueError:

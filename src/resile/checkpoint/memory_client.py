@@ -22,12 +22,12 @@ from resile.checkpoint.buffer import Buffer
 from resile.common import unix_sockets
 
 SOCKET = "checkpoint.sock"
-"""Lies beside the agent's own socket."""
+"""The name of the socket for checkpoints, beside the agent's own socket."""
 MAX_PACKET = 64 * 1024
 BUFFERS = 2
 MAX_LOCAL_RANKS = 4096
 MAX_COPIES = 250
-"""File descriptors that fit into one packet."""
+"""Most replicas in an answer: their file descriptors fit into one packet."""
 COPY_GRACE = 15.0
 """Seconds that a copy to another node may take, whatever its size."""
 COPY_SLOWEST = 8 << 20
@@ -41,7 +41,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 
 class Open(_Request, frozen=True, kw_only=True):
-    """Asks for the buffers of the process with this local rank."""
+    """Asks, in the name of `worker`, for the buffers of the process with this local rank."""
 
     worker: str
     local_rank: int
@@ -50,7 +50,7 @@ class Open(_Request, frozen=True, kw_only=True):
 
 
 class Opened(_Request, frozen=True, kw_only=True):
-    """Carries the buffers as file descriptors, or an `error`."""
+    """Answers `Open` with the buffers as file descriptors, or with an `error`."""
 
     error: str = ""
 
@@ -62,27 +62,27 @@ class Reserve(_Request, frozen=True, kw_only=True):
 
 
 class Reserved(_Request, frozen=True, kw_only=True):
-    """Empty `error`: the buffers are large enough."""
+    """Answers `Reserve`. If `error` is empty, the buffers are large enough."""
 
     error: str = ""
 
 
 class Store(_Request, frozen=True, kw_only=True):
-    """Asks to write the checkpoint `sequence` in that buffer to storage."""
+    """Asks to write the checkpoint `sequence`, which is in the buffer with number `buffer`, to storage."""
 
     buffer: int
     sequence: int
 
 
 class Stored(_Request, frozen=True, kw_only=True):
-    """Empty `error`: the checkpoint is in storage."""
+    """Answers `Store`. If `error` is empty, the checkpoint is in storage."""
 
     sequence: int
     error: str = ""
 
 
 class AskReplica(_Request, frozen=True, kw_only=True):
-    """Asks whether another node keeps replicas for this one."""
+    """Asks whether this node has a partner, which keeps its replicas."""
 
 
 class ReplicaIs(_Request, frozen=True, kw_only=True):
@@ -90,25 +90,25 @@ class ReplicaIs(_Request, frozen=True, kw_only=True):
 
 
 class SendReplica(_Request, frozen=True, kw_only=True):
-    """Asks to copy the checkpoint `sequence` in that buffer to the other node."""
+    """Asks to copy the checkpoint `sequence`, which is in the buffer with number `buffer`, to the partner."""
 
     buffer: int
     sequence: int
 
 
 class ReplicaSent(_Request, frozen=True, kw_only=True):
-    """Empty `error`: the other node has the copy."""
+    """Answers `SendReplica`. If `error` is empty, the partner has the copy."""
 
     sequence: int
     error: str = ""
 
 
 class OpenReplicas(_Request, frozen=True, kw_only=True):
-    """Asks for the replicas that this node keeps for another."""
+    """Asks for the replicas that this node keeps for another node."""
 
 
 class ReplicasOpened(_Request, frozen=True, kw_only=True):
-    """Carries the replicas as file descriptors."""
+    """Answers `OpenReplicas` with the replicas as file descriptors."""
 
 
 ToAgent = Open | Reserve | Store | AskReplica | SendReplica | OpenReplicas
@@ -119,7 +119,7 @@ W = TypeVar("W", bound=_Request)
 
 
 def copied_within(length: int, ranks: int) -> float:
-    """Seconds within which an agent copies `length` bytes of each of its ranks in turn, or gives up."""
+    """Seconds within which an agent copies `length` bytes of each of `ranks` ranks, one after another, or gives up."""
     return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
 
@@ -184,11 +184,11 @@ class MemoryClient:
             return f"the agent does not answer: {error}"
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Have the agent write a buffer to storage; `wait` gives the outcome. False if it is not reached."""
+        """Ask the agent to write a buffer to storage; `wait` returns the outcome. False if the agent is gone."""
         return self._tell(Store(buffer=buffer, sequence=sequence))
 
     def wait(self, sequence: int, timeout: float) -> str | None:
-        """Wait until `sequence` is stored. Returns an empty string, or a sentence why not; None after the timeout."""
+        """Wait until checkpoint `sequence` is stored. Returns "", or a sentence why it is not; None after `timeout`."""
         answer = self._outcome(self._stored, sequence, timeout)
         self._stored.pop(sequence, None)
         return answer
@@ -201,15 +201,15 @@ class MemoryClient:
             return False
 
     def copy_out(self, buffer: int, sequence: int) -> bool:
-        """Have the agent copy a buffer to its partner; `copied` gives the outcome. False if it is not reached."""
+        """Ask the agent to copy a buffer to the partner; `copied` returns the outcome. False if the agent is gone."""
         return self._tell(SendReplica(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
-        """Wait until `sequence` is copied. Returns an empty string, or a sentence why not; None after the timeout."""
+        """Wait until checkpoint `sequence` is copied. Returns "", or a sentence why it is not; None after `timeout`."""
         return self._outcome(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
-        """The buffers in which this node keeps replicas for another. The caller closes them."""
+        """The replicas that this node keeps for another; none if the agent does not answer. The caller closes them."""
         try:
             return [_own(descriptor) for descriptor in self._ask(OpenReplicas(), ReplicasOpened)[1]]
         except OSError:
@@ -228,7 +228,7 @@ class MemoryClient:
             return f"the agent does not answer: {error}"
 
     def _ask(self, word: ToAgent, kind: type[W]) -> tuple[W, list[int]]:
-        """Ask the agent. Returns the answer and the descriptors that came with it. Raises OSError if none came."""
+        """Send `word` and return the answer of type `kind` with its file descriptors. Raises OSError if none came."""
         with self._asking:
             with self._turn:
                 self._take()  # drops a late answer to an earlier question

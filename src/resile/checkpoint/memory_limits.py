@@ -11,7 +11,7 @@ from typing import NamedTuple
 from resile.api import quantity
 
 LIMIT = "RESILE_CHECKPOINT_MEMORY"
-"""How much memory checkpoints may use on a node, as in `512Mi`. Without it, all that the machine and container have."""
+"""Sets how much memory checkpoints may use on a node, as in `512Mi`; unset: all that the machine and container have."""
 SPARE = 256 << 20
 """Bytes left free for everything else."""
 
@@ -30,7 +30,7 @@ def short_of(
     """Returns a sentence that says why there is no memory for `need` more bytes; empty if there is.
 
     The node uses `taken` bytes for the same purpose already, of which `untouched` were never written to, so that the
-    kernel still counts them as free. `limit` is the environment variable that limits this purpose.
+    kernel still counts them as free. `what` names the purpose, and `limit` the environment variable that limits it.
     """
     if bound := environ.get(limit, ""):
         try:
@@ -55,13 +55,13 @@ def _machine(proc: Path) -> int | None:
 
 
 def _container(proc: Path, cgroup: Path) -> int | None:
-    """Bytes left of the container's limit, or of a limit above it if that is less; None without a limit."""
+    """Bytes left in this process's cgroup or in one above it, whichever has fewer; None if none has a limit."""
     left = [_left(group, names) for group, names in _groups(proc, cgroup)]
     return min((each for each in left if each is not None), default=None)
 
 
 class _Names(NamedTuple):
-    """The names of a cgroup's files."""
+    """The names of the files that tell the memory of a cgroup."""
 
     limit: str
     used: str

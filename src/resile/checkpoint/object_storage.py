@@ -87,11 +87,11 @@ class ObjectStorage(StepStorage):
         return self.put(record.step, layout, _blocks_of(buffer, record, layout.stored), sums)
 
     def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
-        """Write one rank's part. Returns True if that completed the step.
+        """Write one rank's part: the `blocks` of its data, then its checksums. Returns True if that completed the step.
 
         Raises:
-            StorageError: the store refused it.
-            IncompleteBuffer: from `blocks`.
+            StorageError: the store refused the part.
+            IncompleteBuffer: `blocks` raised it.
         """
         attempt = attempt_word(layout.attempt)
         try:
@@ -124,7 +124,7 @@ class ObjectStorage(StepStorage):
         return parts
 
     def _committed(self, step: int) -> tuple[str, list[Part]]:
-        """The attempt that `.metadata` belongs to, and its parts."""
+        """The attempt that `.metadata` belongs to, and its parts; empty if plain DCP wrote the step."""
         with self._answering(self.where(step)):
             attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
         written = self.metadata(step)
@@ -159,7 +159,7 @@ class ObjectStorage(StepStorage):
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Raise IncompleteBuffer if the object does not exist, NotReadable if the store does not return it."""
+        """While `name` is read: raise IncompleteBuffer if it does not exist, NotReadable if it is not returned."""
         with self._answering(f"{name} in {self.where(step)}"):
             try:
                 yield
@@ -217,7 +217,7 @@ class ObjectStorage(StepStorage):
         return sorted(parts, key=lambda part: part.rank)
 
     def _is_there(self, path: str) -> bool:
-        """Unlike fsspec's `exists`, this raises if the store does not answer, and uses no cached listing."""
+        """True if the object exists. Unlike fsspec's `exists`, raises if the store does not answer; uses no cache."""
         try:
             self._fs.invalidate_cache()
             self._fs.info(path)
@@ -245,7 +245,7 @@ def _part_file(rank: int, attempt: str) -> str:
 
 
 def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryview]:
-    """The data of a buffer, block by block. Raises IncompleteBuffer if the buffer was overwritten meanwhile."""
+    """Yield a buffer's first `length` bytes of data in blocks. Raises IncompleteBuffer if they are overwritten."""
     with memoryview(buffer.map()) as memory:
         for at in range(record.data_at, record.data_at + length, _BLOCK):
             yield memory[at : min(at + _BLOCK, record.data_at + length)]

@@ -61,7 +61,7 @@ class StepStorage(abc.ABC):
 
     @abc.abstractmethod
     def has(self, step: int) -> bool:
-        """True if the whole step is there. Raises NotReadable if storage does not answer."""
+        """True if storage has the whole step, committed. Raises NotReadable if storage does not answer."""
 
     def steps(self) -> list[int]:
         """The committed steps, oldest first. Raises NotReadable if storage does not answer."""
@@ -87,13 +87,13 @@ class StepStorage(abc.ABC):
 
     @abc.abstractmethod
     def _is_taken(self, step: int) -> bool:
-        """True if a step must not be written again."""
+        """True if a step is in storage already and must not be written again."""
 
     @abc.abstractmethod
     def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool: ...
 
     def _expired(self, steps: list[int]) -> list[int]:
-        """The steps, of these committed ones (oldest first), that retention does not keep."""
+        """Those of the committed `steps` (oldest first) that neither `keep_last` nor `keep_every` keeps."""
         old = steps[: -self._keep_last] if self._keep_last else []
         return [step for step in old if not self._keep_every or step % self._keep_every]
 
@@ -102,7 +102,7 @@ class Storage(StepStorage):
     """The checkpoints in one directory, which all ranks of the job see."""
 
     def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Nothing is created before something is stored."""
+        """Use `directory`, which is created when it is first written to. The numbers are those of `StepStorage`."""
         super().__init__(keep_last=keep_last, keep_every=keep_every)
         self.directory = Path(directory).absolute()
 
@@ -120,7 +120,7 @@ class Storage(StepStorage):
         return path
 
     def check_writable(self) -> None:
-        """Test storage by writing something and removing it again.
+        """Test storage by creating a file and removing it again.
 
         Raises:
             NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
@@ -152,7 +152,7 @@ class Storage(StepStorage):
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """Add this rank's part, whose data is in the draft. Commits the step and returns True if it was the last."""
+        """Add the part file of this rank, whose data is in `draft`. If it is the last one, commit the step: True."""
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 
@@ -182,7 +182,7 @@ class Storage(StepStorage):
 
         Raises:
             IncompleteBuffer: a part is damaged, or `.metadata` does not belong to the parts.
-            NotReadable: storage does not return them.
+            NotReadable: storage does not return the parts.
         """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
@@ -214,7 +214,7 @@ class Storage(StepStorage):
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Raise IncompleteBuffer if the file does not exist, NotReadable if it cannot be read."""
+        """While `name` is read: raise IncompleteBuffer if it does not exist, NotReadable if it cannot be read."""
         try:
             yield
         except OSError as error:
@@ -234,7 +234,7 @@ class Storage(StepStorage):
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
-        """Stop a damaged step from being a checkpoint, but keep it for inspection. A sound one can replace it.
+        """Rename a damaged step, so that it is no checkpoint but can be inspected. A sound one can take its place.
 
         Returns the new name of the step or of its metadata; empty if storage refused.
         """
@@ -246,7 +246,7 @@ class Storage(StepStorage):
         return ""
 
     def sweep(self) -> None:
-        """Remove steps that retention does not keep, and unfinished parts of steps older than the newest."""
+        """Remove steps that `keep_last` and `keep_every` do not keep, and drafts of steps older than the newest one."""
         try:
             steps = self.steps()
         except NotReadable:  # the next writer tries again
@@ -264,7 +264,7 @@ class Storage(StepStorage):
             self._remove(self.path(step))
 
     def _remove(self, path: Path) -> None:
-        """Rename before removing, so that no other process reads half of it or commits it."""
+        """Remove a directory. Rename it first, so that no other process reads half of it or commits it."""
         doomed = self.directory / f"{_DOOMED}{path.name.lstrip('.')}"
         with contextlib.suppress(OSError):
             os.rename(path, doomed)
@@ -313,7 +313,7 @@ def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> 
 
 
 def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
-    """The checksums of a buffer, computed now if the process that filled it ended before it had done so.
+    """The checksums of a buffer, computed now if the process that filled it ended before it computed them.
 
     Raises:
         IncompleteBuffer: they are damaged, or the buffer was overwritten meanwhile.
@@ -334,7 +334,7 @@ def part_file(rank: int) -> str:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """A descriptor whose file appears under its name only when it is completely on disk."""
+    """Open a new file for writing. It appears at `path` only when it is completely on disk."""
     hidden = draft_of(path)
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:

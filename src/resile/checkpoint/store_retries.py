@@ -47,7 +47,7 @@ def store_all(
     Args:
         held: buffers with the sequences of the checkpoints in them. All are released when this returns.
         pauses: seconds before each further try. Buffers whose error waiting does not cure are not tried again.
-        pause: waits for so many seconds.
+        pause: called with the seconds to wait.
         last: True if the rank responsible for a step may be gone. If no rank is seen to store it, this one does.
     """
     answers = [""] * len(held)
@@ -72,7 +72,7 @@ def store_all(
 
 
 def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
-    """Try once. Returns an empty string, or why further tries are useless. Raises StorageError if storage refused.
+    """Try once to store a buffer. Returns "", or why further tries are useless. Raises StorageError if storage refused.
 
     With `pause`, waits a while for the rank responsible for the step, and stores the step if that rank does not.
     """

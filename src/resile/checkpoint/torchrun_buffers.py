@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessBuffers:
-    """Has the methods of `MemoryClient`; a thread of this process writes to storage."""
+    """Replaces `MemoryClient` if there is no agent: this process owns the buffers, and a thread of it stores them."""
 
     def __init__(self) -> None:
         self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
@@ -36,7 +36,7 @@ class ProcessBuffers:
         return ""
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Begin to write a buffer to storage. The process does not end before that is done."""
+        """Begin to write a buffer to storage; `wait` returns the outcome. The process ends only after that."""
         self._stored = {number: answer for number, answer in self._stored.items() if not answer.done()}
         self._stored[sequence] = self._writer.submit(self._store, self.buffers[buffer], sequence)
         return True

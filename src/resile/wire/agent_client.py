@@ -58,7 +58,7 @@ class AgentClient:
 
     def __init__(self, path: str, worker: str, round: Round = NO_ROUND) -> None:
         self.round = round
-        """Part of every step report. A process that regroups without a restart sets it anew."""
+        """The round that step reports name. A process that regroups without a restart sets it anew."""
         self._path = path
         self._name = worker
         self._decoder = MessageDecoder(ShardAnswer)
@@ -74,7 +74,7 @@ class AgentClient:
 
     @classmethod
     def from_environment(cls) -> AgentClient | None:
-        """The client of this process, the same one at every call; None when no agent started it."""
+        """The client of this process, the same one at every call; None if no agent started the process."""
         path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         if not path or not worker:
             return None
@@ -91,8 +91,8 @@ class AgentClient:
         """Report that training has completed `step` steps of `total` (0 = unknown). Never waits, never raises.
 
         The first step of a round goes out at once and later ones at most every STEP_INTERVAL. A step that is held back
-        goes with the next call after that, with the next request, or at exit. A step that cannot be sent is replaced by
-        a newer one.
+        is sent by the first call after that interval, with the next request, or at exit. A step that cannot be sent is
+        replaced by a newer one.
         """
         self._held = StepReport(round=self.round, step=step, total=total)
         early = self._told_in == self.round and time.monotonic() < self._next_step
@@ -143,7 +143,7 @@ class AgentClient:
             return self._answers.pop(number)
 
     def close(self) -> None:
-        """Send the last step and disconnect. A later call connects again."""
+        """Send the last step and disconnect. A later report or request connects again."""
         with self._turn:
             self._tell_step()
             self._hang_up()
@@ -169,7 +169,7 @@ class AgentClient:
         self._next_call = 0.0
 
     def _after_fork(self) -> None:
-        """In the child, leave the connection to the parent; closing the child's copy does not end it."""
+        """In a forked child, begin without a connection. Closing the inherited socket does not end the parent's."""
         inherited = self._socket
         self._start(f"{self._name}/{os.getpid()}")
         if inherited is not None:

@@ -17,7 +17,7 @@ from resile.wire.connection import CannotListen, Server
 from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
 
 BACKLOG = 256
-"""More than the processes of one node, with their data loaders."""
+"""Connections that wait to be accepted: more than one node's processes with their data loaders."""
 
 
 class AgentSocket(Server):
@@ -47,7 +47,7 @@ async def serve_local(
     `Attach` first. A process that forks connects again under its own name (see `AgentClient`).
 
     Raises:
-        CannotListen: its directory cannot be made or belongs to others.
+        CannotListen: the directory cannot be made, belongs to another user or is open to others.
     """
     endpoint = Endpoint(
         token=None,

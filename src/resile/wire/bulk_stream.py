@@ -43,7 +43,7 @@ class BulkStream:
         self._socket.close()
 
     def cut(self) -> None:
-        """End the connection for the thread that waits on it. Only this method may be called by other threads."""
+        """Shut the connection down: the thread that waits on it gets an error. Other threads call only this method."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(
                 self._socket, socket.SHUT_RDWR
@@ -54,7 +54,7 @@ class BulkStream:
         self.write(memoryview(encode(message, MAX_MESSAGE)), deadline)
 
     def hear(self, kind: type[M], deadline: float) -> M:
-        """The next message. Raises OSError as `read` does, and if it is not of this kind."""
+        """Receive the next message. Raises OSError as `read` does, and if the message is not of type `kind`."""
         head = bytearray(PREFIX)
         self.read(memoryview(head), deadline)
         size = int.from_bytes(head, "big")
@@ -70,7 +70,7 @@ class BulkStream:
         return found
 
     def write(self, data: memoryview, deadline: float) -> None:
-        """Send bytes. Raises OSError if the connection broke, the deadline passed, or the peer was silent."""
+        """Send `data`. Raises OSError if the connection breaks, the deadline passes, or the peer stalls (`STALL`)."""
         at = 0
         while at < len(data):
             with self._progress(deadline, "took"):
@@ -88,7 +88,7 @@ class BulkStream:
 
     @contextlib.contextmanager
     def _progress(self, deadline: float, what: str) -> Iterator[None]:
-        """Limit one wait for the peer to STALL seconds and to the deadline."""
+        """Limit one wait for the peer to STALL seconds and to the deadline; `what` is the verb in the error."""
         left = _left(deadline)
         self._socket.settimeout(min(left, STALL))
         try:
@@ -100,7 +100,7 @@ class BulkStream:
 
 
 def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> BulkStream:
-    """Connect to another agent.
+    """Connect to the agent at `replica_endpoint`, and return once both sides have proved that they hold `token`.
 
     Raises:
         CannotConnect: no agent there, or no answer in time.
@@ -134,11 +134,11 @@ def admit(
     tls: ssl.SSLContext | None,
     timeout: float = HANDSHAKE_DEADLINE,
 ) -> BulkStream:
-    """The called side: a stream once the caller has proved itself. `sock` is closed if it does not.
+    """Admit a caller: a stream on `sock` once the caller has proved that it holds `token`. Else `sock` is closed.
 
     Raises:
-        HandshakeRefused: it has another token, or none.
-        OSError: it hung up, or took too long.
+        HandshakeRefused: the caller has another token, or none.
+        OSError: the caller hung up, or took too long.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -162,7 +162,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def _pinned(sock: socket.socket, replica_endpoint: ReplicaEndpoint, where: str) -> ssl.SSLSocket:
-    """Speak TLS only with the owner of this certificate. No certificate authority is involved."""
+    """Begin TLS. Raises HandshakeRefused unless the peer's certificate has the fingerprint of the endpoint."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = OLDEST
     context.check_hostname = False

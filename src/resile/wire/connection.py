@@ -46,11 +46,11 @@ once."""
 KEEPALIVE_IDLE = Seconds(15)
 KEEPALIVE_PROBES = 4
 KEEPALIVE_INTERVAL = Seconds(5)
-"""The kernel's own check of the peer, for owners without heartbeats: gone after 15 s and 4 probes of 5 s."""
+"""The kernel's own check, for connections without heartbeats: a peer is gone after 15 s and 4 probes of 5 s."""
 
 
 class CannotListen(OSError):
-    """The address cannot be served; the text is one sentence."""
+    """This process cannot listen on an address; the text is one sentence."""
 
 
 class Server:
@@ -63,11 +63,11 @@ class Server:
 
     @property
     def connections(self) -> set[Connection]:
-        """The open connections whose peers have proved themselves. This is the live set: do not change it."""
+        """The open connections whose peers have proved that they hold the token. The live set: do not change it."""
         return self._endpoint.connections
 
     def close(self) -> None:
-        """Stop listening and close every connection; `on_close` follows for each."""
+        """Stop listening and close every connection; `on_close` is called for each."""
         self._listener.close()
         for stranger in tuple(self._endpoint.opening):
             stranger.abort("the server stopped")
@@ -95,15 +95,15 @@ async def serve(
 ) -> Server:
     """Listen on `host:port` (port 0 takes a free one, an empty host all IPv4 addresses).
 
-    `on_open(connection)` comes once a peer has proved itself, then `on_message(connection, message)` for every message,
-    heartbeats included, then `on_close(connection, because)` exactly once, however it ended. `on_refused(peer,
-    because)` comes for peers that did not prove themselves, but not for a failed TLS handshake, which asyncio does not
-    report. `on_bad_message(connection, body)` comes for bytes of a proved peer that are no message of `decode`, so that
-    the owner can answer them; the connection ends then.
+    `on_open(connection)` is called once a peer has proved that it holds `token`, then `on_message(connection, message)`
+    for every message, heartbeats included, then `on_close(connection, because)` once, however the connection ends.
+    `on_refused(peer, because)` is called for peers that do not prove it, but not for a failed TLS handshake, which
+    asyncio does not report. `on_bad_message(connection, body)` is called for bytes that are no message of `decode`, so
+    that the owner can answer them before the connection ends.
 
     `decode` is the message type, or union of types, that peers may send; `tls` comes from `resile.wire.tls`. The kernel
     ends a connection whose sent bytes stay unacknowledged for `user_timeout` seconds. A peer has `deadline` seconds to
-    prove itself, and is dropped when it leaves `unsent_limit` bytes unread.
+    prove that it holds `token`, and is disconnected when it leaves `unsent_limit` bytes unread.
 
     Raises:
         CannotListen: the address is in use, not ours or not resolvable.
@@ -151,7 +151,7 @@ async def connect(
     user_timeout: float | None = None,
     max_frame: int = MAX_ANSWER,
 ) -> Connection:
-    """Connect to `host:port` and return once both sides have proved themselves. Tries once.
+    """Connect to `host:port` and return once both sides have proved that they hold `token`. Tries once.
 
     A message that the server sends at once may reach `on_message` before this returns.
 
@@ -223,7 +223,7 @@ async def _listen(host: str, port: int, loop: asyncio.AbstractEventLoop) -> sock
 
 
 def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
-    """Send small messages without delay, and let the kernel notice peers that vanished."""
+    """Set `sock` to send small messages without delay, and let the kernel notice peers that vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(KEEPALIVE_IDLE))

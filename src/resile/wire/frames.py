@@ -20,21 +20,21 @@ PREFIX = 4
 """Bytes of the length before each body."""
 
 MAX_FRAME = Bytes(MiB)
-"""What a server accepts. The largest message to a master, a failure with its log tail, stays under 64 KiB."""
+"""Largest body that a server accepts. The longest message to a master, a failure with its log tail, is under 64 KiB."""
 
 MAX_ANSWER = Bytes(16 * MiB)
-"""What a client accepts from its server. A status table of 10,000 nodes takes some 2 MiB."""
+"""Largest body that a client accepts from its server. A status table of 10,000 nodes takes some 2 MiB."""
 
 
 class BadFrame(ValueError):
-    """Bytes that are no valid message. The text continues a sentence: `the peer at … sent`."""
+    """Bytes are no valid message, or a message is too long. The text continues a sentence: `the peer at … sent`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message, limit: int = MAX_ANSWER) -> bytes:
-    """One message as one frame, for any number of `send_frame` calls. Raises BadFrame if it exceeds `limit`."""
+    """One message as one frame, for any number of `send_frame` calls. Raises BadFrame if its body exceeds `limit`."""
     body = _encoder.encode(message)
     if len(body) > limit:
         raise BadFrame(f"a {type(message).__name__} message of {len(body)} bytes is over the limit of {limit} bytes")
@@ -63,7 +63,7 @@ class FrameDecoder:
         return self._rest is not None
 
     def feed(self, data: bytes) -> Sequence[memoryview]:
-        """The bodies that `data` completes, in order; the views stay valid.
+        """The bodies that `data` completes, in order. The views stay valid after later calls.
 
         Raises:
             BadFrame: a length is over the limit. The stream is lost: feed nothing more. Frames that came whole before
@@ -102,7 +102,7 @@ class FrameDecoder:
 
 
 LONGEST_COMPLAINT = 200
-"""Characters of an error that may quote the peer, since it goes into a log."""
+"""Most characters of an error that may quote the peer, because the error goes into a log."""
 
 
 def _one_line(text: str) -> str:
@@ -112,7 +112,7 @@ def _one_line(text: str) -> str:
 
 
 class MessageDecoder:
-    """Bodies to typed messages of one union; shared by all connections of a server.
+    """Decodes frame bodies to messages of one union of types. All connections of a server share one decoder.
 
     Only msgspec's typed decoding runs on a peer's bytes, so a value that is not of the declared types never exists.
     """
@@ -123,7 +123,7 @@ class MessageDecoder:
         """`kind` is a message type or a union of them."""
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
         self.heartbeat: bytes | None = HEARTBEAT_FRAME
-        """The frame that may be recognised by comparison; None if the union has no heartbeat."""
+        """The frame of a heartbeat, which is recognised by comparison; None if the union has no heartbeat."""
         try:
             self.decode(memoryview(HEARTBEAT_FRAME)[PREFIX:])
         except BadFrame:

@@ -28,7 +28,7 @@ REFUSAL = b"-wrong or missing job token\n"
 """All that a peer without the token can read after the server's nonce."""
 
 HANDSHAKE_DEADLINE = Seconds(10.0)
-"""Three small packets take milliseconds. 10,000 agents that connect at once to a busy machine take some seconds."""
+"""Time for one handshake. It takes milliseconds, or seconds if 10,000 agents connect at once to a busy machine."""
 
 
 class HandshakeRefused(ConnectionError):
@@ -40,7 +40,7 @@ def _proof(token: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) 
 
 
 def _check_magic(data: bytes, who: str) -> None:
-    """Refuse at the first byte that resile would not send."""
+    """Raise HandshakeRefused at the first byte that resile would not send. `who` names the peer in the error."""
     got = data[: len(MAGIC)]
     if MAGIC.startswith(got):
         return
@@ -90,7 +90,7 @@ class _Handshake:
 
 
 class ServerHandshake(_Handshake):
-    """The server's side. The caller feeds what arrives and sends what `feed` returns, until `finished`."""
+    """The server's side. Its owner calls `feed` with what arrives and sends what that returns, until `finished`."""
 
     __slots__ = ()
 
@@ -98,7 +98,7 @@ class ServerHandshake(_Handshake):
         super().__init__(token, f"the peer at {peer}")
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to send now. Raises HandshakeRefused: the caller sends REFUSAL and ends the connection."""
+        """Take received bytes, return bytes to send. Raises HandshakeRefused: then send REFUSAL and disconnect."""
         self._got += data
         answer = b""
         if not self._theirs:
@@ -115,7 +115,7 @@ class ServerHandshake(_Handshake):
 
 
 class ClientHandshake(_Handshake):
-    """The client's side. The caller sends `hello`, then feeds and sends as with `ServerHandshake`."""
+    """The client's side. Its owner sends `hello`, then calls `feed` as with `ServerHandshake`."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ class ClientHandshake(_Handshake):
         return MAGIC + self._mine
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to send now. Raises HandshakeRefused: the caller ends the connection."""
+        """Take received bytes, return bytes to send. Raises HandshakeRefused: then disconnect."""
         self._got += data
         answer = b""
         if not self._theirs:

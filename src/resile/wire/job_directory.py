@@ -51,11 +51,11 @@ class JobDirectory:
 
     @property
     def exists(self) -> bool:
-        """True if a job was created here."""
+        """True if a job was created in this directory."""
         return (self.path / "job.json").exists()
 
     def create(self, spec: JobSpec, token: str | None = None) -> None:
-        """Create a job here, with a new token unless one is given. A job that exists is left alone."""
+        """Write the spec and `token` (None: a new one) to this directory, unless they exist. Raises DirectoryError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.token_file.exists():
@@ -81,7 +81,7 @@ class JobDirectory:
             raise DirectoryError(f"the job's token {self.token_file} cannot be read: {why}") from None
 
     def address(self) -> MasterAddress | None:
-        """Where the master listens, or listened last; None if none ever did."""
+        """The address at which the master listens or last listened; None if no master ever did."""
         try:
             return msgspec.json.decode((self.path / "master.json").read_bytes(), type=MasterAddress)
         except (OSError, msgspec.MsgspecError):
@@ -91,7 +91,7 @@ class JobDirectory:
         write_atomically(self.path / "master.json", msgspec.json.encode(address))
 
     def lock(self) -> int | None:
-        """Take the lock of the master. Returns the descriptor that holds it; None if another master does."""
+        """Take the lock of the master. Returns the descriptor that holds the lock; None if another master holds it."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,11 +27,11 @@ CALL_TIMEOUT = 10.0
 
 
 class ConnectionBroken(ConnectionError):
-    """The agent hung up; the text is one sentence."""
+    """The agent hung up or cannot be reached; the text is one sentence."""
 
 
 class RendezvousClient:
-    """One process's connection. One thread at a time calls `ready`; the listening thread calls `on_over`."""
+    """A process's connection for joining rounds. One thread at a time calls `ready`; the listening one `on_over`."""
 
     def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
         """Connect, and listen from now on. Raises ConnectionBroken if no agent listens at `path`.
@@ -57,7 +57,7 @@ class RendezvousClient:
 
     @classmethod
     def from_environment(cls, on_over: Callable[[Round], None]) -> RendezvousClient | None:
-        """The client of this process; None when no agent started it."""
+        """A new client for this process; None if no agent started the process."""
         path, worker = os.environ.get(AGENT_SOCKET), os.environ.get(WORKER)
         return cls(path, worker, on_over) if path and worker else None
 
@@ -65,7 +65,7 @@ class RendezvousClient:
         return round_ <= self._over
 
     def await_over(self, round_: Round, timeout: float) -> bool:
-        """Wait until this round is known to be over; False after `timeout` seconds."""
+        """Wait until the agent says that `round_` is over. False after `timeout` seconds, or if the agent is gone."""
         with self._turn:
             self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
             return self.over(round_)
@@ -78,7 +78,7 @@ class RendezvousClient:
 
         Raises:
             ConnectionBroken: the agent is gone.
-            TimeoutError: no place came in time.
+            TimeoutError: no assignment came in time.
         """
         with self._turn:
             self._placed = None
@@ -97,7 +97,7 @@ class RendezvousClient:
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round) -> None:
-        """Report that all members of a round have taken the last step, so that this process may stay in it."""
+        """Report that all members of `round_` have taken the last step, so that the round needs no newcomers."""
         with contextlib.suppress(OSError):  # the agent hung up
             self._socket.sendall(encode(LastStepTaken(round=round_)))
 

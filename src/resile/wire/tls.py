@@ -24,7 +24,7 @@ class BadTLS(ValueError):
 
 
 def server_context(certificate: Path, key: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
-    """The server's side. With `client_ca`, only clients with a certificate of that CA get through.
+    """The TLS context of a server. With `client_ca`, it accepts only clients with a certificate of that CA.
 
     Raises:
         BadTLS: a file is missing, unreadable, no PEM, or key and certificate do not belong together.
@@ -43,7 +43,7 @@ def server_context(certificate: Path, key: Path, *, client_ca: Path | None = Non
 def client_context(
     ca: Path, *, certificate: Path | None = None, key: Path | None = None, check_name: bool = True
 ) -> ssl.SSLContext:
-    """The client's side: trusts the servers that `ca` has signed, and no others.
+    """The TLS context of a client. It trusts only servers whose certificate `ca` has signed.
 
     `check_name` False accepts any name in the certificate. That is right where `ca` signs for one job alone and its
     master has an address that was not known when the certificate was made.
@@ -84,7 +84,7 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _readable(what: str, file: Path, mark: bytes) -> None:
-    """Check a file first, because OpenSSL's errors name neither the file nor the problem."""
+    """Raise BadTLS unless `file` is readable and contains `mark`. OpenSSL's errors name neither file nor problem."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -94,7 +94,7 @@ def _readable(what: str, file: Path, mark: bytes) -> None:
 
 
 def _no_password(key: Path) -> Callable[[], str]:
-    """Refuse a protected key, for which OpenSSL would ask the terminal and wait."""
+    """A callback that raises BadTLS if `key` is protected: OpenSSL itself would ask at the terminal and wait."""
 
     def refuse() -> str:
         raise BadTLS(f"the TLS key {key} is protected by a password")

@@ -23,7 +23,7 @@ from resile.wire.frames import HEARTBEAT, MAX_ANSWER, MAX_FRAME, BadFrame, Frame
 from resile.wire.handshake import HANDSHAKE_DEADLINE, REFUSAL, ClientHandshake, HandshakeRefused, ServerHandshake
 
 RECEIVE_BUFFER = Bytes(32 * 1024)
-"""One for all connections of a server: its bytes are taken out before the next connection is read."""
+"""Size of the one buffer that all connections of a server receive into. What arrives is copied at once."""
 
 UNSENT_LIMIT = Bytes(MiB)
 """A peer that leaves this much unread is stuck, and is disconnected to save memory."""
@@ -44,7 +44,7 @@ OnBadMessage = Callable[["Connection", bytes], None]
 
 
 def nothing(*_: object) -> None:
-    """The callback of an owner that needs none."""
+    """Do nothing: the default of callbacks that an owner does not need."""
 
 
 class Endpoint:
@@ -83,21 +83,21 @@ class Endpoint:
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER))
         self.connections: set[Connection] = set()
         self.opening: set[Connection] = set()
-        """Connections whose peers have not proved themselves yet."""
+        """Connections whose peers have not yet proved that they hold the token."""
 
 
 class _Opening(NamedTuple):
-    """What a connection needs until its peer has proved itself."""
+    """What a connection needs until its peer has proved that it holds the token."""
 
     handshake: ServerHandshake | ClientHandshake
     timer: asyncio.TimerHandle | None = None
-    """Ends a slow caller on the server's side. The client's time-out covers more than the handshake."""
+    """On the server's side: ends a slow handshake. None on the client's side, where `connect` has a time-out."""
     done: asyncio.Future[Connection] | None = None
-    """The future that waits for the handshake, on the calling side only."""
+    """On the client's side: the future for which `connect` waits. None on the server's side."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection to a peer that has proved itself. Made by `serve`, `connect` and `serve_local`, not by hand."""
+    """One connection to a peer, from the handshake on. Made by `serve`, `connect` and `serve_local`, not by hand."""
 
     __slots__ = ("_because", "_closed", "_decoder", "_endpoint", "_opening", "_transport", "_who", "owner", "peer")
 
@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self.send_frame(encode(message, self._endpoint.max_send))
 
     def send_frame(self, frame: bytes) -> None:
-        """Like `send`, for a frame made once by `encode` and sent to many."""
+        """Like `send`, for a frame that `encode` made once and that goes to many peers."""
         if self._because is not None or self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(frame)
 
     def close(self, because: str = "closed here") -> None:
-        """End the connection after sending what is left, for at most LINGER seconds. `on_close` follows."""
+        """End the connection once all messages are sent, or after LINGER seconds. `on_close` is called then."""
         if self._because is None and self._transport is not None:
             self._because = because
             unsent = self._transport.get_write_buffer_size()  # before `close`, after which a TLS connection forgets it
@@ -150,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._endpoint.loop.call_later(LINGER, self._transport.abort)
 
     def abort(self, because: str = "closed here") -> None:
-        """End the connection at once; what was not sent yet is lost. `on_close` follows."""
+        """End the connection at once; what was not sent yet is lost. `on_close` is called then."""
         if self._transport is not None:
             if self._because is None:
                 self._because = because
@@ -183,11 +183,11 @@ class Connection(asyncio.BufferedProtocol):
             self._open()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The shared buffer; it is empty again when `buffer_updated` returns."""
+        """The buffer that all connections of the endpoint receive into; `buffer_updated` copies what has arrived."""
         return self._endpoint.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle what arrived. This is the hot path of a master."""
+        """Handle the `nbytes` bytes that have arrived in the buffer. This is the hot path of a master."""
         endpoint = self._endpoint
         data = bytes(endpoint.buffer[:nbytes])
         if data == endpoint.decoder.heartbeat and self._opening is None and not self._decoder.partial:
@@ -284,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class CallingConnection(Connection):
-    """The calling side of a connection: says hello first and keeps the server's name as its user wrote it."""
+    """The client's side of a connection: begins the handshake, and names the server as the caller of `connect` did."""
 
     __slots__ = ("done",)
 
