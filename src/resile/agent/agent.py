@@ -58,7 +58,7 @@ STORE_PATIENCE = 600.0
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Role, id, rank and address that this node has in its Hello. The master chooses an id or rank that is None."""
+    """Role, id, rank and address that this node sends in its Hello. The master chooses an id or rank that is None."""
 
     role: str = WORKER
     node_id: NodeId | None = None
@@ -131,7 +131,7 @@ class Agent:
     # the master -------------------------------------------------------------------------------------------------------
 
     def hello(self, local_address: str) -> Hello:
-        """The first message on a new connection to the master: the whole state of this node."""
+        """The first message on a new connection: this node's whole state, with `local_address` if it has no address."""
         identity, standing = self._identity, self._workers.standing()
         address = identity.address or local_address
         return Hello(

@@ -164,7 +164,7 @@ class MasterLauncher:
     def revive(self, seconds_away: float) -> None:
         """Start the master again from its journal, if neither the master nor its supervisor lives.
 
-        A supervisor that this agent started is checked at once, another agent's only after `REVIVE_AFTER` seconds.
+        A supervisor that this agent started is checked at once, another's after `REVIVE_AFTER` s without a master.
         """
         if self._starts >= MAX_STARTS or not self._directory.exists:
             return

@@ -73,7 +73,7 @@ class Relay:
         self._forget({name for name in self._takers if _belongs(name, worker)})
 
     def repeat(self) -> None:
-        """Send ended processes and open requests again: an earlier master may not have received them."""
+        """Report ended processes and send open requests again: an earlier master may not have received them."""
         for name in self._gone:
             self._send(ShardsFreed(worker=name))
         for request in self._open.values():
@@ -105,7 +105,7 @@ class Relay:
                     self._send(message)
 
     def on_close(self, connection: Connection, _: str) -> None:
-        """Forget an ended connection. If it was a forked child's, the child counts as gone: its end is not seen."""
+        """Forget an ended connection. A forked child is gone then; the agent sees the ends of other processes."""
         name = connection.owner
         if name is None or self._connections.get(name) is not connection:
             return

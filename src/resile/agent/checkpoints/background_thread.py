@@ -23,7 +23,7 @@ class WorkThread:
     """Runs queued work in order, and knows which buffers the work uses."""
 
     def __init__(self, name: str, level: int) -> None:
-        """Nothing runs before `start`. Failures of work are logged at this level."""
+        """Nothing runs before `start`. Failures of work are logged at `level`."""
         self._name = name
         self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
         self._work = queue.SimpleQueue()
@@ -36,10 +36,10 @@ class WorkThread:
     def submit(
         self, work: Callable[[], str], *buffers: Buffer, answer: Callable[[str], object] = lambda error: None
     ) -> None:
-        """Queue work with these buffers, which are in `claimed` until it is done.
+        """Queue `work`, which uses `buffers`; they are in `claimed` until the work is done.
 
         The thread calls `work`, which returns an empty string or a sentence that says why it failed. `answer` is called
-        with that string, also if the work raises.
+        with that string, or with a sentence about the exception if `work` raises one.
         """
         future: Future[None] = Future()
         self.pending[future] = buffers

@@ -49,7 +49,7 @@ from resile.protocol.reports import ReplicaEndpoint
 log = logging.getLogger("resile.agent")
 
 LOOK_AGAIN = 5.0
-"""Seconds between two checks if the copies of another node are still needed."""
+"""Seconds between two checks whether the replicas of another node are still needed."""
 
 
 class CheckpointServer:
@@ -66,7 +66,7 @@ class CheckpointServer:
         """Nothing runs before `start`.
 
         `path` is the socket for training processes; `token` returns the job's secret. `yield_memory` asks the rest of
-        the agent to free memory and returns False if it freed none. A thread calls `pause` to wait between tries.
+        the agent to free memory; False if it freed none. A thread calls `pause` to wait between tries to store.
         """
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
@@ -90,14 +90,14 @@ class CheckpointServer:
         self._copying.start()
 
     def keep_replicas(self, host: str, *, tls: bool) -> None:
-        """Listen for copies of another node. If that fails, the reason is logged."""
+        """Listen on `host`, with TLS if `tls`, for replicas of another node. If that fails, the reason is logged."""
         try:
             self.replicas.open(host, tls=tls)
         except OSError as error:
             log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
 
     def enter(self, round_: Round, partner: ReplicaEndpoint | None) -> None:
-        """A new round has begun, with this partner."""
+        """Refuse replicas of rounds before `round_`, and send own ones to `partner`; None if there is no partner."""
         self.replicas.enter(round_)
         self.replica_client.enter(round_, partner)
         if self._alone is not None:
@@ -107,7 +107,7 @@ class CheckpointServer:
             self._outlive_copies({rank: self._newest(rank) for rank in self._buffers})
 
     def _outlive_copies(self, before: dict[int, int]) -> None:
-        """Free the copies of another node once every process here has saved again. Called when there is no partner."""
+        """Free the replicas of another node once every rank here has a newer save than `before`; check again later."""
         filled = self._socket.filled_ranks
         if filled and all(self._newest(rank) > before.get(rank, 0) for rank in filled):
             self.replicas.give_back()
@@ -157,7 +157,7 @@ class CheckpointServer:
             self._storing.submit(self._rescue)
 
     def _rescue(self) -> str:
-        """Store the step that is the newest when the storing thread gets to it."""
+        """Store the newest step that is complete by now. Returns why that failed, or an empty string."""
         self._rescuing = False
         held = whole_in(list(self._buffers.values()))
         if held is None:
@@ -174,7 +174,7 @@ class CheckpointServer:
             self._rescued = None
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
-        """Store a checkpoint on request of a process. Without pauses once the node ends: `flush` tries again then."""
+        """Store a checkpoint. Returns why that failed, or an empty string. Tries without pauses once the node ends."""
         return store_committed(buffer, sequence, PAUSES, self._leaves.wait)
 
     def _note_flush(self, error: str) -> None:
@@ -182,7 +182,7 @@ class CheckpointServer:
             self._flushed = {}
 
     async def flushed(self, patience: float) -> None:
-        """The node ends: wait for storage, at most `patience` seconds or until `hurry` is called."""
+        """Wait until all is stored, at most `patience` seconds or until `hurry`. Called when the node ends."""
         self._leaves.set()
         waiting = [asyncio.wrap_future(future) for future in list(self._storing.pending)]
         if not waiting:
@@ -236,7 +236,7 @@ class CheckpointServer:
         peer.send(Opened(), [buffer.descriptor for buffer in buffers])
 
     def _take_over(self, buffers: list[Buffer]) -> None:
-        """Another process fills these buffers from now on: store what the last one wanted stored."""
+        """Begin to store what the last process of `buffers` wanted stored: another process fills them from now on."""
         for buffer in buffers:
             if buffer.wanted and buffer not in self._storing.claimed and buffer is not self._rescued:
                 record = buffer.record()
@@ -265,7 +265,7 @@ class CheckpointServer:
         return ""
 
     def _room_for(self, need: int) -> str:
-        """Why there is no memory for so many more bytes; empty if there is. Any thread may call it."""
+        """Why there is no memory for `need` more bytes; empty if there is. Any thread may call this method."""
         own = [buffer for each in list(self._buffers.values()) for buffer in each]
         taken, untouched = self.replicas.sizes()
         taken, untouched = taken + sum(each.size for each in own), untouched + sum(each.untouched for each in own)
@@ -274,7 +274,7 @@ class CheckpointServer:
     def _do(
         self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaSent]
     ) -> None:
-        """Queue the storing or copying of a buffer. The process always gets an answer, because it waits for it."""
+        """Queue the storing or copying of a buffer. The process waits for the answer `kind` and always gets one."""
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
 
         def answer(error: str) -> None:

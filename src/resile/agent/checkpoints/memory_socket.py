@@ -28,14 +28,14 @@ _decoder = msgspec.msgpack.Decoder(ToAgent)
 
 
 class Peer:
-    """A connected training process."""
+    """A training process that is connected to the `MemorySocket` of its agent."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
         self.local_rank: int | None = None
-        """The local rank whose buffers it has opened."""
+        """The local rank whose buffers the process has opened; None before."""
         self.fills = False
-        """True if it writes to the buffers, False if it only reads them."""
+        """True if the process writes to the buffers, False if it only reads them."""
 
     def send(self, answer: FromAgent, descriptors: list[int] | None = None) -> None:
         """Send an answer without waiting; it is dropped if the process does not read."""

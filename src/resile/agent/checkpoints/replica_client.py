@@ -23,14 +23,14 @@ from resile.wire.handshake import HandshakeRefused
 log = logging.getLogger("resile.agent")
 
 RATE = "RESILE_COPY_RATE"
-"""Bytes per second that copies may take of the network, as in `500Mi`; at least 16Mi."""
+"""The variable that limits the bytes per second in which replicas are sent, as in `500Mi`; at least 16Mi."""
 USUAL_RATE = 1 << 30
 BLOCK = 4 << 20
 """Bytes that are sent before the rate and the buffer are checked again."""
 
 
 class ReplicaClient:
-    """The connection to the partner of the newest round."""
+    """Copies checkpoints of this node to its partner in the newest round."""
 
     def __init__(self, token: Callable[[], bytes], environ: Mapping[str, str] = os.environ) -> None:
         """There is no partner before `enter`; `token` returns the job's secret and is called at every connect."""
@@ -46,13 +46,13 @@ class ReplicaClient:
         return self._partner is not None
 
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
-        """From this round on, copy checkpoints to this partner; None if there is none."""
+        """Copy checkpoints to this partner from `round_` on; None if there is no partner. Cuts off a running copy."""
         self._round, self._partner = round_, replica_endpoint
         if (stream := self._stream) is not None:  # the partner refuses copies of an older round
             stream.cut()
 
     def copy(self, local_rank: int, buffer: Buffer, sequence: int) -> str:
-        """Copy the checkpoint `sequence` to the partner. Returns an empty string, or why that failed."""
+        """Copy the checkpoint `sequence` in `buffer` to the partner. Returns an empty string, or why that failed."""
         round_, replica_endpoint, record = self._round, self._partner, buffer.record()
         if replica_endpoint is None:
             return "there is no other node to copy to"

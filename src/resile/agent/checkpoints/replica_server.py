@@ -34,11 +34,11 @@ from resile.wire.tls import OLDEST
 log = logging.getLogger("resile.agent")
 
 UNPROVEN = 16
-"""Connections at a time that have not proved the job's token. With one more, an old one is closed."""
+"""How many connections may be open before they have proved the job's token. With one more, an old one is closed."""
 PROOF = 5.0
 """Seconds that a sender has to prove the token; it takes milliseconds."""
 PAUSE = 0.2
-"""Seconds until the next try if there are no descriptors or threads for a connection."""
+"""Seconds to wait if a connection could not be accepted, for want of descriptors or threads."""
 GIVE_WAY = 5.0
 """Seconds for a copy to end after a newer one cut it off."""
 BACKLOG = 16
@@ -48,25 +48,25 @@ SUM = 8
 
 
 def copy_deadline(data: int) -> float:
-    """When a copy of so many bytes must be done, on the monotonic clock."""
+    """The time on the monotonic clock by which a copy of `data` bytes must be done."""
     return time.monotonic() + COPY_GRACE + data / COPY_SLOWEST
 
 
 class _Arrival(NamedTuple):
-    """A complete copy."""
+    """When a buffer got its complete replica: its number among all arrivals, and its round."""
 
     number: int
-    """Counts arrivals. Senders' sequences do not tell which copy is newer, because their clocks may differ."""
+    """The higher, the newer. Sequence numbers do not tell that, because the senders' clocks may differ."""
     round: Round
 
 
 class ReplicaServer:
-    """The replicas that this node keeps for another."""
+    """The replicas that this node keeps for another node."""
 
     def __init__(self, room: Callable[[int], str], token: Callable[[], bytes]) -> None:
         """Nothing is received before `open`.
 
-        `room` returns why there is no memory for so many more bytes, or an empty string; any thread calls it. `token`
+        `room(n)` returns why there is no memory for `n` more bytes, or an empty string; any thread calls it. `token`
         returns the job's secret.
         """
         self._room = room
@@ -87,17 +87,17 @@ class ReplicaServer:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """All buffers, also empty ones."""
+        """The buffers for all replicas, also empty ones."""
         with self._guard:
             return [buffer for pair in self._buffers.values() for buffer in pair]
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes of all buffers, and how many of them were never written to."""
+        """The bytes of all buffers, and how many of these bytes were never written to."""
         with self._guard:
             return sum(each.size for each in self.buffers), sum(each.untouched for each in self.buffers)
 
     def descriptors(self, most: int) -> list[int]:
-        """New descriptors of at most `most` buffers that hold a copy. The caller closes them."""
+        """New descriptors of at most `most` buffers that hold a replica. The caller closes the descriptors."""
         found: list[int] = []
         with self._guard, contextlib.suppress(OSError):
             for each in [each for each in self.buffers if each.record() is not None][:most]:
@@ -105,12 +105,12 @@ class ReplicaServer:
         return found
 
     def give_back(self) -> None:
-        """Free all copies except those that are being received."""
+        """Free all replicas except those that are being received."""
         with self._guard:
             self._forget(self._buffers)
 
     def open(self, host: str, *, tls: bool) -> None:
-        """Listen for copies, with a new self-signed certificate if `tls`. Raises OSError if there is no port."""
+        """Listen for replicas, with a new self-signed certificate if `tls`. Raises OSError if there is no port."""
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         if tls:
             self._tls, self._fingerprint = _own_identity()
@@ -118,13 +118,13 @@ class ReplicaServer:
         threading.Thread(target=self._serve, args=(listener,), name="resile-copies", daemon=True).start()
 
     def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
-        """Where other nodes send copies, if they reach this node by this address; None if it keeps none."""
+        """Where other nodes send replicas, if they reach this node by `address`; None if it keeps no replicas."""
         if self._listener is None:
             return None
         return ReplicaEndpoint(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
 
     def enter(self, round_: Round) -> None:
-        """Refuse copies of older rounds from now on, also those that are being received."""
+        """Refuse replicas of rounds before `round_` from now on, also those that are being received."""
         with self._guard:
             self._round = round_
             for known, stream in self._coming.values():
@@ -210,10 +210,10 @@ class ReplicaServer:
 
     @contextlib.contextmanager
     def _turn(self, copy: ReplicaOffer, stream: BulkStream) -> Iterator[bool]:
-        """Take the buffers of this rank for this thread; yields False if another copy holds them.
+        """Lock the buffers of the local rank of `copy`; yields False if another copy keeps them locked.
 
-        A node sends one copy at a time, so a copy that is still being received is of a node that was lost or hangs. It
-        is cut off.
+        A node sends one copy at a time. So if another copy of the same or an older round is still being received, its
+        sender was lost or hangs, and that copy is cut off.
         """
         with self._guard:
             lock = self._locks.setdefault(copy.local_rank, threading.Lock())
@@ -233,7 +233,7 @@ class ReplicaServer:
                 lock.release()
 
     def _refusal(self, copy: ReplicaOffer) -> str:
-        """Why a copy is refused; empty if there is a buffer for it."""
+        """Make room for a copy in a buffer. Returns why the copy is refused, or an empty string."""
         if copy.round < self._round:
             return self._too_late(copy)
         buffer = self._oldest(copy.local_rank)
@@ -284,7 +284,7 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """Free copies of older rounds once a rank has two of this round: all nodes have one of this round then."""
+        """Free replicas of older rounds once the rank of `copy` has two of its round: all nodes have one by then."""
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
             for rank, pair in self._buffers.items()
@@ -301,7 +301,7 @@ class ReplicaServer:
 
 
 def _is_checkpoint(copy: ReplicaOffer) -> bool:
-    """True if its numbers can be those of a checkpoint. Checked before they are used."""
+    """True if the numbers of an offer can be those of a checkpoint. Call this before they are used."""
     return (
         0 <= copy.local_rank < MAX_LOCAL_RANKS
         and 0 <= copy.step < LARGEST

@@ -22,7 +22,7 @@ Held = tuple[Buffer, Record]
 
 
 def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
-    """For each rank, the newest checkpoint that is not in storage, and the ones before it."""
+    """The checkpoints that are not in storage, in two lists: the newest of each rank, and the older ones."""
     newest: list[Held] = []
     older: list[Held] = []
     for buffers in ranks:
@@ -36,7 +36,7 @@ def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
 def whole_in(ranks: Iterable[list[Buffer]]) -> Held | None:
     """The newest complete step that living processes have saved and that is not in storage; None if there is none.
 
-    Ranks that are storing a buffer are passed over, because their process needs the other one for its next save.
+    Ranks that are storing a buffer are passed over: their process needs the other buffer for its next save.
     """
     found = []
     for buffers in ranks:
@@ -57,7 +57,7 @@ def store_last(
     pause: Callable[[float], object],
     what_next: str = "",
 ) -> str:
-    """Store the newest step of each rank, and the step before it if the newest is not complete in storage then.
+    """Store the newest step of each rank. If that step is not complete in storage then, store the older ones too.
 
     Returns an empty string, or why something was not stored. All buffers are released. `what_next` is added to the
     log line that says where the checkpoint is.
@@ -82,7 +82,7 @@ def store_last(
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
-    """The record of a buffer; None if that step or a newer one of its rank is in storage."""
+    """The record of a buffer if it is newer than all stored of `siblings`; else None, and the buffer is released."""
     record = buffer.record()
     try:
         stored = max(each.stored for each in siblings)
@@ -101,7 +101,7 @@ def _is_storable(layout: Layout) -> bool:
 def _store_each(
     found: list[Held], pauses: Iterable[float], pause: Callable[[float], object]
 ) -> tuple[set[tuple[str, int]], list[str]]:
-    """Returns directory and step of each part that was stored, and the errors."""
+    """Store these checkpoints. Returns directory and step of each one that was stored, and the errors."""
     places, held, errors = [], [], []
     for buffer, record in found:
         if buffer.record() == record and not buffer.wanted:

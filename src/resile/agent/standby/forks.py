@@ -42,7 +42,7 @@ class Forks:
         return len(self._lines)
 
     def ask(self, old: Standby, answered: Answered) -> bool:
-        """Ask `old` to fork a standby, and call `answered` when it is ready or lost. False if there is no socket."""
+        """Ask `old` to fork a standby; call `answered` when it is ready or lost. False if no socket can be opened."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:

@@ -136,7 +136,7 @@ class StandbyPool:
     def take(self, environment: Mapping[str, str]) -> Standby | None:
         """Take a standby for a process with these variables, or a template that still imports; None if there is none.
 
-        The template is taken because a new process would import later and slow the template's import down.
+        A template is taken because an import that starts now would end later, and slow the template's import down.
         """
         self._reading = None
         if not self._ready and (self._template is None or self._warm):
@@ -156,7 +156,7 @@ class StandbyPool:
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
         """Fork a standby, now or after the running import, and call `come` with it; with None if that fails.
 
-        Returns a function that cancels the wait; None if no standby can be forked.
+        Returns a function that cancels the wait; None, without a call of `come`, if no standby can be forked.
         """
         template = self._template if self._warm else None
         if (template is None and self._hurried is None and not self._awaits_heir) or not self._serves(environment):
@@ -285,7 +285,7 @@ class StandbyPool:
             self._fork()
 
     def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
-        """Replace a template that says it is unfit, without the module `without`, or after a pause; else give up."""
+        """Make another template for one that is `unfit`: without a module, or later if `again`; else give up."""
         if without and self._preload.leave_out(without):
             log.info("%s is not imported ahead: %s", without, unfit)
             if self._template is None:  # it was to become a process, which starts from scratch now
@@ -309,7 +309,7 @@ class StandbyPool:
     # forking ----------------------------------------------------------------------------------------------------------
 
     def _fork(self) -> None:
-        """Ask the template to fork as many standbys as are missing."""
+        """Ask the template to fork as many standbys as are missing or waited for."""
         assert self._template is not None
         self._collect()
         for _ in range(self._wanted + len(self._queue) - len(self._ready) - len(self._forks)):

@@ -84,7 +84,7 @@ class Preload:
         return True
 
     def start(self, taken: Bytes, *, urgent: bool) -> Standby:
-        """Start a template, with full priority if `urgent`. Standbys of this node have `taken` bytes already.
+        """Start a template, with full priority if `urgent`. Standbys of this node use `taken` bytes already.
 
         Raises:
             NotEnoughMemory: there is no memory for a template.

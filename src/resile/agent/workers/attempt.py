@@ -33,14 +33,14 @@ from resile.protocol.reports import RoundAssignment, WorkerFailure
 class LogDirectory:
     """Where the files of an agent's processes go: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it.
 
-    Every agent has a directory of its own in DIR, so agents on one machine can share the flag's value.
+    Every agent has a directory of its own in DIR, so agents on one machine can have the same `--log-dir`.
     """
 
     def __init__(self, options: RunOptions, private: Path) -> None:
-        """Make the directory: in `private`, which is removed at exit, unless the flags ask for files.
+        """Make the directory. It is in `private`, which is removed at exit, unless the flags ask for log files.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be made.
         """
         self.kept = bool(options.log_dir) or any(options.to_file(rank) for rank in range(options.nproc))
         base = options.log_dir or (tempfile.mkdtemp(prefix="resile_logs_") if self.kept else private / "logs")
@@ -52,20 +52,20 @@ class LogDirectory:
 
 
 class NodeContext(NamedTuple):
-    """What all processes of a node are started with, attempt after attempt."""
+    """What all attempts of a node have in common, for starting their processes."""
 
     options: RunOptions
     logs: LogDirectory
     socket: Path
-    """Where processes reach the agent."""
+    """The socket by which processes reach the agent."""
     owner: str
-    """The agent's part of its processes' names."""
+    """The first part of the names of this agent's processes."""
     output: Output
     standbys: StandbyPool
 
 
 class Attempt:
-    """The processes of one round on this node, or of many rounds if they are elastic."""
+    """One start of all processes of a node. They serve one round, or many if the script is elastic."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Attempt:
 
         `round_` is NO_ROUND for processes that are started before there is a round; `assignment` is a stand-in then.
         `number` counts the attempts before this one on this node. `on_end` is called for every process that ends, with
-        its local rank, its name and the failures that its end shows; with None if no process could be started.
+        its local rank (None if no process could be started), its name and the failures that its end shows.
         """
         self.round = round_
         self.assignment = assignment
@@ -148,18 +148,18 @@ class Attempt:
             self._on_end(None, "", self.failures[-1:])
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send all processes the signal and kill them after `grace` seconds. Returns when all are gone."""
+        """Send all processes signal `number` and kill them after `grace` seconds. Returns when all are gone."""
         self._stopped_at = self._stopped_at or time.time()
         self._stop_signal = number
         await self._group.stop(grace, number)
 
     def enter(self, round_: Round, assignment: RoundAssignment, local_ranks: list[int]) -> None:
-        """Note that these processes are in another round now, in the order of their ranks."""
+        """Note that the processes `local_ranks`, in the order of their global ranks, are in another round now."""
         self.round, self.assignment = round_, assignment
         self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
     def replace(self, local_rank: int, number: int) -> str:
-        """Start a process for the local rank of one that failed. Returns its name, or raises CannotStart."""
+        """Start attempt `number` of a local rank whose process failed. Returns a name; may raise CannotStart."""
         self._numbers[local_rank] = number
         self.names[local_rank] = f"{self._node.owner}.{number}.{local_rank}"
         try:

@@ -25,17 +25,17 @@ class Line(Protocol):
 
 
 class Standing(NamedTuple):
-    """The workers' part of a Hello."""
+    """What a Hello says about the workers of its node."""
 
     running: bool
-    """The workers are in the newest round, or are being started for it."""
+    """True if the workers are in the newest round, or are being started for it."""
     finished: bool
-    """All workers ended well in the newest round."""
+    """True if all workers ended well in the newest round."""
     elastic: bool
 
 
 class Workers(Protocol):
-    """The workers of one node, from the first round to the last. Methods that only `return` may be left out."""
+    """The workers of one node, from the first round to the last. Subclasses may omit methods that only `return`."""
 
     newest: Round
     """The newest round that the master has named."""
@@ -47,24 +47,24 @@ class Workers(Protocol):
     def standing(self) -> Standing: ...
 
     def is_news(self, over: Round) -> bool:
-        """True if the workers have not left this round yet, so that its end concerns them."""
+        """True if the workers have not left the round `over` yet, so that its end concerns them."""
 
     def on_welcome(self) -> None:
-        """A master has admitted this node: repeat what an earlier master may not have received."""
+        """Send a master that has admitted this node what an earlier master may not have received."""
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None: ...
 
     def on_round_over(self, over: RoundOver) -> None: ...
 
     def on_state_held(self, round_: Round) -> None:
-        """Another node has the state of this round, so a process that hangs in it may be killed."""
+        """Kill processes that do not leave `round_` or an older round: another node has the training's state."""
         return
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """All processes are gone: start new ones in the round that was formed meanwhile, or ask for a round."""
+        """Start processes in the round `following`; if it is None, ask for a round. All old processes are gone."""
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """A process ended; it failed if there are failures. `local_rank` None: no process could be started."""
+        """Handle the end of a process, and its failures if it failed. `local_rank` is None if none could be started."""
 
     def on_ready(self, line: Line, message: WorkerReady) -> None: ...
 
@@ -72,9 +72,9 @@ class Workers(Protocol):
         return
 
     def on_close(self, line: Line) -> None:
-        """A process closed the connection on which it said that it is ready."""
+        """Handle that a process closed the connection on which it had said that it is ready."""
         return
 
     def stop(self) -> None:
-        """This node leaves: cancel all deadlines. The caller ends the processes."""
+        """Cancel all deadlines, because this node leaves. The caller ends the processes."""
         return

@@ -55,14 +55,14 @@ from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
 log = logging.getLogger("resile.agent")
 
 VERDICT = 0.3
-"""Share of the recovery budget within which the master ends a round, if it does: the master learns at once that a
+"""Fraction of the recovery budget within which the master ends a round, if it does: it learns at once that a
 process ended, and notices a silent node after a fifth of the budget."""
 BACKOFF = Backoff(first=1.0, limit=30.0)
-"""Pauses before a process is replaced that repeatedly failed before it was a member of a round."""
+"""Pauses before new starts of a local rank whose processes keep failing before they are members of a round."""
 
 
 class ElasticWorkers:
-    """Implements `Workers`: processes survive a change of rounds."""
+    """The workers of a node whose processes survive a change of rounds. Implements `Workers`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ElasticWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Take over from workers that restart: processes that run stay from now on.
+        """Take over from `before`: processes that run now stay from round to round.
 
         `rescue` stores what processes saved in memory; it is called when another node is lost. `leave_within` and
         `ready_within` are those of `HungWorkers`.
@@ -106,7 +106,7 @@ class ElasticWorkers:
         self._last_step_told: Round = NO_ROUND
         """The newest round whose last step was reported to the master."""
         self._failed_after_last_step = False
-        """A process of the newest round failed after its last step, so the script is tried again."""
+        """True if a process of the newest round failed after its last step, so the script is tried again."""
         if launcher.attempt is not None and launcher.attempt.is_sound:
             self._begin(launcher.attempt)
 
@@ -158,7 +158,7 @@ class ElasticWorkers:
             self._send(WorkerStuck(round=stuck.round))
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
-        """Send every ready process its assignment, if they are as many as the master counted on."""
+        """Send every ready process its assignment, if as many are ready as the master counted on."""
         if not self._stays:
             self._restarting.on_round_formed(round_, assignment)
             return
@@ -193,7 +193,7 @@ class ElasticWorkers:
     # what happens to processes ----------------------------------------------------------------------------------------
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """Start processes in the given round, or before there is one; after failures, ask for a round first."""
+        """Start processes in the round `following`. If None, start them ahead, or after failures ask for a round."""
         attempt = self._launcher.attempt
         if following is None and attempt is not None and attempt.failures:
             self._restarting.on_stopped(None)
@@ -201,7 +201,7 @@ class ElasticWorkers:
             self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Replace a process that failed. The node has finished when all that took the last step have ended well."""
+        """Replace a process that failed. When all that took the last step ended well, the node has finished."""
         if local_rank is None or not self._stays:
             self.stop()
             self._restarting.on_end(local_rank, failures)
@@ -236,7 +236,7 @@ class ElasticWorkers:
         self._settle()
 
     def on_last_step(self, line: Line, message: LastStepTaken) -> None:
-        """All ranks of the round have taken the last step: what this process still does needs no peer."""
+        """Note and report that all ranks took the last step of the round: this process needs no peer any more."""
         worker = self._by_line.get(line)
         if worker is None or not isinstance(worker.state, InRound) or worker.state.round != message.round:
             return
@@ -246,7 +246,7 @@ class ElasticWorkers:
             self._send(message)
 
     def on_close(self, line: Line) -> None:
-        """A process that hangs up in a round took its last step. A ready one cannot get an assignment: kill it."""
+        """If the process is in a round, note that it took its last step. If it is ready, kill it."""
         worker = self._by_line.pop(line, None)
         if worker is None:
             return
@@ -268,7 +268,7 @@ class ElasticWorkers:
     # starting and ending ----------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt) -> None:
-        """Watch the processes of an attempt from now on; it may have been started in a round or before any."""
+        """Watch the processes of `attempt`, which was started in a round or ahead of one, and no others."""
         self.stop()
         if attempt.is_stopped:
             return  # they could not be started; `on_end` was called for that
@@ -307,7 +307,7 @@ class ElasticWorkers:
         self._settle()
 
     def _start_again(self, worker: Worker, *, permanent: bool) -> None:
-        """Replace a process: at once, unless it keeps failing or the master is about to end the job because of it."""
+        """Replace a failed process: at once, or later if it keeps failing or the master may end the job for it."""
         delay = BACKOFF.after(worker.unplaced_failures - 1)
         if self._launcher.restarts.is_spent:
             log.warning("local rank %d failed, and no restart is left (--max-restarts)", worker.local_rank)
@@ -351,7 +351,7 @@ class ElasticWorkers:
             self._finish(attempt, self._current)  # else a process that belongs to the round is still starting
 
     def _finish(self, attempt: Attempt, round_: Round) -> None:
-        """The training is done: dismiss processes that wait for another round."""
+        """Dismiss processes that wait for another round: the training is done. Report that if no process is left."""
         attempt.failures.clear()
         for worker, _ in [*self._workers.in_state(Starting), *self._workers.in_state(Ready)]:
             worker.on(Event.DISMISSED, Dismissed())
@@ -397,7 +397,7 @@ class ElasticWorkers:
             self._hung.expect_to_leave(worker, Event.ROUND_OVER, member)
 
     def _settle(self) -> None:
-        """Ask for a round with the processes that are ready, or report that there are more than in the round."""
+        """Ask for a round with the processes that are ready; while a round runs, report that more are ready."""
         if not self._stays:
             return
         ready = [state for _, state in self._workers.in_state(Ready)]

@@ -17,7 +17,7 @@ from resile.wire.env import AGENT_SOCKET, OWNER, ROUND, WORKER
 
 KEPT_BACK = ("RESILE_TOKEN", TOKEN_FILE_VARIABLE, "RESILE_TLS_KEY", OWNER)
 """Variables that training processes do not get. Secrets are for the agent alone: its socket needs none.
-OWNER names the process that had the name before and would be wrong."""
+OWNER is set by each training process for its children; the agent's own value would be wrong."""
 
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _DLROVER_FILES = {
@@ -69,7 +69,7 @@ def worker_environment(
     agent_socket: str,
     worker: str,
 ) -> dict[str, str]:
-    """All variables of the process with `local_rank`, made from the agent's own (`base`) and its assignment.
+    """All variables of the process with `local_rank`, made from the agent's own (`base`) and the assignment `place`.
 
     All nodes have the same role here, so ROLE_RANK is the global rank and ROLE_WORLD_SIZE the world size, as torchrun
     sets them for a single role.
@@ -124,7 +124,7 @@ def shared_environment(base: Mapping[str, str], *, options: RunOptions) -> dict[
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:
-    """The GPU that a process with `--virtual-local-rank` sees."""
+    """The GPU that a process with `--virtual-local-rank` sees: one of `visible` if that is not None."""
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")

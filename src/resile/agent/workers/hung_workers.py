@@ -31,7 +31,7 @@ from resile.protocol.message import Message
 log = logging.getLogger("resile.agent")
 
 STAY = 12
-"""Recovery budgets that a process gets in addition to leave its round, if no other process has the state."""
+"""How many more recovery budgets a process gets to leave its round, if no other process has the state."""
 
 
 class HungWorkers:
@@ -49,9 +49,9 @@ class HungWorkers:
     ) -> None:
         """Watch these workers; the owner changes the list.
 
-        `kill` kills the process of a worker, whose end is then handled like any failure. `go_on` is called when its
-        siblings need not wait for it any longer. A process has `leave_within` seconds (the recovery budget) to leave a
-        round, because it may be in the middle of a step; a new process has `ready_within` seconds to get ready.
+        `kill` kills the process of a worker, whose end is then handled like any failure. `go_on` is called when
+        siblings need not wait for a worker any longer. A process has `leave_within` seconds (the recovery budget) to
+        leave a round, because it may be in a step; a new process has `ready_within` seconds to get ready.
         """
         self._workers = workers
         self._kill = kill
@@ -60,35 +60,35 @@ class HungWorkers:
         self._leave_within = leave_within
         self._ready_within = ready_within
         self.some_never_got_ready = False
-        """A process did not get ready in time, so its siblings form a round without it. The owner resets this."""
+        """True if a process did not get ready in time, so its siblings form a round without it. The owner resets it."""
 
     def expect_ready(self, worker: Worker) -> None:
-        """Kill the worker unless it gets ready in time."""
+        """Kill the worker unless it gets ready within `ready_within` seconds."""
         worker.set_deadline(self._ready_within, self._never_ready)
 
     def expect_all_ready(self) -> None:
-        """Give every worker that is starting a deadline, unless it has one."""
+        """Give every worker that is starting a deadline to get ready, unless it has one."""
         for worker, _ in self._workers.in_state(Starting):
             if not worker.has_deadline:
                 self.expect_ready(worker)
 
     def expect_to_leave(self, worker: Worker, event: Event, state: Member | Stuck) -> None:
-        """Kill the worker unless it leaves its round in time."""
+        """Make the worker `Leaving` by `event`, and kill it unless it leaves its round in time."""
         worker.on(event, Leaving(state.line, state.round))
         worker.set_deadline(self._leave_within, self._never_left)
 
     def on_last_step(self, worker: Worker, state: InRound) -> None:
-        """The worker took the last step of its round. It may store, evaluate, end or get ready, and is not killed."""
+        """Note that the worker took the last step of its round: it may store, evaluate or end, and is not killed."""
         worker.on(Event.LAST_STEP, Finishing(state.round))
         worker.set_deadline(self._leave_within, self._detach)
 
     def on_state_found(self) -> None:
-        """A sibling with the state has left its round: workers that are stuck in theirs get the usual time from now."""
+        """Give stuck workers the usual time to leave, from now on: a sibling that has the state has left its round."""
         for worker, stuck in self._workers.in_state(Stuck):
             self.expect_to_leave(worker, Event.STATE_FOUND, stuck)
 
     def on_state_held(self, round_: Round) -> None:
-        """Another node has the state of this round: kill workers that are stuck in it or in an older one."""
+        """Kill workers that are stuck in `round_` or an older round: another node has the state of the training."""
         for worker, stuck in self._workers.in_state(Stuck):
             if stuck.round <= round_:
                 log.error(
@@ -106,7 +106,7 @@ class HungWorkers:
         self._go_on()
 
     def _detach(self, worker: Worker) -> None:
-        """The worker took its last step, and neither ended nor got ready again: its siblings wait no longer."""
+        """Let siblings go on without a worker that took its last step and neither ended nor got ready again."""
         if isinstance(worker.state, Finishing):
             worker.on(Event.DETACHED, Detached(worker.state.round))
             self._go_on()

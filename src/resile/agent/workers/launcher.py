@@ -40,9 +40,9 @@ class WorkerLauncher:
     ) -> None:
         """Nothing runs before `start`.
 
-        `on_end` is called for every process that ends, with its local rank and the failures that its end shows; with
-        None if no process could be started. `on_stopped` is called when all processes are gone, with the round to start
-        in, if one was formed. `in_background` runs a coroutine as a task.
+        `on_end` is called for every process that ends, with its local rank (None if no process could be started) and
+        the failures that its end shows. `on_stopped` is called when all processes are gone, with the round to start in
+        (None if none was formed). `in_background` runs a coroutine as a task.
         """
         self._node = node
         self._relay = relay
@@ -78,7 +78,7 @@ class WorkerLauncher:
     # changing rounds --------------------------------------------------------------------------------------------------
 
     def move_to(self, round_: Round, assignment: RoundAssignment) -> None:
-        """Stop the processes, then start new ones in this round, or in a newer one if it is formed before."""
+        """Stop the processes, then start new ones in `round_`, or in a newer round if one is formed meanwhile."""
         self._next = (round_, assignment)
         self.restart()
 
@@ -100,7 +100,7 @@ class WorkerLauncher:
         self._on_stopped(following)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Stop the processes for good. Returns when all are gone."""
+        """Stop the processes for good: signal `number`, SIGKILL after `grace` seconds. Returns when all are gone."""
         self.close()
         if self.attempt is not None:
             await self.attempt.stop(grace, number)
@@ -147,19 +147,19 @@ class WorkerLauncher:
         return attempt
 
     def replace(self, local_rank: int) -> None:
-        """Start one process for the local rank of one that failed. Raises CannotStart if that fails."""
+        """Start a new process for a local rank whose process failed. Raises CannotStart if that is impossible."""
         assert self.attempt is not None
         log.info("starting another process for local rank %d, ahead of the next round", local_rank)
         self._relay.expect(self.attempt.replace(local_rank, self._attempts))
         self._attempts += 1
 
     def idle(self) -> None:
-        """The node waits for a round: log that if it takes long, and warm up standbys meanwhile."""
+        """Log that the node waits for a round, if it waits long, and warm up standbys meanwhile."""
         self._waits.joined(again=self._attempts > 0)
         self._node.standbys.later(IDLE_FOR)
 
     def entered_round(self) -> None:
-        """The processes of this attempt are members of a new round."""
+        """Log the round that the processes have entered, and tell the relay. The node does not wait any more."""
         attempt = self.attempt
         assert attempt is not None
         self._waits.over()
@@ -168,7 +168,7 @@ class WorkerLauncher:
         self._relay.begin(attempt.round, set(attempt.names.values()), leads=attempt.assignment.group_rank == 0)
 
     def on_step(self) -> None:
-        """A process took a step: training has begun, so standbys may be warmed up."""
+        """Warm up standbys after the first step of an attempt, because training has begun."""
         if not self._has_stepped:
             self._has_stepped = True
             self._node.standbys.warm()

@@ -46,10 +46,10 @@ class Outlet(NamedTuple):
 
 
 class Tail:
-    """The end of what one process printed, on both streams in the order in which they were read."""
+    """The last bytes that one process printed, of both streams in the order in which they were read."""
 
     def __init__(self, *files: Path) -> None:
-        """`files` are those that the process writes itself; `read` reads them."""
+        """`files` are logs that the process writes itself, so that `add` gets nothing of them; `read` reads them."""
         self._files = files
         self._chunks: deque[bytes] = deque()
         self._held = 0
@@ -62,12 +62,12 @@ class Tail:
             self._held -= len(self._chunks.popleft())
 
     def read(self) -> bytes:
-        """At most `MAX_LOG_TAIL` bytes and one chunk from each source."""
+        """The last bytes of each of `files`, then those given to `add`: about `MAX_LOG_TAIL` bytes of each source."""
         return b"".join([*(tail_of(str(path)) for path in self._files), *self._chunks])
 
 
 class Stream:
-    """A pipe from a process, and the file and console that its bytes go to. Closes its files at the end."""
+    """A pipe from a process, and the file and the console that its bytes go to."""
 
     def __init__(self, descriptor: int, console: int | None, file: int | None, prefix: bytes, tail: Tail) -> None:
         os.set_blocking(descriptor, False)
@@ -82,7 +82,7 @@ class Stream:
         self.ended = False
 
     def take(self, *, everything: bool) -> bytes:
-        """Remove and return complete lines; also an unfinished one if it is long, old or the last."""
+        """Remove and return unwritten lines; an unfinished line only if it is long, old or last, or `everything`."""
         stale = time.monotonic() - self.waiting_since >= IDLE
         if everything or self.ended or stale or len(self.unwritten) >= LONGEST_LINE:
             end = len(self.unwritten)
@@ -106,7 +106,7 @@ class Stream:
 
 
 class Output:
-    """Moves the output of all processes of a node. Call `close` before exit to write the rest."""
+    """Moves the output of a node's processes to the console and to files. `close` writes what is left before exit."""
 
     def __init__(self, words_to: int = STDERR) -> None:
         """Start the writing thread; the agent's own lines go to the descriptor `words_to`."""
@@ -125,7 +125,7 @@ class Output:
         self._thread.start()
 
     def open(self, outlet: Outlet, prefix: bytes, tail: Tail) -> tuple[int, Stream | None]:
-        """A descriptor for a process to write to (the caller closes it), and the stream if it is read here."""
+        """Open a descriptor for a process; the caller closes it. The stream is None if only a file gets the output."""
         file = None
         if outlet.file is not None:
             file = os.open(outlet.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -145,7 +145,7 @@ class Output:
         return writing, stream
 
     def collect(self, streams: Sequence[Stream]) -> None:
-        """Read all that is in these pipes now, so that the tail is up to date. Never waits."""
+        """Read all that is in the pipes of `streams` now, so that their tails are up to date. Never waits."""
         with self._lock:
             for stream in streams:
                 self._read(stream)
@@ -162,7 +162,7 @@ class Output:
         self._poke()
 
     def close(self, patience: float = 2.0) -> None:
-        """Write the rest, waiting at most `patience` seconds for a console that does not read."""
+        """Write all output that is left, waiting at most `patience` seconds for a console that does not read."""
         self._closing = True
         self._poke()
         self._thread.join(patience)
@@ -200,7 +200,7 @@ class Output:
             return IDLE if any(stream.unwritten for stream in self._streams) else None
 
     def _read(self, stream: Stream) -> bool:
-        """Read all that is in the pipe; True if there was any. The caller holds the lock."""
+        """Read what is in the pipe, at most BACKLOG ahead; True if there was output. The caller holds the lock."""
         some = False
         while not stream.ended and len(stream.unwritten) < BACKLOG:
             try:
@@ -220,7 +220,7 @@ class Output:
         return some
 
     def _write(self, stream: Stream) -> None:
-        """Write the finished lines of a stream. The lock is not held while this waits for the console or the disk."""
+        """Write what `take` returns. The lock is not held while this method waits for the console or the disk."""
         with self._lock:
             data = stream.take(everything=self._closing)
             over = stream.ended and not stream.unwritten
@@ -245,7 +245,7 @@ class Output:
 
 
 class OutputLines(logging.Handler):
-    """Sends log records to the writing thread, so that logging never blocks the event loop."""
+    """Sends log records to the thread of an `Output`, so that logging never blocks the event loop."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ _NO_EXECUTABLE = 0xFFFFFFFF
 _FIRST_FIELD = 3
 """The number in proc(5) of the first field after the name in /proc/PID/stat."""
 _LOWER = 5
-"""Added niceness: a third of the usual CPU share. With less, imports on a busy machine would take too long."""
+"""Niceness to add, which leaves a third of the usual CPU time. With less, imports on a busy machine take too long."""
 _OOM_SCORE = "/proc/self/oom_score_adj"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +39,7 @@ def die_with(parent: int) -> bool:
 
 
 def adopt_orphans(on: bool) -> None:
-    """Turn on or off that descendants whose parent ends become children of this process."""
+    """Let descendants whose parent ends become children of this process; stop that if not `on`."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
@@ -49,7 +49,7 @@ def show_name(name: str) -> None:
 
 
 def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Have /proc/PID/cmdline and /proc/PID/environ of this process say this. Needs no privilege.
+    """Make /proc/PID/cmdline and /proc/PID/environ of this process show these values. Needs no privilege.
 
     Raises:
         OSError: the kernel cannot do it (it was built without CONFIG_CHECKPOINT_RESTORE).
@@ -89,7 +89,7 @@ def set_oom_score(score: int) -> None:
 
 
 def yield_cpu() -> int:
-    """Lower the priority of this process, if it can be raised again. Returns the previous priority."""
+    """Lower the CPU priority of this process, if it may raise the priority again. Returns the previous priority."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(before + _LOWER, 19)
     probe = os.fork()
@@ -117,8 +117,8 @@ def memory_of(pid: int) -> int:
 def adopted(name: str) -> list[int]:
     """Pids of children that this process may have adopted, also of ended ones; empty where the kernel cannot tell.
 
-    An adopted child has this short name, or is in the process group of another process. Children that this process
-    started lead a group of their own or are in the group of this process.
+    A child counts as adopted if its short name (`comm`) is `name`, or if it neither leads its process group nor is
+    in the group of this process.
     """
     found = []
     with contextlib.suppress(OSError):

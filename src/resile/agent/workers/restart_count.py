@@ -14,10 +14,10 @@ from resile.api.ids import NO_ROUND, Round, Seconds
 
 
 class RestartCount:
-    """Failures of this node's processes. All failures of one round count as one, as they do for the master."""
+    """Counts failures of this node's processes. All failures of one round count as one, as for the master."""
 
     def __init__(self, allowed: int, window: Seconds, clock: Callable[[], float] = time.monotonic) -> None:
-        """Allow `--max-restarts` failures within a window of so many seconds."""
+        """Allow `allowed` failures (`--max-restarts`) within `window` seconds."""
         self._allowed = allowed
         self._window = window
         self._clock = clock

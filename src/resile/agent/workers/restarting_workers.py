@@ -23,7 +23,7 @@ log = logging.getLogger("resile.agent")
 
 
 class RestartingWorkers(Workers):
-    """A change of rounds stops all processes and starts new ones. There are no deadlines, and no process stays."""
+    """Workers that are all stopped and started anew when the round changes. None has a deadline or outlives a round."""
 
     def __init__(self, send: Callable[[Message], None], launcher: WorkerLauncher) -> None:
         self.newest: Round = NO_ROUND
@@ -46,11 +46,11 @@ class RestartingWorkers(Workers):
         )
 
     def is_news(self, over: Round) -> bool:
-        """True if the round is newer than all known ones, or the node has not asked for the next one yet."""
+        """True if the round `over` is newer than `newest`, or is `newest` and the node has not asked for another."""
         return over > self.newest or (over == self.newest and self._join is None)
 
     def on_welcome(self) -> None:
-        """Repeat failures and the request for a round; ask for the first round."""
+        """Report failures and ask for a round again. A node that was in no round asks for its first round."""
         attempt = self._launcher.attempt
         if attempt is not None and attempt.round == self.newest:
             for failure in attempt.failures:
@@ -77,7 +77,7 @@ class RestartingWorkers(Workers):
             self._launcher.idle()
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """A failure stops all processes of the node. The node has finished when all have ended well."""
+        """Report failures and stop all processes of the node; if all ended well, report that it has finished."""
         attempt = self._launcher.attempt
         assert attempt is not None
         for failure in failures:
@@ -90,5 +90,5 @@ class RestartingWorkers(Workers):
             self._send(NodeFinished(round=attempt.round))
 
     def on_ready(self, line: Line, message: WorkerReady) -> None:
-        """Refuse: no process with that name runs here, or it is being stopped."""
+        """Close the connection: no process with that name runs here, or it is being stopped."""
         line.close(f"no process '{message.worker}' runs here")

@@ -34,7 +34,7 @@ class Ended(NamedTuple):
     pid: int
     returncode: int
     at: float
-    """Wall-clock seconds when the agent saw its end."""
+    """Wall-clock seconds when the agent saw the end of the process."""
     tail: bytes
 
     @property
@@ -76,7 +76,7 @@ class _Worker(NamedTuple):
     streams: list[Stream]
     tail: Tail
     fallen: bool = False
-    """The stop signal ended it. It is kept as a zombie while the rest of its process group saves."""
+    """True if the stop signal ended the process. It is kept as a zombie while others of its group save."""
 
 
 class WorkerGroup:
@@ -101,10 +101,10 @@ class WorkerGroup:
         return len(self._alive) + len(self._awaited)
 
     def start(self, spawns: Sequence[Spawn]) -> None:
-        """Start one process per entry, local rank 0 first.
+        """Start one process per entry of `spawns`, local rank 0 first.
 
         Raises:
-            CannotStart: the program cannot be run. Processes that were started are killed; `on_end` follows for them.
+            CannotStart: the program cannot be run. Processes that were started are killed; `on_end` is called for them.
         """
         try:
             for local_rank, spawn in enumerate(spawns):
@@ -114,14 +114,14 @@ class WorkerGroup:
             raise CannotStart(_cannot_start(spawns[0], error)) from error
 
     def start_one(self, local_rank: int, spawn: Spawn) -> None:
-        """Start a process for the local rank of one that ended. Raises CannotStart if that fails."""
+        """Start a new process for a local rank whose process ended. Raises CannotStart if that fails."""
         try:
             self._start(local_rank, spawn)
         except OSError as error:
             raise CannotStart(_cannot_start(spawn, error)) from error
 
     def kill_one(self, local_rank: int) -> None:
-        """Kill one process and its children. Does nothing if it is gone."""
+        """Kill the process of `local_rank` and its children. Does nothing if that process is gone."""
         worker = self._alive.get(local_rank)
         if worker is None:
             self._call_off([local_rank], signal.SIGKILL)
@@ -130,12 +130,12 @@ class WorkerGroup:
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def pid_of(self, local_rank: int) -> int:
-        """The pid of a process; 0 if it does not run."""
+        """The pid of the process of `local_rank`; 0 if it does not run."""
         worker = self._alive.get(local_rank)
         return worker.process.pid if worker is not None else 0
 
     def runs(self, local_rank: int) -> bool:
-        """True if this process runs or waits for a standby."""
+        """True if the process of `local_rank` runs or waits for a standby."""
         return local_rank in self._alive or local_rank in self._awaited
 
     def _start(self, local_rank: int, spawn: Spawn) -> None:
@@ -210,7 +210,7 @@ class WorkerGroup:
         self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
 
     def _begin(self, local_rank: int, spawn: Spawn, standby: Standby, streams: Sequence[int]) -> None:
-        """Turn a standby into this process. If the standby is lost, start from scratch, unless the group stops."""
+        """Turn `standby` into the process of `local_rank`. If it is lost, start from scratch, unless all stop."""
 
         def begun() -> None:
             self._beginning.discard(local_rank)
@@ -260,7 +260,7 @@ class WorkerGroup:
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def _call_off(self, local_ranks: list[int], number: int) -> None:
-        """End processes that wait for a standby as if this signal had ended them."""
+        """Cancel the waits of `local_ranks` for standbys, and report ends as if signal `number` had come."""
         for local_rank in local_ranks:
             call_off = self._awaited.get(local_rank)
             if call_off is not None:
@@ -273,7 +273,7 @@ class WorkerGroup:
             self._tell_end(Ended(local_rank, 0, -number, time.time(), b""))
 
     def _ended(self, local_rank: int) -> None:
-        """A process ended, or one of the group of a process that the stop signal ended."""
+        """Handle the end of a process, or of another one in the group of a process that the stop signal ended."""
         worker = self._alive[local_rank]
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
@@ -321,7 +321,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _fell_to(number: int, pid: int) -> bool:
-    """True if an ended child died of this signal, or its exit code says so as shells do. Does not reap it."""
+    """True if child `pid` died of signal `number`, or has a shell's exit code for that. Does not reap it."""
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
         return False

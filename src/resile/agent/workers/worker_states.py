@@ -34,7 +34,7 @@ class Ready(NamedTuple):
     has_state: bool
     """True if the process has taken steps, so that it has the state of the training."""
     holds: Round
-    """The newest round in which all members agreed on one state with this process."""
+    """The newest round whose members, this process among them, all agreed on one state."""
 
 
 class Member(NamedTuple):
@@ -52,7 +52,7 @@ class Leaving(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """The process did not leave in time. It gets more time because it may be the only one with the state."""
+    """The process did not leave its round in time. It gets more time, as it may be the only one with the state."""
 
     line: Line
     round: Round
@@ -131,7 +131,7 @@ class IllegalTransition(Exception):
 
 
 def transition(state: State, event: Event, to: State) -> State:
-    """Returns `to` if the table lists that transition, and raises IllegalTransition otherwise."""
+    """Returns `to` if `TRANSITIONS` lists it for `state` and `event`; otherwise raises IllegalTransition."""
     if TRANSITIONS[type(state)].get(event) is not type(to):
         raise IllegalTransition(state, event, type(to))
     return to
@@ -144,20 +144,20 @@ class Worker:
         self.local_rank = local_rank
         self.state = state
         self.unplaced_failures = 0
-        """Processes in a row that failed here before they were members of a round."""
+        """How many processes of this local rank failed in a row before they were members of a round."""
         self._deadline: asyncio.TimerHandle | None = None
 
     def on(self, event: Event, to: State) -> None:
-        """Pass into another state and cancel the deadline of the old one.
+        """Pass into the state `to` because of `event`, and cancel the deadline of the old state.
 
         Raises:
-            IllegalTransition: the table does not list this transition; nothing has changed then.
+            IllegalTransition: `TRANSITIONS` does not list this; nothing has changed then.
         """
         self.state = transition(self.state, event, to)
         self.cancel_deadline()
 
     def set_deadline(self, seconds: float, then: Callable[[Worker], None]) -> None:
-        """Call `then` after so many seconds, unless the worker passes into another state before."""
+        """Call `then` with this worker after `seconds`, unless the worker passes into another state before."""
         self.cancel_deadline()
         self._deadline = asyncio.get_running_loop().call_later(seconds, then, self)
 
@@ -175,7 +175,7 @@ class WorkerList(list[Worker]):
     """All workers of a node, by local rank."""
 
     def in_state(self, kind: type[S]) -> list[tuple[Worker, S]]:
-        """Every worker in this state, with the state."""
+        """Every worker whose state is of the type `kind`, with its state."""
         return [(worker, worker.state) for worker in self if isinstance(worker.state, kind)]
 
     def in_round(self) -> list[Worker]:
@@ -190,8 +190,8 @@ class WorkerList(list[Worker]):
     def all_took_last_step(self, round_: Round) -> bool:
         """True if all workers that were in this round, and have not ended, took its last step. False if there are none.
 
-        A newcomer waits then: it is dismissed when they end, or meets them in another loop of the script. In a round
-        of its own it would have no state, and train all over again.
+        If True, a newcomer waits: it is dismissed when these workers end, or joins them in another loop of the script.
+        In a round of its own it would have no state, and train all over again.
         """
         workers = self.last_in(round_)
         return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)
