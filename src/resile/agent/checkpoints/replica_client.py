@@ -23,7 +23,7 @@ from resile.wire.handshake import HandshakeRefused
 log = logging.getLogger("resile.agent")
 
 RATE = "RESILE_COPY_RATE"
-"""The variable that limits the bytes per second in which replicas are sent, as in `500Mi`; at least 16Mi."""
+"""The variable that limits the bytes of replicas sent per second, as in `500Mi`; at least 16Mi."""
 USUAL_RATE = 1 << 30
 BLOCK = 4 << 20
 """Bytes that are sent before the rate and the buffer are checked again."""

@@ -26,7 +26,7 @@ UNCAUGHT_ERROR = 1
 
 _CUT = "…"
 _CLOCKS_AGREE = 2.0
-"""Seconds by which a file's modification time may differ from the time noted in it, and is used for being finer."""
+"""A file's modification time is used, as it is finer, if it is within so many seconds of the time noted in the file."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

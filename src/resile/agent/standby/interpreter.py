@@ -39,10 +39,10 @@ BOOT = (
 """The program of the template, for `python -u -c`: the same flags as `python -u SCRIPT`."""
 NAME = "resile-standby"
 ADOPTION = 5.0
-"""Seconds for the agent to adopt a new standby."""
+"""Seconds that a new standby waits for the agent to adopt it."""
 MAX_PACKET = 64 * 1024
 BEGIN, FORK = b"begin", b"fork"
-"""Messages of the agent: become a process (with command and streams), or fork a standby (with its socket)."""
+"""Messages of the agent: become a training process (with order and streams), or fork a standby (with its socket)."""
 STDOUT, STDERR = 1, 2
 
 

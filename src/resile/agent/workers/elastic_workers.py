@@ -201,7 +201,7 @@ class ElasticWorkers:
             self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Replace a process that failed. When all that took the last step ended well, the node has finished."""
+        """Replace a process that failed. The node has finished when all processes with the last step ended well."""
         if local_rank is None or not self._stays:
             self.stop()
             self._restarting.on_end(local_rank, failures)

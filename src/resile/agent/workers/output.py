@@ -29,7 +29,7 @@ CHUNK = Bytes(64 * 1024)
 BACKLOG = Bytes(MiB)
 """Bytes of a stream that are read ahead of writing. Beyond that, reading stops and the process has to wait."""
 LONGEST_LINE = Bytes(64 * 1024)
-"""A longer line is written in parts, and lines of other processes may come between the parts."""
+"""Longer lines are written in pieces, and lines of other processes may come between the pieces."""
 IDLE = Seconds(0.1)
 """Seconds after which an unfinished line (a progress bar) is shown."""
 MAX_WORDS = Bytes(MiB)

@@ -241,7 +241,7 @@ class WorkerGroup:
                     signal.pidfd_send_signal(worker.pidfd, number)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Signal all processes and kill them after `grace` seconds. Returns when they and their children are gone."""
+        """Send signal `number` to all processes; kill them after `grace` s. Returns when they and children are gone."""
         self._asked = number
         self.pass_on(number)
         self._call_off(list(self._awaited), number)

@@ -22,7 +22,7 @@ class Starting(NamedTuple):
     """The process runs, or waits for a standby, and has not said that it is ready."""
 
     expected_in: Round = NO_ROUND
-    """The round that it was started for; NO_ROUND if it was started before there was a round."""
+    """The round that the process was started for; NO_ROUND if it was started before there was a round."""
 
 
 class Ready(NamedTuple):
@@ -82,7 +82,7 @@ class Ended(NamedTuple):
     """The process ended well, or was dismissed."""
 
     last_step_in: Round = NO_ROUND
-    """The round in which it took the last step; NO_ROUND if it did not."""
+    """The round in which the process took the last step; NO_ROUND if it took none."""
 
 
 InRound = Member | Leaving | Stuck | Finishing
