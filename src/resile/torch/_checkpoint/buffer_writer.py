@@ -115,7 +115,7 @@ class BufferWriter:
     def wait(self, timeout: float) -> None:
         """Wait for all background work and for storage.
 
-        Raises TimeoutError if storage does not have the last step due in time, and OSError if it refused the step.
+        Raises TimeoutError if one of them takes more than `timeout` seconds, and OSError if storage refused a step.
         """
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:

@@ -65,7 +65,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(storage: AnyStorage, step: int) -> Any:
-    """DCP's metadata of a step. Raises IncompleteBuffer if it is missing or damaged, NotReadable if unreadable now."""
+    """DCP's metadata of a step. Raises IncompleteBuffer if missing or damaged, NotReadable if storage is unreadable."""
     try:
         return _Unpickler(io.BytesIO(storage.metadata(step))).load()
     except (NotReadable, IncompleteBuffer):
@@ -140,7 +140,7 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 
 
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
-    """Read a step into a state. A world of another size may have written the step. No collective.
+    """Read a step from storage into a state. A world of another size may have written it. No collective.
 
     Raises IncompleteBuffer if the step is damaged, NotReadable if storage does not return it, and StateMismatch if the
     step does not fit the state.
@@ -178,7 +178,7 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
-    """The path of every key in a checkpoint, from resile's `parts`, or from DCP's metadata if plain DCP wrote it."""
+    """The path of every key in a checkpoint, from resile's `parts`; from DCP's metadata if plain DCP wrote it."""
     by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}

@@ -222,7 +222,7 @@ class LoadTarget:
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
-        """The tensor to fill with the checkpoint's values for this path. With `array`, it becomes a numpy array later.
+        """The tensor to fill with the checkpoint's values for this path. With `array`, `finish` makes it a numpy array.
 
         `shape` is that of the tensor over all ranks. Raises StateMismatch if the state's tensor has another shape.
         """

@@ -108,7 +108,7 @@ class Memory(NamedTuple):
                 )
 
     def verified(self, plan: RestorePlan, part: int, *, prefer_copies: bool) -> MemoryPart:
-        """Find and verify a part of a plan's step, in `copies` first if `prefer_copies`. Raises IncompleteBuffer."""
+        """Find a plan's part, in `copies` first if so preferred, and verify it. Raises IncompleteBuffer if it fails."""
         buffer, record = self._find(plan, part, prefer_copies)
         verification = self.verifying.get(buffer)
         if verification is None or verification.used or verification.record != record:
@@ -153,9 +153,9 @@ def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffe
 
 
 def hand_over(ranks: Collectives, transfer: Transfer, mine: MemoryPart | None) -> MemoryPart | None:
-    """Send one part from rank to rank. `mine` is this rank's copy, or None; returns the copy that it has then, or None.
+    """Send one part to other ranks, as `transfer` says. Returns this rank's copy; None if it has none. A collective.
 
-    A collective. Raises Damaged if the part changed on the way, and MemoryError if it does not fit into memory.
+    `mine` is its copy before. Raises Damaged if the part changed on the way, and MemoryError if memory is too small.
     """
     text = table = b""
     length = 0

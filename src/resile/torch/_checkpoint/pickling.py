@@ -39,7 +39,7 @@ class _Known(pickle.Pickler):
 
 
 def pickled(value: Any, key: str = "the value") -> bytes:
-    """Pickle a value that is no tensor. Numpy scalars become Python numbers. The bytes may be padded for `unpickled`.
+    """Pickle a value that is no tensor. Numpy scalars become Python numbers. `unpickled` ignores padding at the end.
 
     Raises CannotRestore, with the key in its text, if `unpickled` could not read the value.
     """

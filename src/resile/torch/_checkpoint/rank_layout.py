@@ -25,7 +25,7 @@ ALIGN = 64
 SMALLEST_SLOT = 512
 """Minimum bytes for a value that is no tensor, because it may grow from save to save."""
 _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
-"""How many tensors of each parameter's size an optimizer adds at its first step. All others add two, as Adam does."""
+"""How many tensors of each parameter's size an optimizer adds at its first step. Others add two, as Adam does."""
 
 
 class Frame(NamedTuple):

@@ -63,8 +63,7 @@ class Restore:
         All ranks raise the same error: StateMismatch if the checkpoint is of another model or another state;
         NotReadable if memory has no step and storage, which may have one, does not answer for a while; NeverReadable if
         waiting for storage is useless; PartsMissing if memory has only some parts of a step and there is no other step;
-        RuntimeError if a step was loaded in part and none could be loaded completely, or some rank met an unexpected
-        error.
+        RuntimeError if a step was loaded in part and none completely, or some rank met an unexpected error.
         """
         for seconds in PAUSES:
             try:
@@ -162,7 +161,8 @@ class Restore:
     def _agree(self, what: str, work: Callable[[], None]) -> int:
         """Run `work` on every rank and return the worst outcome of any rank: OK, DAMAGED, UNREADABLE or NEVER.
 
-        `what` begins the log line. If the state of one rank does not fit, or its `work` fails otherwise, all raise.
+        `what` begins the log line. All ranks raise an error if the state of one rank does not fit the checkpoint, or if
+        `work` meets an unexpected error there.
         """
         verdict, why, error = OK, "", None
         try:

@@ -58,7 +58,7 @@ class Gap(NamedTuple):
     missing: tuple[int, ...]
     """The ranks whose parts are missing."""
     first: bool
-    """True for the first save of an attempt: the step may never have been complete, and the attempt has no earlier."""
+    """True for the first save of an attempt: it may never have been complete, and the attempt has no earlier step."""
 
 
 class Transfer(NamedTuple):
@@ -108,7 +108,7 @@ def best_plan(
 
 
 def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
-    """The steps in memory that lack parts, newest first."""
+    """The steps of which all ranks together (`rows` has the offers of each) have only some parts, newest first."""
     found: dict[tuple[int, int, int], set[int]] = {}
     firsts = set()
     for offer in (offer for row in rows for offer in row if not offer.shared):
@@ -172,7 +172,7 @@ def _transfers(
 ) -> list[Transfer]:
     """The transfers after which each rank has the parts that it needs. `holders` are the ranks that have each part.
 
-    `rather` are the ranks with replicas: the first sends its replica to all that need the part, even if they have it.
+    `rather` are the ranks with its replica: the first of them sends it to all that need the part, even if they have it.
     """
     transfers = []
     for part in sorted(holders):

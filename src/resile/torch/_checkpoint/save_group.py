@@ -130,7 +130,7 @@ class SaveGroup:
 
     @property
     def attempt(self) -> str:
-        """The name of this group's attempt to store: parts of other attempts do not fit. Call `meet` first."""
+        """The name of this group's attempt: only parts of one attempt belong together. Call `meet` first."""
         times = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return attempt_name(self._nonce or 0, times, self.collectives.world, self._floor)
 
@@ -139,7 +139,7 @@ class SaveGroup:
         self._nonce = None
 
     def meet(self) -> None:
-        """Agree with the ranks of a new group on the number of its first save. A collective; once for each group."""
+        """Agree with a new group's ranks on the number of their first save. A collective, at the first call only."""
         if self._nonce is not None:
             return
         client = self._memory if isinstance(self._memory, MemoryClient) and self._memory.buffers else None
@@ -189,14 +189,14 @@ class SaveGroup:
         return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
-        """Note that the agent copies this save to another node, and `length` bytes for each of `local_world` ranks."""
+        """Note that the agent copies `length` bytes to another node, as it does for all `local_world` ranks in turn."""
         self._sent = sequence
         self._answer_by = time.monotonic() + copied_within(length, local_world)
 
     def copied(self, patience: float) -> tuple[Copied, str]:
-        """The state of the replica of this rank's last save, and why if it failed. Waits at most `patience` seconds.
+        """The state of the replica of this rank's last save, and the reason if it failed.
 
-        Raises GroupLost as soon as the round is over.
+        Waits at most `patience` seconds for the replica. Raises GroupLost as soon as the round is over.
         """
         if not self.partnered or not self._sent or not isinstance(self._memory, MemoryClient):
             return Copied.READY, ""

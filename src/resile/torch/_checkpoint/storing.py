@@ -42,7 +42,7 @@ class StoreQueue:
         once: LogOnce,
         submit: Callable[[Callable[[], None]], object],
     ) -> None:
-        """`submit` runs a function on the thread that seals buffers, after everything that was submitted before."""
+        """`submit` runs a function on the thread that computes checksums, after all that was submitted before."""
         self._memory = memory
         self._log_once = once
         self._submit = submit
@@ -54,7 +54,7 @@ class StoreQueue:
         """Buffer and sequence number of a save that was due while storage was busy with the previous one."""
 
     def reserve(self, number: int, sequence: int) -> None:
-        """Keep a buffer from being overwritten until it is stored. `send` follows once the buffer is sealed."""
+        """Keep a buffer from being overwritten until it is stored. Call `send` once the buffer has its checksums."""
         self._memory.buffers[number].want(sequence)
         self._requested = sequence
 
@@ -67,7 +67,7 @@ class StoreQueue:
         self._deferred = None
 
     def follow_up(self, overwritten: int | None) -> None:
-        """Send the deferred save, now that storage is free, unless its buffer was or is about to be `overwritten`."""
+        """Send the deferred save, now that storage is free. Drop it if its buffer was or is to be `overwritten`."""
         deferred, self._deferred = self._deferred, None
         if deferred is None or deferred[0] == overwritten:
             return

@@ -127,7 +127,7 @@ class Averager:
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], bucket: int = BUCKET, first_bucket: int = FIRST_BUCKET
     ) -> None:
-        """Hook into the backward passes of these parameters, until `close`. Buckets have about so many bytes.
+        """Hook into the backward passes of these parameters, until `close`. `bucket` and `first_bucket` are in bytes.
 
         Frozen parameters cost nothing. A parameter that is unfrozen gets a slot at the next step and keeps the slot
         when it is frozen again. Otherwise a model that trains its halves in turns would often rebuild the buckets.

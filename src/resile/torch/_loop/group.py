@@ -52,7 +52,7 @@ class Group:
     def __init__(
         self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
-        """Make no connection yet: `form` does.
+        """Make no connection yet. `form` connects to the other members.
 
         Peers have `timeout` seconds to come, and a collective may take as long. Once all peers have come, they have
         `connect` seconds to connect to each other.
@@ -153,7 +153,7 @@ class Group:
     def destroy(self, *, in_peace: bool = False) -> None:
         """Leave the group, so that the process can form another one.
 
-        Without `in_peace` (no collective is under way), the group is aborted first, so that no member waits any more.
+        Give `in_peace` if no collective is under way. Otherwise the group is aborted first: no member must wait in it.
         """
         if self._abort_timer is not None:
             self._abort_timer.cancel()
@@ -190,7 +190,7 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Within this context, note the sockets of groups that the script makes, such as those of a device mesh.
+        """Within this context, count the sockets of groups that the script makes (as for a device mesh) as the round's.
 
         Torch has no hook for new groups. So the one function of torch that makes all of them is replaced.
         """
@@ -256,7 +256,7 @@ class Group:
 
 
 def wait(work: Any, group: Group | None) -> None:
-    """Wait for a collective. Raises GroupLost when the round of `group` is over; None without rounds."""
+    """Wait for a collective. Raises GroupLost when the round of `group` is over. Without rounds, `group` is None."""
     work.wait() if group is None else group.wait(work)
 
 

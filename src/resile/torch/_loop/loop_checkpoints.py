@@ -77,7 +77,7 @@ class LoopCheckpoints:
         return True
 
     def enter(self, parts: Parts) -> None:
-        """Prepare for saves in a new group that goes on from a member's state, so that `restore` was not called."""
+        """Prepare for saves in a new group that goes on from a member's state, without `restore`."""
         self._checkpointer.regroup()
         self._checkpointer.reserve(parts)
         self._saved = None

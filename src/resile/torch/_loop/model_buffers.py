@@ -37,7 +37,7 @@ class ModelBuffers:
         self._remember()
 
     def fetch(self, world: int, group: Group | None = None) -> None:
-        """Receive the values of rank 0's buffers, for `keep` to write into the model. GroupLost if the group broke."""
+        """Receive rank 0's buffers, for `keep` to write into the model. Raises GroupLost if the group broke."""
         self._flats.clear()
         if world == 1:
             return
@@ -57,7 +57,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def keep(self) -> None:
-        """After a step or a load of a state: write what `fetch` received into the model, and note values for `undo`."""
+        """Write what `fetch` received, if anything, into the model, and remember all buffers' values for `undo`."""
         for flat, places in self._flats:
             buffers = [self._homes[number][name] for number, name in places]
             parts = flat.split([buffer.numel() for buffer in buffers])

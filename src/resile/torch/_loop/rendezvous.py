@@ -148,7 +148,7 @@ class Rendezvous:
         return self._client.await_over(self.round, self.group.assignment.verdict_within)
 
     def complete(self) -> None:
-        """Tell the agent that all members have taken the last step: a node that joins later does not end the round."""
+        """Tell the agent that all have taken the last step, so that a node that joins later does not end the round."""
         if self._client is not None:
             self._client.complete(self.round)
 
@@ -208,7 +208,7 @@ class Rendezvous:
         self._state.save_in_memory(found)
 
     def _agree(self, holds: int, rank: int, world: int) -> state_sync.SyncResult:
-        """Agree with all members on one state. If a member has trained, its state counts, unless it is sharded."""
+        """Agree on a state: a checkpoint's if no member has trained or the model is sharded, else that of a member."""
         state = self._state
         state.resize(rank, world)
         sync = self._exchange(holds)
@@ -228,7 +228,7 @@ class Rendezvous:
         return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
     def _exchange(self, holds: int) -> state_sync.StateSync:
-        """Exchange with all members how many steps and loops each of them has finished."""
+        """Exchange with all members how many steps and loops each has finished. `holds` is as in `MemberState`."""
         state = self._state
         standing = state_sync.MemberState(state.completed, holds)
         message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if holds else 0)

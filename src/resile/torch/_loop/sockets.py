@@ -45,7 +45,7 @@ def is_connected(known: Known) -> bool:
 def hang_up(known: Known) -> None:
     """Shut down the reading side of a TCP connection. Its owner still has to close the descriptor.
 
-    The writing side stays open: if a send failed before gloo had read the end, gloo would not report it (torch 2.13).
+    The writing side stays open: gloo overlooks a failed send if it has not read the connection's end yet (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
@@ -73,7 +73,7 @@ def _listens(copy: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _copy(known: Known) -> Iterator[socket.socket | None]:
-    """Yield a duplicate of an IP socket; None if it is no IP socket or its descriptor was reused; OSError if closed."""
+    """Yield a duplicate of an IP socket; None for another socket or a reused descriptor. Raises OSError if closed."""
     descriptor, name = known
     with contextlib.ExitStack() as stack:
         duplicate = os.dup(descriptor)

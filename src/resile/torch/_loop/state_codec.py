@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.sizes) * int(self._type.itemsize)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A new uninitialized tensor of this type and these sizes. Raises BadState if there is no such type."""
+        """A new uninitialized tensor of this type and these sizes. Raises BadState if there can be none."""
         return torch.empty(self.sizes, dtype=self._type, device=device)
 
     @property
@@ -61,7 +61,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
 
 def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Take a state apart: its encoded `Description`, and its tensors in the order of `Description.shapes`.
+    """Take a state apart into its encoded `Description` and its tensors, in the order of `Description.shapes`.
 
     Raises BadState if the state holds a value of a type that cannot be sent.
     """

@@ -30,7 +30,7 @@ class MemberState(NamedTuple):
 
     step: int
     holds: int
-    """NO_ROUND for a process that never agreed: its state is untrained."""
+    """The round of the agreement; NO_ROUND for a process that never agreed, whose state is untrained."""
 
 
 class SyncMessage(NamedTuple):

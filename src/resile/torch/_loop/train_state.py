@@ -30,7 +30,7 @@ class TrainState:
     ) -> None:
         """Keep what the script made. If `made` is a function, `resize` calls it to build a model in each round.
 
-        `rest` is the state beside model, optimizer and scheduler, by name. It includes the sampler.
+        `rest` are the objects of the state beside model, optimizer and scheduler, by name. The sampler is one of them.
         """
         self.sampler = sampler
         self.checkpoints = checkpoints
@@ -52,7 +52,7 @@ class TrainState:
         return self._build is not None
 
     def commit(self, samples: int) -> None:
-        """Update the model and advance the sampler by `samples`. A loss cannot interrupt this: it has no collective."""
+        """Take a step and advance the sampler by `samples`. It contains no collective, so no loss can interrupt it."""
         if self.checkpoints is not None:
             self.checkpoints.before_update()
         self.training.update()
@@ -61,12 +61,12 @@ class TrainState:
         self.completed += 1
 
     def undo(self) -> None:
-        """Set what an aborted step has changed back to its value before: the buffers of the model's modules."""
+        """Set the buffers of the model's modules back to their values before an aborted step."""
         if self._training is not None:
             self._training.undo()
 
     def resize(self, rank: int, world: int) -> None:
-        """Tell the sampler its new rank and world. If every round builds a model, replace the old by an untrained one.
+        """Tell the sampler its new rank and world. If every round builds a model, replace it by a new, untrained one.
 
         The old model is of no use: it held a part of a state whose other parts may be lost.
         """

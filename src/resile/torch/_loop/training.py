@@ -45,7 +45,7 @@ class LoopTraining:
     """One model in training. A step is `begin`, forward and backward passes, `share` and `update`."""
 
     def __init__(self, built: Built, rest: Mapping[str, Stateful]) -> None:
-        """Hook into the model's gradients, until `close`. `rest` is the state beside what was built, by name."""
+        """Hook into the model's gradients, until `close`. `rest` are the other objects of the state, by name."""
         self.model, self.optimizer = built[0], built[1]
         self.scheduler = built[2] if len(built) > 2 else None
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
@@ -116,7 +116,7 @@ class LoopTraining:
     def digest(self) -> int:
         """A number that is equal on ranks with the same parameters. It is made from a few values of each parameter.
 
-        A few suffice: errors that make ranks differ, such as gradients that were not averaged, change nearly all.
+        A few are enough: errors that make ranks differ, such as gradients not averaged, change nearly all values.
         """
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for parameter in self.model.parameters():
@@ -164,7 +164,7 @@ class LoopTraining:
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
-    """Check a script's own model and optimizer, and return all three. Raises TypeError or ValueError if unfit."""
+    """Check a script's own model and optimizer. Returns them and the scheduler. Raises TypeError or ValueError."""
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
     check_model(model, optimizer)
