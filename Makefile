@@ -4,6 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Of what pip says while it installs: every twentieth package, downloads of more than 1 MB, and the last phase.
+PROGRESS := /^(Collecting|Processing) / && ++n % 20 == 0 {print "    " n " packages found"} \
+	/^ *(Downloading|Using cached) .* [MG]B\)/ {sub(/^ */, "    "); print} \
+	/^Installing collected/ {print "    installing them"} \
+	{fflush()}
 IMG ?= resile:dev
 # The cluster that `make cluster` brings up, unless another one was chosen.
 ifeq ($(KUBECONFIG),)
@@ -23,11 +28,14 @@ setup: $(READY)  ## create .venv with resile and everything the targets need
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (1.6 GB; the first time takes a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "resile needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
-	@echo "  1 of 2: the virtual environment"
+	@echo "  1 of 3: the virtual environment"
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
-	@echo "  2 of 2: packages, torch among them"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[torch,huggingface,lightning,dev]'
+	@echo "  2 of 3: packages, torch among them (all that pip says is in $(VENV)/setup.log)"
+	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt \
+		-e '.[torch,huggingface,lightning,dev]' 2>&1 | tee $(VENV)/setup.log | awk '$(PROGRESS)' || { tail -n 20 $(VENV)/setup.log; exit 1; }
+	@echo "  3 of 3: compiling them"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages have files for other versions of Python
 	@touch $@
 
 data: $(READY)  ## write the handwritten digits as PNG files under .cache/mnist_png
