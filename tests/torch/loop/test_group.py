@@ -325,3 +325,27 @@ def test_a_process_with_another_rank_knows_which_shards_it_has() -> None:
     words = [sys.executable, "-c", SWAPPING, str(free_port()), str(free_port())]
     done = subprocess.run(words, capture_output=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+LEAVES = (
+    SETTING
+    + """
+def before(*_): ...
+def after(*_): ...
+
+sys.excepthook = before
+for expected in (before, after):
+    group = Group(placed(1, 0, 1, free_port()), "gloo", 20.0)
+    group.form()
+    assert sys.excepthook is not before, "torch's"
+    if expected is after:
+        sys.excepthook = after
+    group.destroy()
+    assert sys.excepthook is expected, sys.excepthook
+os._exit(0)
+"""
+)
+
+
+def test_leaving_a_group_takes_back_torchs_excepthook_and_no_later_one() -> None:
+    subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=100)

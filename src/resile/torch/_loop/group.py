@@ -164,7 +164,8 @@ class Group:
                 self.abort()
             groups = list(dist.distributed_c10d._world.pg_map) if self.over else []
             dist.destroy_process_group()
-            sys.excepthook = self._excepthook
+            if getattr(sys.excepthook, "__module__", "") == dist.distributed_c10d.__name__:  # no later hook
+                sys.excepthook = self._excepthook
             if groups:  # dropping the last reference to a group waits for everything pending in it
                 last = threading.Thread(target=groups.clear, name="resile-left-group", daemon=True)
                 last.start()
