@@ -25,7 +25,10 @@ def explain() -> None:
 @click.option("--recovery-budget", type=float, metavar="SECONDS", help="those that follow from this budget")
 @output_option("table", "json")
 def timeouts(job: str | None, target: Target, recovery_budget: float | None, output: str) -> None:
-    """Print every interval and time-out: the defaults, those of a budget, or those of JOB."""
+    """Print every interval and time-out: the defaults, those of a budget, or those of JOB.
+
+    Those with a percentage in the column OF BUDGET follow from --recovery-budget; those with a dash are fixed.
+    """
     ladder, purposes = _ladder(job, target, recovery_budget), of_fields(Timeouts)
     if output == "json":
         print_json({name: _row(ladder, name, what) for name, what in purposes.items()})
