@@ -194,7 +194,7 @@ class Buffer:
         return self._layout[1]
 
     def sums(self, record: Record) -> tuple[int, ...] | None:
-        """The checksums of the data; None if it was never sealed. Raises IncompleteBuffer if their table is damaged."""
+        """The checksums of the data; None if they were never added. Raises IncompleteBuffer if they are damaged."""
         memory = self.map()
         sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
         if sequence != record.sequence:

@@ -48,7 +48,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def is_hopeless(error: Exception) -> bool:
-    """True if training should not begin with a storage that raised `error`: it lasts, or permissions are missing."""
+    """True if no training should begin with a storage that raised `error`: a lasting one, or missing permissions."""
     return is_lasting(error) or isinstance(error, PermissionError)
 
 

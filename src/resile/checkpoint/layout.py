@@ -18,7 +18,7 @@ Path = tuple[tuple[Literal["d", "l", "t"], str | int], ...]
 
 
 class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_defaults=True):
-    """The entry of a tensor, or of this rank's piece of it."""
+    """The entry of a tensor, or of this rank's piece of it, in a layout."""
 
     key: str
     """The name in DCP: the path's keys, joined by dots."""
@@ -76,7 +76,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world: int
     attempt: str
-    """Parts of one step belong together only if the same attempt of the same world made them."""
+    """The attempt's name. Parts of one step belong together only if the same attempt of the same world made them."""
     replicated: bool
     """True if nothing in this part belongs to its rank alone, so that any rank of any world can use the part."""
     whole: bool = False
@@ -112,7 +112,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.replicated and self.rank > 0
 
     def alone(self) -> Layout:
-        """A copy of this layout as the only part of its step. The rank is in its attempt, so ranks do not collide."""
+        """A copy of this layout as the only part of its step. Its attempt names the rank, so files of ranks differ."""
         attempt = f"{self.attempt}-{self.rank}"
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 

@@ -20,7 +20,7 @@ class LogOnce:
 
 
 class LogOnChange:
-    """Logs a problem, and nothing while it stays the same."""
+    """Logs a recurring problem only when its text changes."""
 
     def __init__(self, log: logging.Logger, level: int = logging.ERROR) -> None:
         self._log = log

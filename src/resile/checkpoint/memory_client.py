@@ -29,7 +29,7 @@ MAX_LOCAL_RANKS = 4096
 MAX_COPIES = 250
 """Most replicas in an answer: their file descriptors fit into one packet."""
 COPY_GRACE = 15.0
-"""Seconds that a copy to another node may take, whatever its size."""
+"""Seconds that a copy to another node may take in addition to the time for its bytes (`COPY_SLOWEST`)."""
 COPY_SLOWEST = 8 << 20
 """Bytes per second. A copy that is slower is abandoned."""
 REMEMBERED = 16

@@ -102,7 +102,7 @@ class Storage(StepStorage):
     """The checkpoints in one directory, which all ranks of the job see."""
 
     def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Use `directory`, which is created when it is first written to. The numbers are those of `StepStorage`."""
+        """Use `directory`, created at the first write. `keep_last` and `keep_every` are those of `StepStorage`."""
         super().__init__(keep_last=keep_last, keep_every=keep_every)
         self.directory = Path(directory).absolute()
 
@@ -152,7 +152,7 @@ class Storage(StepStorage):
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """Add the part file of this rank, whose data is in `draft`. If it is the last one, commit the step: True."""
+        """Add this rank's part file; its data is in `draft`. If no part is missing, commit the step: True."""
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 

@@ -252,7 +252,7 @@ class Checkpointer:
         self._writer.store_queue.drop_deferred()
 
     def reserve(self, state: State) -> None:
-        """Allocate the memory for saves of this state in the background, so that the first save is no slower.
+        """Allocate the memory for saves of `state` in the background, so that the first save is as fast as later ones.
 
         `restore` calls this. The tensors that an optimizer will add at its first step are estimated.
         """
@@ -289,7 +289,7 @@ class Checkpointer:
             )
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
-        """Connect to the buffers of this node's other ranks, because a lost process cannot offer its own."""
+        """Yield clients for the buffers of this node's other ranks, because a lost process cannot offer its buffers."""
         for local_rank in range(self._local_world if self.in_memory else 0):
             if local_rank != self._local_rank:
                 with contextlib.suppress(NoCheckpointServer):
@@ -298,7 +298,7 @@ class Checkpointer:
                     yield client
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
-        """The buffer that this rank overwrites, so that all ranks keep the same steps; None if all skip this step.
+        """Agree with all ranks on the buffer to overwrite, so that all keep the same steps; None if all skip this step.
 
         A collective. A save that is due for storage waits up to `COPY_PATIENCE` for replicas of the previous save.
         """

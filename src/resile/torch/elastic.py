@@ -134,7 +134,7 @@ class Elastic:
             raise ValueError("build: it makes model, optimizer and scheduler itself; give them or a function")
         show_info_logs()
         self.stepped = False
-        """True if the last `with elastic.step()` took its step. False if a peer was lost: its samples come again."""
+        """True if the last `with elastic.step()` took its step. False after a loss: the step's samples come again."""
         self._before_step = before_step
         self._state = TrainState(
             built_of(model, optimizer, scheduler) if build is None else build,
@@ -329,7 +329,7 @@ class Elastic:
             log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
-        """True if the step of the last batch was taken, which is then reported. RuntimeError if it never began."""
+        """True, after a report to the agent, if the last batch's step was taken. RuntimeError if it never began."""
         if self._stage is _Stage.GIVEN:
             raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
         if self.stepped:

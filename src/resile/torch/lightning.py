@@ -115,7 +115,7 @@ class ResileCallback(Callback):  # type: ignore[misc]
         self._continuation = Continuation(directory, **saving)
         self._parts: dict[str, Any] = {}
         self._loops: dict[str, Any] | None = None
-        """The state of Lightning's loop after a step that is due, which the next step saves; None if no step is due."""
+        """The state of Lightning's loop after a step that is saved when the next one begins; None if no step is due."""
         self._step = 0
         """The number of the last step."""
         self._total = 0

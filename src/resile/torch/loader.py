@@ -190,7 +190,7 @@ class _Asks:
 
 
 class _HideWorker:
-    """Hides from a stream that it is read in one of several workers, because many streams then leave out samples."""
+    """Hides from a stream that one of several workers reads it. Many streams would give it only some samples."""
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
         self._then = then

@@ -171,7 +171,7 @@ class Position:
 
 
 class StepSampler(Position):
-    """A position in data that the world consumes in steps. The samples are fixed per rank (`batch_size`) or per step.
+    """A position in data that the world consumes in steps, with a fixed number of samples per rank or in total.
 
     A subclass calls `_set_steps` when it is made.
     """
@@ -372,5 +372,5 @@ def _place_in_group() -> tuple[int, int] | None:
 
 
 def _found_place() -> tuple[int, int]:
-    """Rank and world of the process group, of the environment, or of a single process."""
+    """Rank and world of the process group if there is one, else of the environment, else of a single process."""
     return _place_in_group() or _checked(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))

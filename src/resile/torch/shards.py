@@ -25,7 +25,7 @@ class NoAgentError(RuntimeError):
 
 
 class NotServedError(RuntimeError):
-    """The ledger gives this process no shards, because it is taken for gone. Other workers may still get some."""
+    """The ledger gives this process no more shards, because it counts as gone. Other workers may still get shards."""
 
 
 class LostLeaseError(RuntimeError):
@@ -62,14 +62,14 @@ class Shard:
 
 
 class ElasticShards:
-    """Iterate over it to work through a data set together with all other workers of the job.
+    """A data set that all workers of the job work through together. Iterating over it yields this worker's shards.
 
     Every worker opens it with the same arguments. The iteration ends when the workers have done every record of every
     epoch.
     """
 
     def __init__(self, name: str, size: int, shard_size: int, *, epochs: int = 1, seed: int | None = None) -> None:
-        """Open the data set.
+        """Open the data set in the job's ledger.
 
         Args:
             name: tells the job's data sets apart.
@@ -96,7 +96,7 @@ class ElasticShards:
         """Yield shards for this worker. When none is left, wait until other workers have done or lost theirs.
 
         Raises:
-            NotServedError: this process is taken for gone, so the remaining shards go to other workers.
+            NotServedError: this process counts as gone, so the remaining shards go to other workers.
         """
         while True:
             granted = self._channel.request(TakeShard(worker="", request=0, dataset=self._name), FOR_EVER)

@@ -151,7 +151,7 @@ class AgentClient:
     # inside: all of it with the lock held -----------------------------------------------------------------------------
 
     def _start(self, worker: str) -> None:
-        """Set the state of a client that has sent nothing."""
+        """Reset this client to one that has sent nothing, with the name `worker`."""
         self._worker = worker
         self._turn = threading.Condition(threading.Lock())
         self._socket: socket.socket | None = None
@@ -233,7 +233,7 @@ class AgentClient:
         self._unsent = self._unsent[sent:]
 
     def _read(self, patience: float) -> None:
-        """Wait for answers with the lock released, then keep all that came, also those for other threads."""
+        """Wait for answers with the lock released, then keep all answers that came, also those for other threads."""
         if not self._connected():
             self._turn.wait(min(patience, RETRY))
             return
@@ -274,7 +274,7 @@ class AgentClient:
             self._answers[answer.request] = answer
 
     def _hang_up(self) -> None:
-        """Close the connection. A thread that waits on it wakes up and notices that."""
+        """Close the connection. A thread that waits for an answer wakes up and connects again."""
         line, self._socket = self._socket, None
         self._unsent = b""
         if line is None:

@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Message)
 
 
 class BulkStream:
-    """One connection to a peer that has proved itself, for one thread. Made by `call` and `admit`."""
+    """A connection, for one thread, to a peer that has proved that it holds the token. Made by `call` and `admit`."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._socket = sock

@@ -54,7 +54,7 @@ class CannotListen(OSError):
 
 
 class Server:
-    """A listening address and the connections that came in by it."""
+    """A listening address and the connections that were made to it."""
 
     def __init__(self, endpoint: Endpoint, listener: asyncio.Server, port: int = 0) -> None:
         self._endpoint = endpoint

@@ -120,7 +120,7 @@ class MessageDecoder:
     __slots__ = ("_decoder", "heartbeat")
 
     def __init__(self, kind: Any) -> None:
-        """`kind` is a message type or a union of them."""
+        """`kind` is a message type or a union of message types."""
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
         self.heartbeat: bytes | None = HEARTBEAT_FRAME
         """The frame of a heartbeat, which is recognised by comparison; None if the union has no heartbeat."""

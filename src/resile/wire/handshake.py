@@ -32,7 +32,7 @@ HANDSHAKE_DEADLINE = Seconds(10.0)
 
 
 class HandshakeRefused(ConnectionError):
-    """The two sides do not belong together, and trying again will not help; the text is one sentence."""
+    """The peer has another token, certificate or protocol. Trying again will not help; the text is one sentence."""
 
 
 def _proof(token: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:

@@ -31,10 +31,10 @@ class ConnectionBroken(ConnectionError):
 
 
 class RendezvousClient:
-    """A process's connection for joining rounds. One thread at a time calls `ready`; the listening one `on_over`."""
+    """A process's connection for joining rounds. One thread at a time calls `ready`. Its own thread calls `on_over`."""
 
     def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
-        """Connect, and listen from now on. Raises ConnectionBroken if no agent listens at `path`.
+        """Connect to the agent and listen for its messages. Raises ConnectionBroken if no agent listens at `path`.
 
         `on_over` is called with the number of a round that is over; it must not block and must not raise.
         """

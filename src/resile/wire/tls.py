@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 OLDEST = ssl.TLSVersion.TLSv1_3
-"""Both ends are resile, so no older version is needed."""
+"""The oldest version of TLS that is accepted: both ends are resile, so no older one is needed."""
 
 READ_BUFFER = 16 * 1024
 """What asyncio sets aside for every TLS connection: the size of the largest record. Its default of 256 KiB would cost a
