@@ -23,8 +23,9 @@ from resile.api.job import JobSpec, RoleSpec
 from resile.client.local.master_process import end_by_force, start_master
 from resile.core.engine import Engine
 from resile.core.events import AgentConnected, MasterReturned
-from resile.core.ledger import Dataset
-from resile.master.journal.sqlite import History, JournalError, SQLiteJournal
+from resile.core.shard_ledger import Dataset
+from resile.master.journal.base import History, JournalError
+from resile.master.journal.sqlite import SQLiteJournal
 from resile.wire.job_directory import JobDirectory
 
 WORKERS = 3

@@ -18,7 +18,7 @@ from resile.api.job_view import JobEvent, JobView, OutageView
 from resile.api.kinds.elasticjob.resource import ElasticJob
 from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
 from resile.chaos.faults import Injected, NothingToInjectError
-from resile.chaos.local import kill_node, kill_process
+from resile.chaos.inject_local import kill_node, kill_process
 from resile.cli.commands.submit import read_manifest_file
 from resile.cli.output.follow import Follower, Screen, clock, screen_for
 from resile.cli.output.tables import table

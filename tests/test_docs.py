@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from resile.api.timeouts import Timeouts
-from resile.operator.settings import TTL_ANNOTATION
+from resile.operator.intervals import TTL_ANNOTATION
 from tests.support.paths import ROOT
 
 BIN = Path(sys.executable).parent

@@ -27,7 +27,7 @@ from resile.agent.standby import pool as standbys_module
 from resile.agent.standby import standby as standby_module
 from resile.agent.standby.pool import StandbyPool
 from resile.agent.standby.preload import cold_because
-from resile.agent.workers import process_control
+from resile.agent.workers import kernel_calls
 from resile.agent.workers.env import worker_environment
 from resile.agent.workers.output import Outlet, Output
 from resile.agent.workers.worker_group import Ended, Spawn, WorkerGroup
@@ -333,11 +333,11 @@ async def test_interpreters_that_cannot_be_forked_are_good_for_one_start_each(
 
 async def test_orphans_that_were_adopted_by_the_way_are_collected(node: Callable[..., Node]) -> None:
     made = node("import os, subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)")
-    process_control.adopt_orphans(True)  # as while a standby is on its way
+    kernel_calls.adopt_orphans(True)  # as while a standby is on its way
     try:
         orphan = int((await made.run(warm=False))[1])
     finally:
-        process_control.adopt_orphans(False)
+        kernel_calls.adopt_orphans(False)
     assert orphan in children()
     await until(lambda: Path(f"/proc/{orphan}/stat").read_text().split()[2] == "Z", "it is ended with its group")
     await made.warm()

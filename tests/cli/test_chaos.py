@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from resile.chaos.faults import NothingToInjectError
-from resile.chaos.local import kill_master, kill_node
+from resile.chaos.inject_local import kill_master, kill_node
 from resile.platform.local import files
 from resile.wire.job_directory import MasterAddress
 from tests.cli.cli_runner import CliRunner

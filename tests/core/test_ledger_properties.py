@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resile.api.ids import NodeId, NodeKey
-from resile.core import ledger
-from resile.core.ledger import Lease, Ledger, ShardRequest
+from resile.core import shard_ledger
+from resile.core.shard_ledger import Lease, Ledger, ShardRequest
 
 NODES = [NodeKey("worker", NodeId(number)) for number in range(3)]
 WORKERS = [(node, f"{node}/{slot}") for node in NODES for slot in range(2)]
@@ -21,7 +21,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def open(self, size, shard_size, epochs, seed):
         self.ledger = Ledger()
-        assert ledger.open_dataset(self.ledger, "d", size, shard_size, epochs, seed) == ""
+        assert shard_ledger.open_dataset(self.ledger, "d", size, shard_size, epochs, seed) == ""
         self.dataset = self.ledger.datasets["d"]
         self.counted: dict[tuple[int, int], int] = {}
         self.held: dict[int, tuple[NodeKey, str, int, int, int]] = {}
@@ -44,7 +44,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.held.setdefault(number, (wish.node, wish.worker, lease.epoch, lease.start, lease.end))
 
     def serve(self) -> None:
-        for wish, number, lease in ledger.grantable(self.ledger):
+        for wish, number, lease in shard_ledger.grantable(self.ledger):
             self.granted(wish, number, lease)
 
     @rule(slot=st.integers(0, len(WORKERS) - 1), again=st.booleans())
@@ -54,7 +54,7 @@ class LedgerMachine(RuleBasedStateMachine):
         wish = ShardRequest(node, worker, self.requests)
         self.asked.append(wish)
         for _ in range(1 + again):
-            answer = ledger.request_shard(self.dataset, wish)
+            answer = shard_ledger.request_shard(self.dataset, wish)
             if answer is not None:
                 self.granted(wish, *answer)
         self.serve()
@@ -65,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.held)))
         node, worker, epoch, start, end = self.held[number]
         upto = data.draw(st.integers(start, end))
-        assert ledger.advance(self.dataset, node, worker, number, upto)
+        assert shard_ledger.advance(self.dataset, node, worker, number, upto)
         for index in range(start, upto):
             self.counted[epoch, index] = self.counted.get((epoch, index), 0) + 1
         self.reports.append((node, worker, number, upto))
@@ -80,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def repeat(self, data):
         node, worker, number, upto = data.draw(st.sampled_from(self.reports))
         done = self.dataset.done
-        ledger.advance(self.dataset, node, worker, number, upto)
+        shard_ledger.advance(self.dataset, node, worker, number, upto)
         assert self.dataset.done == done
 
     @precondition(lambda self: self.taken_back)
@@ -88,20 +88,20 @@ class LedgerMachine(RuleBasedStateMachine):
     def report_late(self, data):
         node, worker, number, upto = data.draw(st.sampled_from(self.taken_back))
         done = self.dataset.done
-        assert not ledger.advance(self.dataset, node, worker, number, upto)
+        assert not shard_ledger.advance(self.dataset, node, worker, number, upto)
         assert self.dataset.done == done
 
     @rule(slot=st.integers(0, len(WORKERS) - 1))
     def worker_goes(self, slot):
         node, worker = self.worker(slot)
-        ledger.release_worker(self.ledger, node, worker)
+        shard_ledger.release_worker(self.ledger, node, worker)
         self.forget(lambda n, w: (n, w) == (node, worker))
         self.names[slot] += 1
         self.serve()
 
     @rule(node=st.sampled_from(NODES))
     def node_goes(self, node):
-        ledger.release_node(self.ledger, node)
+        shard_ledger.release_node(self.ledger, node)
         self.forget(lambda n, _: n == node)
         for slot, (other, _) in enumerate(WORKERS):
             self.names[slot] += other == node
@@ -148,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.node_goes(node)
         wish = ShardRequest(NODES[0], "last", 0)
         for request in range(1000):
-            number, lease = ledger.request_shard(self.dataset, ShardRequest(wish.node, wish.worker, request)) or (
+            number, lease = shard_ledger.request_shard(self.dataset, ShardRequest(wish.node, wish.worker, request)) or (
                 0,
                 None,
             )
@@ -156,7 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 break
             for index in range(lease.start, lease.end):
                 self.counted[lease.epoch, index] = self.counted.get((lease.epoch, index), 0) + 1
-            assert ledger.advance(self.dataset, wish.node, wish.worker, number, lease.end)
+            assert shard_ledger.advance(self.dataset, wish.node, wish.worker, number, lease.end)
         assert self.dataset.complete
         wanted = {(epoch, index) for epoch in range(self.dataset.epochs) for index in range(self.dataset.size)}
         assert self.counted == dict.fromkeys(wanted, 1)

@@ -17,7 +17,7 @@ from resile.core.events import AgentConnected, AnyEvent, ChangeWanted, Started
 from resile.core.state import JobState, new_state
 from resile.master import event_queue as event_queue
 from resile.master.event_queue import EventQueue
-from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalTaken
+from resile.master.journal.base import History, JournalDamaged, JournalError, JournalTaken
 from resile.protocol.agent_to_master import Hello
 from resile.protocol.job_changes import Scale, Stop
 from resile.protocol.message import PROTOCOL

@@ -13,7 +13,8 @@ from resile.api.job_view import JobEvent
 from resile.core.engine import Engine
 from resile.core.events import AgentSaid, AnyEvent, ChangeWanted, Started
 from resile.core.state import new_state
-from resile.master.journal.sqlite import JournalDamaged, JournalError, SQLiteJournal
+from resile.master.journal.base import JournalDamaged, JournalError
+from resile.master.journal.sqlite import SQLiteJournal
 from resile.protocol.agent_to_master import ShardsFreed
 from resile.protocol.job_changes import Scale
 

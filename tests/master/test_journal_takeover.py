@@ -15,8 +15,8 @@ from resile.core.events import NodeSeen, Started
 from resile.core.state import new_state
 from resile.kube.client import BlockingClient
 from resile.kube.kinds import CONFIG_MAPS
+from resile.master.journal.base import JournalError, JournalGone, JournalTaken
 from resile.master.journal.configmap import LOADS, ConfigMapJournal
-from resile.master.journal.sqlite import JournalError, JournalGone, JournalTaken
 from resile.protocol.reports import NodeStatus
 from tests.support.fake_kube import FakeBlockingKube
 

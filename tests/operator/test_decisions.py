@@ -8,7 +8,7 @@ import pytest
 from resile.api.job_phase import JobPhase
 from resile.api.manifests.errors import BadManifest
 from resile.kube.manifests import read_job
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.jobs.decisions import (
     Action,
     Decision,
@@ -58,7 +58,7 @@ def test_a_starting_master_makes_the_job_pending_once() -> None:
     status = only(SetStatus, decided(job("Created"), pod("Pending"), provisioned=True).actions)
     assert (status.phase, status.reason) == (JobPhase.PENDING, "MasterStarting")
     after = job("Pending", status.reason, status.message)
-    assert decided(after, pod("Pending"), provisioned=True) == Decision(again=settings.RECHECK)
+    assert decided(after, pod("Pending"), provisioned=True) == Decision(again=intervals.RECHECK)
 
 
 def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master() -> None:
@@ -67,7 +67,7 @@ def test_a_restarted_operator_makes_sure_of_everything_around_a_running_master()
 
 def test_a_job_whose_master_runs_is_left_to_it() -> None:
     for phase in ("Pending", "Running", "Restarting", "Scaling", "Suspended"):
-        assert decided(job(phase, f"Job{phase}"), pod(), provisioned=True) == Decision(again=settings.RECHECK)
+        assert decided(job(phase, f"Job{phase}"), pod(), provisioned=True) == Decision(again=intervals.RECHECK)
 
 
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
@@ -180,11 +180,11 @@ def test_masters_that_keep_dying_are_started_with_growing_bounded_pauses() -> No
         decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=1), restarts=restarts)
         pauses.append(decision.again)
         restarts = restarts.started(NOW, index)
-    assert pauses[: settings.FREE_STARTS] == [None] * settings.FREE_STARTS
-    later = [pause for pause in pauses[settings.FREE_STARTS :] if pause is not None]
+    assert pauses[: intervals.FREE_STARTS] == [None] * intervals.FREE_STARTS
+    later = [pause for pause in pauses[intervals.FREE_STARTS :] if pause is not None]
     assert later == sorted(later)
-    assert later[0] == settings.START_BACKOFF.first
-    assert later[-1] == settings.START_BACKOFF.limit
+    assert later[0] == intervals.START_BACKOFF.first
+    assert later[-1] == intervals.START_BACKOFF.limit
 
 
 def test_while_a_dying_master_pauses_the_status_says_so() -> None:
@@ -204,7 +204,7 @@ def test_the_last_master_that_died_can_be_looked_at_until_the_next_start_is_due(
 
 
 def test_a_master_that_lived_long_begins_a_new_row() -> None:
-    restarts = Restarts(20, NOW - settings.HEALTHY - 1, 40)
+    restarts = Restarts(20, NOW - intervals.HEALTHY - 1, 40)
     decision = decided(job("Running", "JobRunning"), pod("Failed", exit_code=137), restarts=restarts)
     assert only(StartMaster, decision.actions).index == 41
 
@@ -218,7 +218,7 @@ def test_the_count_of_masters_goes_on_after_the_operator_was_restarted() -> None
 def test_a_master_that_is_being_deleted_gives_up_its_name_soon_unless_it_was_granted_more(grace: int, due: int) -> None:
     metadata = {"deletionTimestamp": "2027-01-15T08:00:05Z", "deletionGracePeriodSeconds": grace}
     leaving = pod("Running", metadata=metadata)
-    end = NOW + due + settings.LEAVING
+    end = NOW + due + intervals.LEAVING
     assert decided(job("Running"), leaving, now=end - 1) == Decision(again=1.0)
     assert decided(job("Running"), leaving, now=end).actions == (RemoveMaster("pod-0"),)
 

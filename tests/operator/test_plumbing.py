@@ -14,7 +14,7 @@ from resile.kube.client import Client
 from resile.kube.errors import NOT_FOUND
 from resile.kube.informer import Key
 from resile.kube.kinds import LEASES, PODS, Kind, Object
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.controller import Controller
 from resile.operator.health import Answer, serve
 from resile.operator.leader_election import LeaderElection, LeadershipLost
@@ -129,8 +129,8 @@ def cluster() -> FakeKube:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same proportions, a hundred times faster, so that the test's waits are short."""
-    monkeypatch.setattr(settings, "RETRY_PERIOD", Seconds(0.02))
-    monkeypatch.setattr(settings, "RENEW_DEADLINE", Seconds(0.1))
+    monkeypatch.setattr(intervals, "RETRY_PERIOD", Seconds(0.02))
+    monkeypatch.setattr(intervals, "RENEW_DEADLINE", Seconds(0.1))
 
 
 def candidate(cluster: FakeKube, name: str) -> LeaderElection:
@@ -143,7 +143,7 @@ async def test_only_one_leads_and_the_next_follows_when_it_resigns(cluster: Fake
     async with running(second.win()) as waiting, running(first.keep()):
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        held = cluster.objects["Lease", "red", settings.LEASE]["spec"]
+        held = cluster.objects["Lease", "red", intervals.LEASE]["spec"]
         assert (held["holderIdentity"], held["leaseDurationSeconds"]) == ("one", 15)
     async with running(second.win()) as waiting:
         await first.resign()
@@ -153,35 +153,35 @@ async def test_only_one_leads_and_the_next_follows_when_it_resigns(cluster: Fake
 async def test_a_renewal_that_was_cut_short_does_not_keep_the_leader_from_resigning(cluster: FakeKube) -> None:
     first = candidate(cluster, "one")
     await first.win()
-    written = cluster.objects["Lease", "red", settings.LEASE]
+    written = cluster.objects["Lease", "red", intervals.LEASE]
     cluster.put(LEASES, {**written, "spec": {**written["spec"], "renewTime": "later"}})  # its answer was never read
     await first.resign()
-    assert cluster.objects["Lease", "red", settings.LEASE]["spec"]["holderIdentity"] == ""
+    assert cluster.objects["Lease", "red", intervals.LEASE]["spec"]["holderIdentity"] == ""
 
 
 async def test_a_leader_whose_lease_was_taken_leaves_it_to_the_next(cluster: FakeKube) -> None:
     first = candidate(cluster, "one")
     await first.win()
-    written = cluster.objects["Lease", "red", settings.LEASE]
+    written = cluster.objects["Lease", "red", intervals.LEASE]
     cluster.put(LEASES, {**written, "spec": {**written["spec"], "holderIdentity": "two"}})
     await first.resign()
-    assert cluster.objects["Lease", "red", settings.LEASE]["spec"]["holderIdentity"] == "two"
+    assert cluster.objects["Lease", "red", intervals.LEASE]["spec"]["holderIdentity"] == "two"
 
 
 async def test_a_silent_leader_is_followed_after_its_time_by_the_followers_own_clock(
     cluster: FakeKube, quick: None
 ) -> None:
     await candidate(cluster, "one").win()
-    lease = cluster.objects["Lease", "red", settings.LEASE]
+    lease = cluster.objects["Lease", "red", intervals.LEASE]
     # Its clock is far ahead, which must not matter.
     cluster.put(LEASES, {**lease, "spec": {**lease["spec"], "renewTime": "2099-01-01T00:00:00.000000Z"}})
-    lease = cluster.objects["Lease", "red", settings.LEASE]
+    lease = cluster.objects["Lease", "red", intervals.LEASE]
     cluster.put(LEASES, {**lease, "spec": {**lease["spec"], "leaseDurationSeconds": 1}})
     begun = asyncio.get_running_loop().time()
     async with asyncio.timeout(DEADLINE):
         await candidate(cluster, "two").win()
     assert asyncio.get_running_loop().time() - begun >= 1.0
-    assert cluster.objects["Lease", "red", settings.LEASE]["spec"]["leaseTransitions"] == 1
+    assert cluster.objects["Lease", "red", intervals.LEASE]["spec"]["leaseTransitions"] == 1
 
 
 async def test_a_leader_that_cannot_renew_steps_down(cluster: FakeKube, quick: None) -> None:
@@ -196,7 +196,7 @@ async def test_a_leader_that_cannot_renew_steps_down(cluster: FakeKube, quick: N
 async def test_a_leader_whose_lease_was_taken_steps_down_at_once(cluster: FakeKube, quick: None) -> None:
     leader = candidate(cluster, "one")
     await leader.win()
-    lease = cluster.objects["Lease", "red", settings.LEASE]
+    lease = cluster.objects["Lease", "red", intervals.LEASE]
     cluster.put(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": "two"}})
     with pytest.raises(LeadershipLost, match="another operator"):
         async with asyncio.timeout(DEADLINE):

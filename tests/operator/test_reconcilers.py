@@ -10,7 +10,7 @@ from resile.kube.client import Client
 from resile.kube.errors import KubeError
 from resile.kube.informer import Informer, Key, key_of
 from resile.kube.kinds import CONFIG_MAPS, PODS, SECRETS
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
 from resile.operator.plans import PlanReconciler
@@ -143,7 +143,7 @@ async def test_a_secret_that_is_deleted_under_way_comes_back_as_it_was(stage: St
     stage.cluster.drop(SECRETS, "red", name)
     await stage.reconcile()
     assert name not in stage.names("Secret"), "what a running master needs is looked after now and then, not always"
-    stage.now += settings.RECHECK
+    stage.now += intervals.RECHECK
     await stage.reconcile()
     assert stage.secret(name)["data"] == before
     assert stage.reasons() == ["MasterCreated", "SecretRestored"]
@@ -186,7 +186,7 @@ async def test_a_master_that_holds_an_old_secret_goes_whatever_failed_when_the_n
     assert stage.names("Pod") == []
     stage.pods.shown.clear()
     await stage.reconcile()
-    stage.now += settings.RECHECK
+    stage.now += intervals.RECHECK
     await stage.reconcile()
     assert stage.names("Pod") == [MASTER], "the next one has the new ones, and stays"
     assert stage.reasons().count("MasterRestarted") == 1
@@ -198,7 +198,7 @@ async def test_a_secret_that_was_restored_is_the_same_to_the_next_operator(stage
     master = stage.cluster.objects["Pod", "red", MASTER]["metadata"]["uid"]
     for _ in range(2):
         stage.cluster.drop(SECRETS, "red", TOKEN)
-        stage.now += settings.RECHECK
+        stage.now += intervals.RECHECK
         await stage.reconcile()
     stage.reconciler = stage.another_operator()
     await stage.reconcile()
@@ -347,4 +347,4 @@ async def test_pods_are_deleted_a_few_at_a_time(stage: Stage, monkeypatch: pytes
     monkeypatch.setattr(stage.cluster, "delete", counted)
     await stage.reconcile()
     assert stage.names("Pod") == [MASTER]
-    assert most == settings.DELETIONS
+    assert most == intervals.DELETIONS

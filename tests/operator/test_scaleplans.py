@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.plans import Refuse, Wait, decide_plan
 from tests.operator.objects import NOW, job, plan
 from tests.support.kinds import SCALE_PLAN
 
-LATER = NOW + settings.PLAN_WAITS
+LATER = NOW + intervals.PLAN_WAITS
 
 
 def refused(item: dict[str, Any], owner: dict[str, Any] | None) -> Refuse:
@@ -24,7 +24,7 @@ def test_a_plan_for_a_running_job_is_left_to_its_master() -> None:
 
 
 def test_a_plan_may_be_there_a_moment_before_its_job() -> None:
-    assert decide_plan(SCALE_PLAN, plan(), None, NOW) == Wait(settings.PLAN_WAITS - 1)
+    assert decide_plan(SCALE_PLAN, plan(), None, NOW) == Wait(intervals.PLAN_WAITS - 1)
 
 
 def test_a_plan_for_a_job_that_does_not_exist_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resile.core import ledger
+from resile.core import shard_ledger
 from resile.core.nodes import launching, restart_budget
 from resile.core.rendezvous import forming, running
 from resile.core.state import Phase
@@ -53,26 +53,26 @@ def caught(seeds: int = 300) -> str:
 
 
 def test_a_ledger_that_counts_twice_is_caught(monkeypatch):
-    honest = ledger.advance
+    honest = shard_ledger.advance
 
     def twice(dataset, node, worker, number, upto):
         counted = honest(dataset, node, worker, number, upto)
         dataset.done += counted
         return counted
 
-    monkeypatch.setattr(ledger, "advance", twice)
+    monkeypatch.setattr(shard_ledger, "advance", twice)
     assert "records are done" in caught()
 
 
 def test_a_ledger_that_loses_what_a_lost_worker_held_is_caught(monkeypatch):
-    honest = ledger._release
+    honest = shard_ledger._release
 
     def careless(dataset, numbers):
         freed = honest(dataset, numbers)
         dataset.returned.clear()
         return freed
 
-    monkeypatch.setattr(ledger, "_release", careless)
+    monkeypatch.setattr(shard_ledger, "_release", careless)
     assert "dealt" in caught()
 
 

@@ -1,7 +1,7 @@
 """Numbers that several packages share or that a user may want to know, with their reasons.
 
 Times that depend on a job's `recovery_budget` are derived in `timeouts.py`. A number that only one module needs is in
-that module, and the intervals of the operator are in `resile.operator.settings`.
+that module, and the intervals of the operator are in `resile.operator.intervals`.
 """
 
 from __future__ import annotations

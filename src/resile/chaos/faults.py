@@ -1,4 +1,8 @@
-"""The faults that can be injected into a job, and the report of an injected fault."""
+"""The faults that can be injected into a job, and the report of an injected fault.
+
+A new fault is a class here, a case in `inject_local` or `resile.client.cluster.chaos`, and a command in
+`resile.cli.commands.chaos`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, NodeKey, Rank
-from resile.core import completion, ledger, progress
+from resile.core import completion, progress, shard_ledger
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
@@ -276,7 +276,7 @@ def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
 
 def _forget_process(ctx: Context, node: Node) -> None:
     """Forget the old agent of a node whose agent process was restarted: the old training processes are dead."""
-    freed = ledger.release_node(ctx.state.ledger, node.key)
+    freed = shard_ledger.release_node(ctx.state.ledger, node.key)
     if freed:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)
     node.agent = None

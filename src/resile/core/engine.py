@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from resile.api.ids import NodeKey
 from resile.api.plan import Plan
-from resile.core import agents, completion, ledger, progress, shards
+from resile.core import agents, completion, progress, shard_ledger, shard_requests
 from resile.core import events as ev
 from resile.core.completion import Reason
 from resile.core.context import Context, Index
@@ -93,7 +93,7 @@ class Engine:
         """Change the state by one event and return the decisions. Repeated and late events are harmless."""
         ctx = Context(self.state, self._index, self._deadlines, now)
         _handle(ctx, event)
-        shards.grant_waiting(ctx)
+        shard_requests.grant_waiting(ctx)
         scale_operations.close_complete(ctx)
         if ctx.note_steps:
             self._steps_due = now
@@ -153,13 +153,13 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
     rdzv = ctx.state.rendezvous
     match message:
         case OpenDataset():
-            shards.on_open_dataset(ctx, node.key, message)
+            shard_requests.on_open_dataset(ctx, node.key, message)
         case ShardProgress():
-            shards.on_shard_progress(ctx, node.key, message)
+            shard_requests.on_shard_progress(ctx, node.key, message)
         case _ if node.status.ended:
             return
         case ShardsFreed():
-            ledger.release_worker(ctx.state.ledger, node.key, message.worker)
+            shard_ledger.release_worker(ctx.state.ledger, node.key, message.worker)
         case _ if ctx.state.phase.over:
             return
         case Leaving():
@@ -186,7 +186,7 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
         case StepReport():
             _on_step(ctx, node, message)
         case TakeShard():
-            shards.on_take_shard(ctx, node.key, message)
+            shard_requests.on_take_shard(ctx, node.key, message)
 
 
 NodeEvent = ev.AgentDisconnected | ev.AgentSilent | ev.AgentStayedAway | ev.LaunchDue | ev.PendingTimeout
@@ -234,7 +234,7 @@ def _start(ctx: Context) -> None:
 def _return(ctx: Context) -> None:
     """Give every agent time to connect to this new master before its node counts as lost."""
     ctx.deadlines.reset()
-    ledger.forget_waiting(ctx.state.ledger)
+    shard_ledger.forget_waiting(ctx.state.ledger)
     if ctx.state.phase.over:
         for node in ctx.state.nodes.values():
             if ctx.state.spec.managed and not node.status.ended:

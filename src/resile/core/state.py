@@ -9,10 +9,10 @@ import msgspec
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import JobSpec
 from resile.api.plan import NodeResources
-from resile.core.ledger import Ledger
 from resile.core.nodes.restart_budget import LOST, Spent
 from resile.core.progress import Progress
 from resile.core.rendezvous.state import Rendezvous, RoundForming
+from resile.core.shard_ledger import Ledger
 from resile.protocol.reports import NodeEnd, NodeStatus, ReplicaEndpoint
 
 

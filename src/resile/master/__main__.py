@@ -84,7 +84,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 
 def _serve(arguments: argparse.Namespace) -> int:
     from resile.master.app import Options, run_master
-    from resile.master.journal.sqlite import JournalDamaged, JournalError
+    from resile.master.journal.base import JournalDamaged, JournalError
     from resile.wire.connection import CannotListen
     from resile.wire.tls import BadTLS, server_context
 

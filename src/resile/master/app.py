@@ -21,7 +21,8 @@ from resile.master.clock import Clock
 from resile.master.commands import Commands
 from resile.master.event_queue import RETRY_SECONDS, EventQueue
 from resile.master.job_view import StandbyView, view
-from resile.master.journal.sqlite import Journal, JournalDamaged, SQLiteJournal
+from resile.master.journal.base import Journal, JournalDamaged
+from resile.master.journal.sqlite import SQLiteJournal
 from resile.master.server import AgentConnections, Executor, log_note
 from resile.platform.base import Observation, Platform
 from resile.protocol.commands import ToMaster

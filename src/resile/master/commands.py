@@ -9,7 +9,7 @@ from itertools import count
 from resile.api.job_view import JobView
 from resile.core.decisions import Reply
 from resile.core.events import AnyEvent, ChangeWanted
-from resile.master.journal.sqlite import Journal, JournalError
+from resile.master.journal.base import Journal, JournalError
 from resile.protocol.commands import Command, Done, Events, Failed, JobEvents, JobStatus, Result, Status
 from resile.protocol.job_changes import Change
 

@@ -26,7 +26,7 @@ from resile.api.master_exit_codes import BROKEN
 from resile.core.decisions import AnyDecision, Note
 from resile.core.engine import Engine
 from resile.core.events import AnyEvent
-from resile.master.journal.sqlite import Journal, JournalDamaged, JournalError
+from resile.master.journal.base import Journal, JournalDamaged, JournalError
 
 log = logging.getLogger("resile.master")
 

@@ -16,7 +16,7 @@ import msgspec
 from resile.kube.client import Client
 from resile.kube.errors import KubeError
 from resile.kube.kinds import ALL_NAMESPACES, PODS
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.controller import Controller
 from resile.operator.health import Answer, Routes, serve
 from resile.operator.leader_election import LeaderElection, LeadershipLost
@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     elect: bool
     lease_namespace: str
     host: str
-    health_port: int | None = settings.HEALTH_PORT
+    health_port: int | None = intervals.HEALTH_PORT
     metrics_port: int | None = None
 
 
@@ -112,7 +112,7 @@ class Operator:
                 pod = await self._client.get(PODS, namespace, name)
             except KubeError as error:
                 log.warning("the operator's own pod: %s", error)
-                await asyncio.sleep(settings.RETRY_PERIOD)
+                await asyncio.sleep(intervals.RETRY_PERIOD)
                 continue
             containers = ((pod or {}).get("spec") or {}).get("containers") or [{}]
             return str(containers[0].get("image") or self._options.fallback_image)

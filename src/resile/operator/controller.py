@@ -11,7 +11,7 @@ from resile.api.kinds.base import JobKind, PlanKind
 from resile.kube.client import Client
 from resile.kube.informer import Informer, Key, Watched, key_of
 from resile.kube.kinds import PODS, SERVICES, Kind, Object, of
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.cached_objects import metadata_only, pod_only, resource_only
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
@@ -32,7 +32,7 @@ class Controller:
             labels: dict[str, str] | None = None,
         ) -> Informer:
             watched = Watched(kind, namespace, labels)
-            made = Informer(client, watched, on_change, trim=trim, relist=settings.RELIST)
+            made = Informer(client, watched, on_change, trim=trim, relist=intervals.RELIST)
             self._informers.append((kind, made))
             return made
 
@@ -67,7 +67,7 @@ class Controller:
             for name in {kind.name for kind, _ in self._informers}:
                 known = sum(len(informer) for kind, informer in self._informers if kind.name == name)
                 self._metrics.objects.labels(name).set(known)
-            await asyncio.sleep(settings.MEASURE)
+            await asyncio.sleep(intervals.MEASURE)
 
 
 async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:

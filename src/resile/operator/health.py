@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from resile.operator import settings
+from resile.operator import intervals
 
 MAX_REQUEST = 8192
 
@@ -33,7 +33,7 @@ async def serve(host: str, port: int, routes: Routes) -> asyncio.Server:
 
     async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(settings.HTTP_DEADLINE):
+            async with asyncio.timeout(intervals.HTTP_DEADLINE):
                 request = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_written(_answer(request, routes)))
                 await writer.drain()

@@ -3,7 +3,7 @@
 Clocks of different machines are never compared: an operator that waits measures by its own clock how long the Lease
 has not changed. A leader that cannot renew steps down before another operator counts it as dead, so two never act at
 once, as long as both clocks run at about the same speed. A leader that ends in good order gives the Lease back: the
-next one acts within `settings.RETRY_PERIOD`, after a crash within `settings.LEASE_DURATION` more.
+next one acts within `intervals.RETRY_PERIOD`, after a crash within `intervals.LEASE_DURATION` more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resile.api.ids import Seconds
 from resile.kube.client import Client
 from resile.kube.errors import CONFLICT, KubeError
 from resile.kube.kinds import LEASES, Object
-from resile.operator import settings
+from resile.operator import intervals
 
 log = logging.getLogger("resile.operator")
 
@@ -46,19 +46,19 @@ class LeaderElection:
                     log.info("%s leads; %s waits", holder, self._identity)
                     said = holder
             except KubeError as error:
-                log.warning("the lease %s/%s: %s", self._namespace, settings.LEASE, error)
-            await asyncio.sleep(settings.RETRY_PERIOD)
+                log.warning("the lease %s/%s: %s", self._namespace, intervals.LEASE, error)
+            await asyncio.sleep(intervals.RETRY_PERIOD)
 
     async def keep(self) -> None:
         """Renew the Lease until cancelled.
 
-        Raises `LeadershipLost` if that fails for `settings.RENEW_DEADLINE`, or if another operator has the Lease.
+        Raises `LeadershipLost` if that fails for `intervals.RENEW_DEADLINE`, or if another operator has the Lease.
         """
         loop = asyncio.get_running_loop()
         renewed = loop.time()
         while True:
-            await asyncio.sleep(settings.RETRY_PERIOD)
-            left = renewed + settings.RENEW_DEADLINE - loop.time()
+            await asyncio.sleep(intervals.RETRY_PERIOD)
+            left = renewed + intervals.RENEW_DEADLINE - loop.time()
             try:
                 async with asyncio.timeout(max(0.0, left)):
                     begun = loop.time()
@@ -67,22 +67,22 @@ class LeaderElection:
                     renewed = begun
             except (KubeError, TimeoutError) as error:
                 log.warning("the lease was not renewed: %s", str(error) or "no answer in time")
-            if loop.time() - renewed >= settings.RENEW_DEADLINE:
-                raise LeadershipLost(f"the lease was not renewed for {settings.RENEW_DEADLINE:.0f} s")
+            if loop.time() - renewed >= intervals.RENEW_DEADLINE:
+                raise LeadershipLost(f"the lease was not renewed for {intervals.RENEW_DEADLINE:.0f} s")
 
     async def resign(self) -> None:
         """Give the Lease back, so that the next leader does not wait for its end."""
         with contextlib.suppress(KubeError, TimeoutError):
-            async with asyncio.timeout(settings.RETRY_PERIOD):
+            async with asyncio.timeout(intervals.RETRY_PERIOD):
                 while _spec(self._lease).get("holderIdentity") == self._identity:
                     if await self._write(self._lease, holder="", duration=Seconds(1.0)):
                         return
                     # A conflict: a renewal that was cut short by the end of this operator was written nevertheless.
-                    self._lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
+                    self._lease = await self._client.get(LEASES, self._namespace, intervals.LEASE)
 
     async def _attempt(self) -> bool:
         """Take the Lease if no operator has it, or if its holder has been silent for too long. False if not taken."""
-        lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
+        lease = await self._client.get(LEASES, self._namespace, intervals.LEASE)
         now = asyncio.get_running_loop().time()
         if lease is None:
             return await self._write(None)
@@ -101,11 +101,11 @@ class LeaderElection:
         if await self._write(self._lease):
             return True
         # A conflict: another request wrote it, perhaps one of this operator that seemed lost.
-        self._lease = await self._client.get(LEASES, self._namespace, settings.LEASE)
+        self._lease = await self._client.get(LEASES, self._namespace, intervals.LEASE)
         return _spec(self._lease).get("holderIdentity") == self._identity
 
     async def _write(
-        self, lease: Object | None, holder: str | None = None, duration: Seconds = settings.LEASE_DURATION
+        self, lease: Object | None, holder: str | None = None, duration: Seconds = intervals.LEASE_DURATION
     ) -> bool:
         """Write this operator's claim over the version `lease`; False if another operator was faster."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -119,12 +119,12 @@ class LeaderElection:
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if taken and lease is not None else 0),
         }
         if lease is None:
-            metadata = {"name": settings.LEASE, "namespace": self._namespace}
+            metadata = {"name": intervals.LEASE, "namespace": self._namespace}
             made = await self._client.create(LEASES, {"metadata": metadata, "spec": spec})
             self._lease = made
             return made is not None
         metadata = {
-            "name": settings.LEASE,
+            "name": intervals.LEASE,
             "namespace": self._namespace,
             "resourceVersion": lease["metadata"]["resourceVersion"],
         }

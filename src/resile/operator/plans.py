@@ -20,7 +20,7 @@ from resile.kube.events import emit
 from resile.kube.informer import Informer, Key
 from resile.kube.kinds import Object, of
 from resile.kube.manifests import read_object
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.jobs.master_status import short
 from resile.operator.workqueue import TryAgain
 
@@ -56,7 +56,7 @@ def decide_plan(kind: PlanKind, plan: Object, job: Object | None, now: float) ->
 
 def _no_job(kind: PlanKind, plan: Object, now: float) -> Refuse | Wait:
     metadata = plan["metadata"]
-    left = (moment(metadata.get("creationTimestamp")) or 0.0) + settings.PLAN_WAITS - now
+    left = (moment(metadata.get("creationTimestamp")) or 0.0) + intervals.PLAN_WAITS - now
     if left > 0:
         return Wait(Seconds(left))
     named = f"{kind.job_kind.definition.kind} {kind.job_of(plan)}"

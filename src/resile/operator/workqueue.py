@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from resile.api.ids import Seconds
 from resile.kube.errors import KubeError
 from resile.kube.informer import Key
-from resile.operator import settings
+from resile.operator import intervals
 
 log = logging.getLogger("resile.operator")
 
@@ -63,7 +63,7 @@ class WorkQueue:
             timer.cancel()
         self._timers[key] = loop.call_later(max(0.0, delay), self._on_timer, key)
 
-    async def run(self, workers: int = settings.WORKERS) -> None:
+    async def run(self, workers: int = intervals.WORKERS) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work())
@@ -89,7 +89,7 @@ class WorkQueue:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            async with asyncio.timeout(settings.RECONCILE):
+            async with asyncio.timeout(intervals.RECONCILE):
                 delay = await self._reconcile(key)
         except TryAgain as reason:
             outcome = "again"
@@ -110,4 +110,4 @@ class WorkQueue:
 
     def _retry(self, key: Key) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        self.add_after(key, Seconds(settings.RETRY.after(failures)))
+        self.add_after(key, Seconds(intervals.RETRY.after(failures)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resile.core import decisions as de
 from resile.core import events as ev
-from resile.core.ledger import Dataset, Ledger
+from resile.core.shard_ledger import Dataset, Ledger
 from resile.protocol.shards import ShardGranted, ShardNoted, ShardProgress
 
 Record = tuple[int, int]

@@ -20,8 +20,8 @@ from resile.kube.client import BlockingClient
 from resile.kube.config import from_environment
 from resile.kube.errors import unreachable
 from resile.master.journal import configmap
+from resile.master.journal.base import JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.master.journal.configmap import ConfigMapJournal, seal, unseal
-from resile.master.journal.sqlite import JournalDamaged, JournalError, JournalGone, JournalTaken
 from resile.protocol.job_changes import Scale
 from resile.protocol.reports import NodeStatus
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, kubectl

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from resile.agent.standby.interpreter import FORK, MAX_PACKET
 from resile.agent.standby.standby import COLLECT_WITHIN, Standby
-from resile.agent.workers import process_control
+from resile.agent.workers import kernel_calls
 from resile.api.ids import Seconds
 
 log = logging.getLogger("resile.agent")
@@ -49,7 +49,7 @@ class Forks:
             return False
         self._lines[ours] = self._loop.call_later(FORK_WITHIN, self._hangs)
         self._loop.add_reader(ours, lambda: answered(self._arrived(ours)))
-        process_control.adopt_orphans(True)
+        kernel_calls.adopt_orphans(True)
         with contextlib.suppress(OSError), theirs:  # the template may be ending; then this socket ends too
             old.send(FORK, [theirs.fileno()])
         return True
@@ -68,7 +68,7 @@ class Forks:
         self._loop.remove_reader(line)
         self._lines.pop(line).cancel()
         if not self._lines:
-            process_control.adopt_orphans(False)
+            kernel_calls.adopt_orphans(False)
         try:
             return Standby(json.loads(line.recv(MAX_PACKET, socket.MSG_DONTWAIT))["ready"], line)
         except (OSError, ValueError):

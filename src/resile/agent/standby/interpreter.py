@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from resile.agent.workers import process_control
+from resile.agent.workers import kernel_calls
 
 BOOT = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); from resile.agent.standby.interpreter import main; "
@@ -77,11 +77,11 @@ def main(control: int) -> None:
     began = time.time_ns()
     try:
         # First, because a process that does not show what it is could not be found.
-        process_control.show_command([NAME, *request["command"]], os.environ)
-        process_control.show_name(NAME)
-        score, priority = process_control.die_first(), os.getpriority(os.PRIO_PROCESS, 0)
+        kernel_calls.show_command([NAME, *request["command"]], os.environ)
+        kernel_calls.show_name(NAME)
+        score, priority = kernel_calls.die_first(), os.getpriority(os.PRIO_PROCESS, 0)
         if not request["urgent"]:
-            process_control.yield_cpu()
+            kernel_calls.yield_cpu()
         sys.path[:0] = script.path
         names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
         _import(names, script.needed, request["changing"])
@@ -175,12 +175,12 @@ class Start:
         try:
             if changed:
                 raise Changed(f"{changed} has changed since it was read")
-            process_control.set_oom_score(self._score)
-            process_control.show_command(order["command"], order["environment"])
+            kernel_calls.set_oom_score(self._score)
+            kernel_calls.show_command(order["command"], order["environment"])
         except (Unfit, OSError) as error:
             _say(line, unfit=str(error))
             os._exit(0)
-        process_control.show_name(os.path.basename(order["command"][0]))
+        kernel_calls.show_name(os.path.basename(order["command"][0]))
         for stream, descriptor in ((STDOUT, descriptors[1]), (STDERR, descriptors[2])):
             _take_over(stream, descriptor)
         os.environ.clear()
@@ -337,7 +337,7 @@ def _become_child_of(agent: int) -> None:
             pidfd = os.pidfd_open(parent)
             select.select([pidfd], [], [], ADOPTION)
             os.close(pidfd)
-    if not process_control.die_with(agent):
+    if not kernel_calls.die_with(agent):
         os._exit(1)
 
 

@@ -3,8 +3,8 @@
 Importing torch is most of the cost of a restart. So the agent has one interpreter, the template, import the script's
 modules and fork as many standbys as there may be processes to replace at once. Standbys cost little beyond the
 template, because they share the memory of the imports. The first processes of a node start from the template too: it
-imports while the node still looks for its master. `interpreter.py` is the program of template and standbys;
-`docs/decisions/0011-warm-standbys.md` gives the reasons.
+imports while the node still looks for its master. `--standbys` says how many standbys there are (`cli/run/options.py`).
+`interpreter.py` is the program of template and standbys; `docs/decisions/0011-warm-standbys.md` gives the reasons.
 
 Standbys must never do harm. Whatever goes wrong with one (it was killed, it hangs, a file changed since it was
 imported, there is no memory), the process is started from scratch. After too many failures in a row the agent makes no
@@ -25,7 +25,7 @@ from resile.agent.standby.forks import Come, ForkQueue, Forks
 from resile.agent.standby.interpreter import NAME
 from resile.agent.standby.preload import NotEnoughMemory, Preload, cold_because
 from resile.agent.standby.standby import Standby, StartOrder
-from resile.agent.workers import process_control
+from resile.agent.workers import kernel_calls
 from resile.api.ids import Bytes, MiB, Seconds
 from resile.checkpoint.log_once import LogOnChange
 from resile.common.backoff import Backoff
@@ -422,7 +422,7 @@ class StandbyPool:
         """Reap ended children that this pool does not know: standbys that came too late, and adopted orphans."""
         known = {self._template.pid} if self._template is not None else set()
         known |= {standby.pid for standby in (*self._ready, *self._beginning)}
-        for pid in process_control.adopted(NAME) if not self._forks else ():
+        for pid in kernel_calls.adopted(NAME) if not self._forks else ():
             if pid not in known:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
@@ -437,7 +437,7 @@ class StandbyPool:
         all_ = [*self._ready, *([self._template] if self._template is not None else [])]
         memory = self.facts.memory if all_ else Bytes(0)
         if measured:
-            memory = Bytes(sum(process_control.memory_of(each.pid) for each in all_))
+            memory = Bytes(sum(kernel_calls.memory_of(each.pid) for each in all_))
             count = len(self._ready)
             log.info(
                 "%d %s ready (%d MiB in all)", count, "standby is" if count == 1 else "standbys are", memory // MiB

@@ -12,7 +12,7 @@ from typing import Any
 from resile.agent.options import LOCAL_RANK_MACRO, RunOptions
 from resile.agent.standby.interpreter import Script, Unfit
 from resile.agent.standby.standby import Standby, template
-from resile.agent.workers import process_control
+from resile.agent.workers import kernel_calls
 from resile.agent.workers.env import CHANGING, shared_environment
 from resile.api.ids import Bytes, MiB
 from resile.checkpoint.memory_limits import short_of
@@ -105,7 +105,7 @@ class Preload:
 
     def imported(self, new: Standby, words: Mapping[str, Any]) -> None:
         """Measure and log the memory of `new`, a template that has finished the imports listed in `words`."""
-        self._need = Bytes(max(process_control.memory_of(new.pid), 1))
+        self._need = Bytes(max(kernel_calls.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
         took = self._loop.time() - self._began
         log.info(
@@ -120,5 +120,5 @@ class Preload:
         """A sentence if the template and `others` take more memory than RESILE_STANDBY_MEMORY; otherwise empty."""
         if not self._environ.get(MEMORY):
             return ""
-        total = self._need + sum(process_control.memory_of(other.pid) for other in others)
+        total = self._need + sum(kernel_calls.memory_of(other.pid) for other in others)
         return short_of(total, what="standbys", limit=MEMORY, environ=self._environ)

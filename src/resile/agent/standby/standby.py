@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resile.agent.standby.interpreter import BEGIN, BOOT, MAX_PACKET
-from resile.agent.workers import process_control
+from resile.agent.workers import kernel_calls
 
 BEGIN_WITHIN = 2.0
 """Seconds for a standby to confirm that it begins; a start from scratch takes longer."""
@@ -162,7 +162,7 @@ def die_with_agent(agent: int) -> Callable[[], None]:
     """A `preexec_fn` that makes a new process die with the agent, whose pid is `agent`."""
 
     def ask() -> None:
-        if not process_control.die_with(agent):  # the agent died before this call
+        if not kernel_calls.die_with(agent):  # the agent died before this call
             os._exit(1)
 
     return ask

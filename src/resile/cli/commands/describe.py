@@ -11,7 +11,7 @@ import msgspec
 from resile.api.ids import MiB
 from resile.api.job_view import JobView
 from resile.cli.common_options import jobs_of, output_option, print_json, target_options
-from resile.cli.output import rows
+from resile.cli.output import columns
 from resile.cli.output.follow import clock, outage_table
 from resile.cli.output.last_failure import failure_lines, failure_title
 from resile.cli.output.tables import age, table, took
@@ -37,43 +37,43 @@ def describe(job: str, target: Target, output: str) -> None:
         data = msgspec.to_builtins(told.job)
         print_json({**data, "master": told.master, **told.data, "events": told.events})
         return
-    nodes = [rows.node_row(node, wide=True) for node in told.nodes]
-    events = [rows.event_row(event) for event in told.events]
+    nodes = [columns.node_row(node, wide=True) for node in told.nodes]
+    events = [columns.event_row(event) for event in told.events]
     failure = told.failure
     sections = [
         _facts(told.job, told.facts),
         *([] if told.conditions is None else [_section("Conditions", _conditions(told.conditions))]),
-        _section("Nodes", table(rows.NODE_WIDE_HEADER, nodes) if nodes else ""),
+        _section("Nodes", table(columns.NODE_WIDE_HEADER, nodes) if nodes else ""),
         *([] if told.rounds is None else [_section("Rounds", _rounds(told))]),
         _section("Interruptions", outage_table(told.job) if told.job.outages else ""),
         _section(f"Last failure{failure_title(failure)}", "\n".join(failure_lines(failure))),
-        _section("Events", table(rows.EVENT_HEADER, events) if events else ""),
+        _section("Events", table(columns.EVENT_HEADER, events) if events else ""),
     ]
     click.echo("\n".join(sections))
 
 
 def _facts(job: JobView, more: dict[str, str]) -> str:
     """The facts that any job has, then the facts in `more`, one per line."""
-    speed, goodput = rows.speeds(job)
+    speed, goodput = columns.speeds(job)
     life = (job.ended_at or job.at) - (job.started_at or job.created_at)
     whole = {
         "Name": job.name,
         "Namespace": job.namespace,
         "Phase": job.phase,
-        "Reason": job.reason or rows.NONE,
-        "Message": job.message or rows.NONE,
+        "Reason": job.reason or columns.NONE,
+        "Message": job.message or columns.NONE,
         "Age": age(time.time() - job.created_at),
         "Ran for": took(life) if job.started_at else "not at all yet",
-        "Round": f"{job.round} with {rows.count(job.members, 'node')}" if job.round else "none runs",
+        "Round": f"{job.round} with {columns.count(job.members, 'node')}" if job.round else "none runs",
         "Nodes per round": f"{job.min_nodes} to {job.max_nodes}" if job.max_nodes else "not known yet",
-        "Progress": f"{rows.steps(job)} steps" if job.step >= 0 else "no step yet",
+        "Progress": f"{columns.steps(job)} steps" if job.step >= 0 else "no step yet",
         "Speed": speed,
         "Goodput": goodput,
         **more,
     }
     if standbys := sum(node.standbys for node in job.nodes):
         memory = sum(node.standby_memory for node in job.nodes) // MiB
-        where = rows.count(sum(node.standbys > 0 for node in job.nodes), "node")
+        where = columns.count(sum(node.standbys > 0 for node in job.nodes), "node")
         whole["Standbys"] = f"{standbys} ready on {where}, {memory} MiB"
     for dataset in job.datasets:
         whole[f"Data set {dataset.name}"] = f"{dataset.done} of {dataset.total} done, {dataset.leased} shards held"
@@ -83,7 +83,12 @@ def _facts(job: JobView, more: dict[str, str]) -> str:
 
 def _conditions(conditions: list[dict[str, Any]]) -> str:
     lines = [
-        [one.get("type", ""), one.get("status", ""), one.get("lastTransitionTime", ""), one.get("message") or rows.NONE]
+        [
+            one.get("type", ""),
+            one.get("status", ""),
+            one.get("lastTransitionTime", ""),
+            one.get("message") or columns.NONE,
+        ]
         for one in conditions
     ]
     return table(("TYPE", "STATUS", "SINCE", "MESSAGE"), lines) if lines else ""
@@ -96,5 +101,5 @@ def _rounds(told: Description) -> str:
 def _section(title: str, body: str) -> str:
     """A section of the description, with `<none>` in place of an empty body."""
     if not body:
-        return f"{title}:  {rows.NONE}"
+        return f"{title}:  {columns.NONE}"
     return f"{title}:\n" + "\n".join(f"  {line}" for line in body.splitlines())

@@ -64,7 +64,7 @@ def operator(
     from resile.kube.config import NoCluster
     from resile.kube.kinds import ALL_NAMESPACES
     from resile.operator.app import Options, run
-    from resile.operator.settings import FIELD_MANAGER
+    from resile.operator.intervals import FIELD_MANAGER
 
     logging.basicConfig(
         format="[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s", level=logging.INFO, stream=sys.stderr

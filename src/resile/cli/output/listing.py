@@ -9,7 +9,7 @@ import msgspec
 
 from resile.api.kinds import registry
 from resile.cli.common_options import print_json
-from resile.cli.output import rows
+from resile.cli.output import columns
 from resile.cli.output.tables import line, table, widths
 from resile.client.base import Item, Listable
 from resile.client.errors import NotUsableError
@@ -45,7 +45,7 @@ class Listing:
         self._wide = output == "wide"
         self._output = output
         self._spaces = spaces
-        header = (rows.WIDE_HEADERS if self._wide else rows.HEADERS)[kind]
+        header = (columns.WIDE_HEADERS if self._wide else columns.HEADERS)[kind]
         self._header = [*(["NAMESPACE"] if spaces else []), *header]
         self._age = next(at for at, title in enumerate(header) if title in AGES)
         self._columns: list[int] = []
@@ -93,14 +93,14 @@ class Listing:
         changed = []
         for item in items:
             key = (item.namespace, item.name)
-            cells = [cell for at, cell in enumerate(rows.row(item, wide=self._wide)) if at != self._age]
+            cells = [cell for at, cell in enumerate(columns.row(item, wide=self._wide)) if at != self._age]
             if self._known.get(key) != cells:
                 self._known[key] = cells
                 changed.append(item)
         return changed
 
     def _cells(self, item: Item) -> list[str]:
-        cells = rows.row(item, wide=self._wide)
+        cells = columns.row(item, wide=self._wide)
         return [item.namespace, *cells] if self._spaces else cells
 
     def _print_names(self, items: Sequence[Item]) -> None:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from resile.api.job_view import JobEvent, JobView, NodeView
+from resile.cli.output.columns import count, speeds, steps
 from resile.cli.output.follow import clock
-from resile.cli.output.rows import count, speeds, steps
 from resile.cli.output.tables import age
 
 COLOURS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from resile.chaos import local
+from resile.chaos import inject_local
 from resile.chaos.faults import Fault, Injected, KillMaster, NothingToInjectError
 from resile.client.base import Sign
 from resile.client.errors import CommandError
@@ -26,7 +26,7 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
     with JobReader(job) as reader:
         before = reader.status()
     try:
-        injected = local.inject(job.directory, fault)
+        injected = inject_local.inject(job.directory, fault)
     except NothingToInjectError as error:
         if before.phase in (Phase.SUCCEEDED, Phase.FAILED):
             raise CommandError(f"job {job} is over ({before.phase}); `resile submit` starts it again") from error

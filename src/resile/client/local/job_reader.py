@@ -23,7 +23,8 @@ from resile.client.local.master_client import MasterClient, MasterUnreachable
 from resile.core.engine import Engine
 from resile.core.state import JobState, new_state
 from resile.master.job_view import view
-from resile.master.journal.sqlite import JournalError, SQLiteJournal
+from resile.master.journal.base import JournalError
+from resile.master.journal.sqlite import SQLiteJournal
 from resile.protocol.commands import MAX_EVENTS as PAGE
 from resile.protocol.commands import Events, Status
 

@@ -18,7 +18,7 @@ import msgspec
 
 from resile.api.ids import Seconds
 from resile.chaos.faults import NothingToInjectError
-from resile.chaos.local import kill_master
+from resile.chaos.inject_local import kill_master
 from resile.client.errors import CommandError
 from resile.client.local.master_client import wait_until
 from resile.common.atomic_files import write_atomically

@@ -9,7 +9,7 @@ from resile.api.plan import NodeResources
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, LaunchNode
-from resile.core.nodes import rank_targets, resource_limits
+from resile.core.nodes import resource_limits, wanted_ranks
 from resile.core.rendezvous import running
 from resile.core.state import Node
 from resile.protocol.reports import NodeStatus
@@ -30,7 +30,7 @@ def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = 
         return
     done = {(key.role, n.rank) for key, n in state.nodes.items() if n.status is NodeStatus.SUCCEEDED}
     for role in state.targets:
-        for rank in sorted(rank_targets.wanted(state, role)):
+        for rank in sorted(wanted_ranks.wanted(state, role)):
             place = (role, rank)
             if place not in ctx.index.places and place not in state.given_up and place not in done:
                 launch(ctx, role, rank, resources=(given or {}).get(place))

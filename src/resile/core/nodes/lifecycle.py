@@ -5,7 +5,7 @@ A rank of a role has one node at a time. When that node is lost, `relaunch` deci
 
 from __future__ import annotations
 
-from resile.core import completion, ledger
+from resile.core import completion, shard_ledger
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
@@ -109,7 +109,7 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
     """Handle the end of a node: return its shards, end its round, and replace it if `relaunch` decides so."""
     state = ctx.state
     node.status, node.end, node.ended_at = status, end, ctx.now
-    freed = ledger.release_node(state.ledger, node.key)
+    freed = shard_ledger.release_node(state.ledger, node.key)
     ctx.touch(node)
     how = node.how_it_ended
     unwanted = status is not NodeStatus.SUCCEEDED and not node.leaving

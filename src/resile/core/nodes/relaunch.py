@@ -16,7 +16,7 @@ from resile.core import completion
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
-from resile.core.nodes import launching, migration, rank_targets, resource_limits, restart_budget, scale_operations
+from resile.core.nodes import launching, migration, resource_limits, restart_budget, scale_operations, wanted_ranks
 from resile.core.nodes.oom_memory import LARGEST_MEMORY, memory_after_oom
 from resile.core.nodes.restart_budget import LOST, Cause, Spent
 from resile.core.rendezvous import forming
@@ -90,7 +90,7 @@ def replace(ctx: Context, node: Node) -> None:
     if replacement is not None:
         migration.complete(ctx, state.nodes[replacement])
         return
-    if not rank_targets.is_wanted(state, role, node.rank):
+    if not wanted_ranks.is_wanted(state, role, node.rank):
         return
     cause = restart_budget.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, ctx.timeouts.budget_window)
@@ -121,7 +121,7 @@ def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
         return
     node.end = end
     ctx.note("NodeExplained", f"{node.key} {node.how_it_ended}", node.key, warning=True)
-    if not rank_targets.is_wanted(state, node.key.role, node.rank):
+    if not wanted_ranks.is_wanted(state, node.key.role, node.rank):
         return
     key = ctx.index.places.get(place)
     successor = state.nodes[key] if key is not None else None

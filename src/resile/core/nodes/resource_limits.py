@@ -15,7 +15,7 @@ from resile.api.job import Resources
 from resile.api.plan import NodeResources
 from resile.api.quantity import write_cores, write_size
 from resile.core.context import Context
-from resile.core.nodes import rank_targets
+from resile.core.nodes import wanted_ranks
 from resile.core.state import JobState
 
 Place = tuple[str, Rank]
@@ -65,7 +65,7 @@ def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, No
 
 
 def now(ctx: Context) -> Sum:
-    return total(ctx, {role: rank_targets.wanted(ctx.state, role) for role in ctx.state.targets}, {})
+    return total(ctx, {role: wanted_ranks.wanted(ctx.state, role) for role in ctx.state.targets}, {})
 
 
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
@@ -96,6 +96,6 @@ def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
     limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None
-    others = {known: rank_targets.wanted(ctx.state, known) for known in ctx.state.targets}
+    others = {known: wanted_ranks.wanted(ctx.state, known) for known in ctx.state.targets}
     others[role] = others.get(role, set()) - {rank}
     return Bytes(max(0, limit - total(ctx, others, {}).memory))

@@ -2,6 +2,7 @@
 
 A request is checked as a whole before anything is done, and refused with one sentence. A change that is granted begins
 at once and is in `state.changes` until it is complete. A plain number is handled as a plan without a name.
+`wanted_ranks` says which ranks stay.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from resile.api.job import Strategy
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 from resile.core.context import Context
 from resile.core.decisions import Reply
-from resile.core.nodes import launching, rank_targets, resource_limits, scale_operations
+from resile.core.nodes import launching, resource_limits, scale_operations, wanted_ranks
 from resile.core.rendezvous import forming
 from resile.core.state import JobState, Node, RoleResources, ScaleOperation
 from resile.protocol.job_changes import Scale
@@ -92,8 +93,8 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
     state = ctx.state
     for role, ranks in target.ranks.items():
         before = state.targets[role]
-        if ranks != rank_targets.wanted(state, role):
-            rank_targets.want(state, role, ranks)
+        if ranks != wanted_ranks.wanted(state, role):
+            wanted_ranks.want(state, role, ranks)
             ctx.note("Scaled", f"{role} goes from {before} to {len(ranks)} nodes ({about})")
     touched = target.ranks.keys()
     state.given_up = {place for place in state.given_up if place[0] not in touched}
@@ -104,7 +105,7 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
         if node.alive
         and node.key.role in touched
         and (
-            not rank_targets.is_wanted(state, node.key.role, node.rank)
+            not wanted_ranks.is_wanted(state, node.key.role, node.rank)
             or node.key in removed
             or node.replaces in removed
         )
@@ -176,13 +177,13 @@ def _numbered(state: JobState, role: str, replicas: int) -> set[Rank]:
         raise Refused(f"replicas must be 0 or more, not {replicas}")
     if replicas > MAX_REPLICAS:
         raise Refused(f"replicas must be {MAX_REPLICAS} or fewer, not {replicas}")
-    return rank_targets.resized(rank_targets.wanted(state, role), replicas)
+    return wanted_ranks.resized(wanted_ranks.wanted(state, role), replicas)
 
 
 def _ranks(state: JobState, target: _Target, role: str, counted: set[str]) -> set[Rank]:
     if role in counted:
         raise Refused(f"replicas of {role} is the number after the change; give it or createPods and removePods")
-    return target.ranks.setdefault(role, rank_targets.wanted(state, role))
+    return target.ranks.setdefault(role, wanted_ranks.wanted(state, role))
 
 
 def _named(ctx: Context, plan: Plan) -> list[Node]:
@@ -217,7 +218,7 @@ def _node(ctx: Context, key: NodeKey) -> Node:
 
 
 def _add(state: JobState, target: _Target, one: NewNode, ranks: set[Rank]) -> None:
-    rank = rank_targets.lowest_free(ranks) if one.rank is None else one.rank
+    rank = wanted_ranks.lowest_free(ranks) if one.rank is None else one.rank
     if rank in ranks:
         raise Refused(f"rank {rank} of {one.role} is taken")
     if rank >= MAX_REPLICAS:
@@ -246,7 +247,7 @@ def _check_limits(ctx: Context, target: _Target, plan: Plan, fresh: dict[str, No
     for node, wanted in ((state.nodes[move.node], move.resources) for move in plan.migrate):
         inherited = resource_limits.inherited(state, node.key, node.resources)
         given[node.key.role, node.rank] = wanted.over(inherited)
-    ranks = {role: rank_targets.wanted(state, role) for role in state.targets} | target.ranks
+    ranks = {role: wanted_ranks.wanted(state, role) for role in state.targets} | target.ranks
     for role, wanted in fresh.items():
         for rank in ranks[role]:
             if (role, rank) not in ctx.index.places and (role, rank) not in given:

@@ -38,7 +38,7 @@ from resile.kube.client import BlockingClient
 from resile.kube.errors import CONFLICT, KubeError
 from resile.kube.kinds import CONFIG_MAPS, Object
 from resile.kube.owner_references import is_owned_by
-from resile.master.journal.sqlite import History, JournalDamaged, JournalError, JournalGone, JournalTaken
+from resile.master.journal.base import History, JournalDamaged, JournalError, JournalGone, JournalTaken
 
 FORMAT = "2"
 FOLD_BYTES = Bytes(128 * 1024)

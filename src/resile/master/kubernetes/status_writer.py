@@ -21,7 +21,7 @@ from resile.kube.errors import INVALID, NOT_FOUND, KubeError
 from resile.kube.events import emit, new_event_name
 from resile.kube.kinds import Object, of
 from resile.master.app import Serving
-from resile.master.journal.sqlite import JournalGone
+from resile.master.journal.base import JournalGone
 from resile.master.kubernetes.job_status import difference, status_of
 
 log = logging.getLogger("resile.master")

@@ -22,7 +22,7 @@ from resile.api.quantity import duration
 from resile.api.timestamps import moment
 from resile.kube.kinds import Object
 from resile.kube.owner_references import is_owned_by
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.jobs.master_status import MasterEnd, master_end, short, why_master_cannot_start
 
 DELETED = "its pod was deleted"
@@ -63,12 +63,12 @@ class Restarts(msgspec.Struct, frozen=True):
 
     def pause(self, now: float) -> Seconds:
         """How long to wait before the next start."""
-        pause = settings.START_BACKOFF.after(self.starts - settings.FREE_STARTS + 1)
+        pause = intervals.START_BACKOFF.after(self.starts - intervals.FREE_STARTS + 1)
         return Seconds(max(0.0, self.last + pause - now)) if pause and self.last is not None else Seconds(0.0)
 
     def after(self, now: float) -> Restarts:
-        """The restarts after the newest master has ended: counted anew if it lived for `settings.HEALTHY`."""
-        healthy = self.last is not None and now - self.last > settings.HEALTHY
+        """The restarts after the newest master has ended: counted anew if it lived for `intervals.HEALTHY`."""
+        healthy = self.last is not None and now - self.last > intervals.HEALTHY
         return Restarts(0, None, self.index) if healthy else self
 
 
@@ -126,7 +126,7 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     pod: Object | None = None
     """The pod with the master's name."""
     provisioned: bool = False
-    """True if the objects that a master needs existed within the last `settings.RECHECK`."""
+    """True if the objects that a master needs existed within the last `intervals.RECHECK`."""
     restarts: Restarts = Restarts()
     pods_removed: bool = False
     """True if `RemovePods` was executed."""
@@ -219,7 +219,7 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
             actions.append(SetStatus(JobPhase.PENDING, JobPhase.PENDING.reason, runs))
         elif reason in PASSING:
             actions.append(SetStatus(None, phase.reason, ""))
-        return Decision(tuple(actions), settings.RECHECK)
+        return Decision(tuple(actions), intervals.RECHECK)
     problem = why_master_cannot_start(pod)
     waiting = phase_without_master(phase)
     if problem:
@@ -228,16 +228,16 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
         actions.extend(EmitEvent(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
     elif reason != Reason.MASTER_STARTING or phase in (None, JobPhase.CREATED):
         actions.extend(_say(seen, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
-    return Decision(tuple(actions), settings.RECHECK)
+    return Decision(tuple(actions), intervals.RECHECK)
 
 
 def _leaving(pod: Object, now: float) -> Decision:
-    """Wait for a master's pod that is being deleted, or remove it by force after `settings.LEAVING`."""
+    """Wait for a master's pod that is being deleted, or remove it by force after `intervals.LEAVING`."""
     metadata = pod["metadata"]
     grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
     deadline = moment(metadata["deletionTimestamp"]) or now  # the end of the grace
-    asked = deadline - grace if grace <= settings.MASTER_GRACE else deadline
-    left = asked + settings.LEAVING - now
+    asked = deadline - grace if grace <= intervals.MASTER_GRACE else deadline
+    left = asked + intervals.LEAVING - now
     return Decision(again=Seconds(left)) if left > 0 else Decision((RemoveMaster(metadata["uid"]),))
 
 
@@ -245,8 +245,8 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
     """Wait while another pod has the master's name. Kubernetes removes it if it belongs to an earlier job."""
     created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
-    if now - born < settings.MAKE_ROOM:
-        return Decision((created,) if phase is None else (), Seconds(settings.MAKE_ROOM))
+    if now - born < intervals.MAKE_ROOM:
+        return Decision((created,) if phase is None else (), Seconds(intervals.MAKE_ROOM))
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to another owner"
     said = _say(seen, phase_without_master(phase), Reason.MASTER_CANNOT_START, message)
     return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
@@ -278,7 +278,7 @@ def _ended(seen: ObservedJob, now: float) -> Decision:
 
 def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
     """How long the pods of an ended job stay; None means for ever, also if the annotation is no time."""
-    return duration(annotations.get(settings.TTL_ANNOTATION, ""))
+    return duration(annotations.get(intervals.TTL_ANNOTATION, ""))
 
 
 def _restarts(seen: ObservedJob) -> Restarts:

@@ -14,7 +14,7 @@ from resile.api.job import JobSpec, RoleSpec
 from resile.api.kinds import registry
 from resile.api.manifests.pod_template import MAIN, MAIN_ANNOTATION, main_container
 from resile.kube.kinds import Object
-from resile.operator import settings
+from resile.operator import intervals
 
 DIRECTORY = "/var/run/resile"
 SECRETS = "/var/run/secrets/resile"
@@ -75,7 +75,7 @@ def _spec(job: JobSpec, image: str) -> Object:
             "key": f"node.kubernetes.io/{taint}",
             "operator": "Exists",
             "effect": "NoExecute",
-            "tolerationSeconds": int(settings.NODE_LOST),
+            "tolerationSeconds": int(intervals.NODE_LOST),
         }
         for taint in ("not-ready", "unreachable")
     ]
@@ -83,7 +83,7 @@ def _spec(job: JobSpec, image: str) -> Object:
         "serviceAccountName": kind.master_name(name),
         "automountServiceAccountToken": False,  # mounted below: the same file, but renewed, and there at once
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": int(settings.MASTER_GRACE),
+        "terminationGracePeriodSeconds": int(intervals.MASTER_GRACE),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,

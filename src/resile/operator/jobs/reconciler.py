@@ -24,7 +24,7 @@ from resile.kube.informer import Informer, Key
 from resile.kube.kinds import PODS, Object, of
 from resile.kube.manifests import read_job
 from resile.kube.owner_references import is_owned_by
-from resile.operator import settings
+from resile.operator import intervals
 from resile.operator.jobs import master_objects
 from resile.operator.jobs.decisions import (
     Action,
@@ -91,7 +91,7 @@ class JobReconciler:
         self._metrics = metrics
         self._clock = clock
         self._memories: dict[Key, _Memory] = {}
-        self._deletions = asyncio.Semaphore(settings.DELETIONS)
+        self._deletions = asyncio.Semaphore(intervals.DELETIONS)
 
     async def reconcile(self, key: Key) -> Seconds | None:
         """Execute the decisions about a job. Returns in how many seconds to reconcile it again, or None."""
@@ -117,7 +117,7 @@ class JobReconciler:
         return decision.again
 
     def _is_provisioned(self, memory: _Memory) -> bool:
-        return memory.provisioned is not None and self._clock() - memory.provisioned < settings.RECHECK
+        return memory.provisioned is not None and self._clock() - memory.provisioned < intervals.RECHECK
 
     def _memory(self, key: Key, job: Object) -> _Memory:
         memory = self._memories.get(key)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from resile.api.ids import NodeKey
-from resile.core import ledger
+from resile.core import shard_ledger
 from resile.core.context import Context
-from resile.core.ledger import Lease, ShardRequest
+from resile.core.shard_ledger import Lease, ShardRequest
 from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, ShardNoted, ShardProgress, TakeShard
 
 
 def on_open_dataset(ctx: Context, node: NodeKey, asked: OpenDataset) -> None:
-    error = ledger.open_dataset(ctx.state.ledger, asked.name, asked.size, asked.shard_size, asked.epochs, asked.seed)
+    error = shard_ledger.open_dataset(
+        ctx.state.ledger, asked.name, asked.size, asked.shard_size, asked.epochs, asked.seed
+    )
     ctx.send(node, DatasetOpen(worker=asked.worker, request=asked.request, error=error))
 
 
 def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
     """Grant the next shard. A request that cannot be granted yet waits in the ledger."""
     request = ShardRequest(node, asked.worker, asked.request)
-    error = ledger.why_denied(ctx.state.ledger, asked.dataset, request)
+    error = shard_ledger.why_denied(ctx.state.ledger, asked.dataset, request)
     if error:
         ctx.send(node, ShardGranted(worker=asked.worker, request=asked.request, error=error))
         return
-    granted = ledger.request_shard(ctx.state.ledger.datasets[asked.dataset], request)
+    granted = shard_ledger.request_shard(ctx.state.ledger.datasets[asked.dataset], request)
     if granted is not None:
         _grant(ctx, request, *granted)
 
@@ -29,12 +31,12 @@ def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
 def on_shard_progress(ctx: Context, node: NodeKey, asked: ShardProgress) -> None:
     """Count the records that a worker has done, and tell it whether its report counts, even if its node is lost."""
     dataset = ctx.state.ledger.datasets.get(asked.dataset)
-    counted = dataset is not None and ledger.advance(dataset, node, asked.worker, asked.lease, asked.upto)
+    counted = dataset is not None and shard_ledger.advance(dataset, node, asked.worker, asked.lease, asked.upto)
     ctx.send(node, ShardNoted(worker=asked.worker, request=asked.request, counted=counted))
 
 
 def grant_waiting(ctx: Context) -> None:
-    for request, number, lease in ledger.grantable(ctx.state.ledger):
+    for request, number, lease in shard_ledger.grantable(ctx.state.ledger):
         _grant(ctx, request, number, lease)
 
 
